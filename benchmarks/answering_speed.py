@@ -26,8 +26,8 @@ from expert.jobs.sample.decoding import DecodingSettings
 from expert.jobs.validate import answering
 from expert.manifest.reader import read_manifest
 from expert.model import fixed_cache
-from expert.run.plan import plan as plan_of
-from expert.run.trained import Trained, load_base, pick_device
+from expert.run.open import plan as plan_of
+from expert.run.stored.load import Trained, load_base, pick_device
 
 TURNS = 3
 

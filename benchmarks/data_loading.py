@@ -95,7 +95,7 @@ class Feed:
         import numpy as np
 
         from expert.data.feed.batches import BatchArrays, BatchShape
-        from expert.run.prepare import prepare
+        from expert.run.open import prepare
 
         made = prepare(manifest)
         self.prepared = made.train.folders[0]

@@ -60,7 +60,7 @@ def time_expert(file: Path, tokenizer: Path) -> dict[str, Any]:
 
 
 def prepare_with_expert(file: Path, tokenizer: Path) -> tuple[float, Any]:
-    from expert.run.prepare import prepare
+    from expert.run.open import prepare
 
     folder = Path(tempfile.mkdtemp(prefix="expert-bench-"))
     manifest = {

@@ -33,8 +33,8 @@ from surroundings import environment
 
 import expert
 from expert.core.files import write_text_atomically
-from expert.jobs.rehearse import Rehearsed, rehearse
 from expert.planning.ladder import BASELINE, Ground
+from expert.run.session.short_run import ShortRun, short_run
 
 EXPERTS = Path(__file__).parents[1] / "experts"
 MAKES_ROWS_SEED = 7
@@ -135,7 +135,7 @@ def timed(pair: Pair, args: argparse.Namespace) -> dict[str, Any]:
     updates = {"optimised": args.updates, "plain": args.plain_updates}
     for side, settings in settings_of(pair, ROWS_AT_ONCE).items():
         read = expert.read_manifest(folder / "manifest.json", overrides=settings)
-        result[side] = facts_of(rehearse(read, updates=updates[side], model=args.model))
+        result[side] = facts_of(short_run(read, updates=updates[side], model=args.model))
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -149,7 +149,7 @@ def timed(pair: Pair, args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def facts_of(done: Rehearsed) -> dict[str, Any]:
+def facts_of(done: ShortRun) -> dict[str, Any]:
     """Rates of the second half of the updates; the first ones compile."""
     steps = [event for event in done.events if event["event"] == "step"]
     late = steps[len(steps) // 2 :]

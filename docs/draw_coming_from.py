@@ -12,12 +12,11 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from expert.manifest.migrate.names import CONFIG_ALIASES, DATASET_ALIASES, SHAPE_ALIASES
-from expert.manifest.migrate.special_names import SPECIAL
-from expert.manifest.peers.answers import ANSWERS, FAMILIES, Answer
+from expert.manifest.migrate.aliases import CONFIG_ALIASES, DATASET_ALIASES, SHAPE_ALIASES
+from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES
+from expert.manifest.peers.converted_keys import CONVERTED, SPECIAL
 from expert.manifest.peers.sections import SECTIONS
-from expert.manifest.peers.switches import SWITCHES
-from expert.manifest.schema.values import CONFIG_VALUES, MODEL_VALUES
+from expert.manifest.peers.unsupported_keys import ANSWERS, FAMILIES, PeerAnswer
 
 FILE = Path(__file__).parent / "COMING_FROM.md"
 BEGIN = "<!-- names: made by docs/draw_coming_from.py, do not edit -->"
@@ -50,7 +49,7 @@ def tables() -> str:
     ]
     parts += [
         "### Keys that become another by a rule\n",
-        f"{_listed([*SWITCHES, *SPECIAL])}.\n",
+        f"{_listed([*CONVERTED, *SPECIAL])}.\n",
         "### Sections whose keys are read as if they stood alone\n",
         f"{_listed([*SECTIONS, 'optimizer', 'lr_scheduler'])}.\n",
     ]
@@ -85,7 +84,7 @@ def _spellings() -> Iterable[str]:
 
 
 def _answers(kind: str | None) -> Iterable[str]:
-    found: dict[Answer, list[str]] = {}
+    found: dict[PeerAnswer, list[str]] = {}
     for key, answer in ANSWERS.items():
         if answer.kind == kind:
             found.setdefault(answer, []).append(key)

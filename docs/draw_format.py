@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from expert.manifest.migrate.names import CONFIG, DATASET
-from expert.manifest.schema.explain import KeyHelp, explain, special_names
+from expert.manifest.explain import KeyHelp, explain, special_names
+from expert.manifest.migrate.aliases import CONFIG, DATASET
 
 FILE = Path(__file__).parent / "EXPERT_FORMAT.md"
 BEGIN = "<!-- keys: made by docs/draw_format.py, do not edit -->"

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 import expert
-from expert.cli.plan_view import show_plan
+from expert.cli.plan import show_plan
 
 MANIFEST = "examples/expert-json/manifest.json"
 CARD = "rtx-4090"

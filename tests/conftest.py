@@ -33,7 +33,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS", "same"))
 @pytest.fixture(autouse=True)
 def _leave_no_rates_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that takes long on a busy machine would tell the plans of other tests its rate."""
-    monkeypatch.setattr("expert.run.run_rate.LEAST_SECONDS", float("inf"))
+    monkeypatch.setattr("expert.run.session.run_rate.LEAST_SECONDS", float("inf"))
 
 
 @pytest.fixture(autouse=True, scope="session")

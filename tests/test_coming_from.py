@@ -11,9 +11,9 @@ import yaml
 from pydantic import BaseModel
 
 from expert.core.errors import ManifestError
-from expert.manifest.peers.answers import ANSWERS, FAMILIES
+from expert.manifest.peers.converted_keys import CONVERTED
 from expert.manifest.peers.sections import SECTIONS
-from expert.manifest.peers.switches import SWITCHES
+from expert.manifest.peers.unsupported_keys import ANSWERS, FAMILIES
 from expert.manifest.reader import ReadManifest
 from tests.command_blocks import ROOT
 from tests.manifest.reading import read
@@ -122,5 +122,5 @@ def test_the_tables_of_names_are_what_the_code_has():
 
 def test_every_name_that_is_answered_is_in_the_document():
     told = set(re.findall(r"`([\w*]+)`", TEXT.partition("## Every name")[2]))
-    missing = {*ANSWERS, *SWITCHES, *SECTIONS, *(f"{start}*" for start in FAMILIES)} - told
+    missing = {*ANSWERS, *CONVERTED, *SECTIONS, *(f"{start}*" for start in FAMILIES)} - told
     assert missing == set()

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from expert.manifest.schema.explain import explain
+from expert.manifest.explain import explain
 from tests.cli.running import Runner
 from tests.command_blocks import ROOT, documents
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from data_making.rows import Made
 from expert.judging.cases import Case
-from expert.judging.oracles.oracle import JudgeOptions, Judgement, oracle_for
+from expert.judging.oracles.oracle import Judgement, JudgeOptions, oracle_for
 
 
 def judge(domain: str, row: Made, answer: str) -> Judgement:

@@ -154,7 +154,7 @@ def test_the_manifest_reads_strictly_names_three_models_and_the_performance_keys
 @every
 @pytest.mark.parametrize("model", MODELS)
 def test_the_manifest_plans_for_every_model(name, model):
-    from expert.run.plan import plan
+    from expert.run.open import plan
 
     read = read_manifest(EXPERTS / name / "manifest.json")
     made = plan(read, gpu="rtx-4090", model=model)

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.core.errors import ExpertError, ManifestError
-    from expert.core.version import __version__ as __version__
+    from expert.core.version import __version__
+    from expert.data.prepared import PreparedData
     from expert.jobs.python_api import export, sample
-    from expert.jobs.train import RunResult, train
+    from expert.jobs.train import train
     from expert.jobs.validate.validate import validate
     from expert.jobs.validate.validation import Validation
     from expert.manifest.reader import ReadManifest, read_manifest
     from expert.planning.machine.machine import Machine, describe_machine
     from expert.planning.run_plan import RunPlan
-    from expert.run.plan import plan
-    from expert.run.prepare import prepare
-    from expert.run.prepared import PreparedData
+    from expert.run.open import plan, prepare
+    from expert.run.session.finish import RunResult
 
 __all__ = [
     "ExpertError",
@@ -37,6 +37,7 @@ __all__ = [
     "RunPlan",
     "RunResult",
     "Validation",
+    "__version__",
     "describe_machine",
     "export",
     "plan",
@@ -56,10 +57,10 @@ _HOMES = {
     "RunPlan": "expert.planning.run_plan",
     "describe_machine": "expert.planning.machine.machine",
     "export": "expert.jobs.python_api",
-    "plan": "expert.run.plan",
-    "prepare": "expert.run.prepare",
-    "PreparedData": "expert.run.prepared",
-    "RunResult": "expert.jobs.train",
+    "plan": "expert.run.open",
+    "prepare": "expert.run.open",
+    "PreparedData": "expert.data.prepared",
+    "RunResult": "expert.run.session.finish",
     "sample": "expert.jobs.python_api",
     "train": "expert.jobs.train",
     "Validation": "expert.jobs.validate.validation",
@@ -75,4 +76,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *__all__})

@@ -11,13 +11,13 @@ def main() -> None:
     """Listen for Ctrl-C and SIGTERM before anything slow is imported, then run the command line."""
     leave_when_asked()
     try:
-        from expert.cli.app import run
+        from expert.cli.main import run
 
         run()
     except Interrupted as end:
-        from expert.cli.interrupted import tell
+        from expert.cli.main import show_interrupted
 
-        tell(end, sys.argv[1:])
+        show_interrupted(end, sys.argv[1:])
         raise
 
 

@@ -151,7 +151,7 @@ def test_hostile_text_neither_runs_nor_loads_anything(tmp_path):
     assert "<script>alert(1)</script>" in seen.facts["title"]
 
 
-def test_one_update_makes_figures_that_can_be_seen(tmp_path):
+def test_one_step_makes_figures_that_can_be_seen(tmp_path):
     events = [started(), step_event(1), finished(1)]
     written = report(write_run(tmp_path / "run", events))
     check(look(written.html, tmp_path / "look"), written.figures, width=SCREEN)

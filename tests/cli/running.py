@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,3 +38,16 @@ class Runner:
         wrote = self.capsys.readouterr()
         code = left.value.code
         return Ran(code if isinstance(code, int) else 0, wrote.out, wrote.err)
+
+
+TRAINING_PACKAGES = ("torch", "transformers", "peft", "pyarrow", "numpy")
+
+
+def run_without(*arguments: str, absent: tuple[str, ...] = TRAINING_PACKAGES) -> Ran:
+    """The command in a fresh interpreter where these packages are not installed."""
+    code = (
+        f"import sys\nsys.modules.update(dict.fromkeys({absent!r}))\n"
+        f"sys.argv = ['expert', *{arguments!r}]\nfrom expert.__main__ import main\nmain()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return Ran(done.returncode, done.stdout, done.stderr)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from expert.cli.benchmark_view import ClimbView, line_of, show_ladder
+from expert.cli.benchmark import BenchmarkView, line_of, show_ladder
 from expert.planning.ladder import RUNGS
-from expert.planning.memory.measurements import remember_rate
+from expert.planning.measurements import remember_rate
 from tests.cli.running import Runner
 from tests.insight.ladders import ladder, rung
 from tests.jobs.rigs import be_brisk
@@ -31,7 +31,8 @@ def manifest(tmp_path: Path) -> str:
     return str(write_expert(tmp_path / "expert", base_model(tmp_path / "models"), {}))
 
 
-def test_two_rungs_measured_for_real_and_written_where_asked(
+@pytest.mark.slow
+def test_two_settings_measured_for_real_and_written_where_asked(
     run: Runner, manifest, tmp_path, monkeypatch
 ):
     be_brisk(monkeypatch)
@@ -62,7 +63,7 @@ def test_two_rungs_measured_for_real_and_written_where_asked(
         (("--compare", "nowhere", "nowhere"), wording("nowhere-no-result-expert")),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_words(
+def test_what_cannot_be_measured_is_refused_with_the_reason(
     run: Runner, manifest, tmp_path, arguments, words
 ):
     places = {"manifest": manifest, "folder": tmp_path}
@@ -136,7 +137,7 @@ def test_a_narrow_terminal_has_fewer_columns_and_no_broken_number():
         assert any(number in line for line in text.splitlines() if "packing" in line)
 
 
-def test_a_rung_in_a_line_says_what_came_of_it():
+def test_a_setting_in_a_line_shows_what_it_gained():
     assert line_of(CLIMBED.rungs[1]) == (
         "  packing: 250 tokens/s, 2.50x, in all 2.50x, loss 2.0000"
     )
@@ -148,10 +149,10 @@ def test_a_rung_in_a_line_says_what_came_of_it():
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_the_time_left_is_what_the_climb_says_less_what_has_passed(terminal):
+def test_the_time_left_is_what_the_benchmark_expects_less_what_has_passed(terminal):
     now = [0.0]
     shown = console(terminal=terminal)
-    with ClimbView(shown, clock=lambda: now[0]) as view:
+    with BenchmarkView(shown, clock=lambda: now[0]) as view:
         view.begins(RUNGS[0], 1, 11, 120.0)
         view.goes_on("training", 5, 10)
         view.crowded("other processes used 1.4 of 2 cores meanwhile")
@@ -181,14 +182,14 @@ def test_what_won_is_forgotten_and_the_file_is_named(run: Runner, manifest, tmp_
     ran = run("benchmark", "--forget")
     assert ran.code == 0
     text = "".join(ran.out.split())
-    assert text.startswith("laterplansknownothingof2laddersanymore:")
+    assert text.startswith("forgot2benchmarks:")
     assert text.endswith("measurements.json")
     assert not file.exists()
 
 
-def test_the_end_of_a_climb_names_the_file_that_keeps_it(tmp_path):
+def test_the_end_of_a_benchmark_names_the_file_that_keeps_it(tmp_path):
     shown = console(terminal=False)
-    with ClimbView(shown) as view:
+    with BenchmarkView(shown) as view:
         view.remembered(tmp_path / "measurements.json")
     text = text_of(shown)
     assert str(tmp_path / "measurements.json") in text.replace("\n", "")

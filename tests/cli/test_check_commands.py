@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from tests.cli.running import run_without
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished
 from tests.wording import wording
@@ -60,8 +59,8 @@ def test_a_card_nobody_knows_is_refused(run):
     [
         (("runs", "-m", "x.json"), wording("name-run-manifest-not")),
         (("--parity",), wording("needs-file-run")),
-        (("--try", "--profile", "1", "-m", "x.json"), wording("one-at-time")),
-        (("--parity", "-m", "x.json", "--gpu", "h200"), "leave --gpu out"),
+        (("--try", "--profile", "1", "-m", "x.json"), "choose one"),
+        (("--parity", "-m", "x.json", "--gpu", "h200"), "leave out --gpu"),
         (("runs", "--gpu", "h200"), wording("run-has-own-card")),
     ],
 )
@@ -100,7 +99,7 @@ def test_a_fix_is_tried_and_reported_before_and_after(run, tmp_path, base):
     assert wording("tokens-a-second") in ran.out
 
 
-def test_nothing_to_try_is_told(run, tmp_path, base):
+def test_nothing_to_try_is_reported(run, tmp_path, base):
     manifest = write_expert(tmp_path, base, {})
     ran = run("diagnose", "-m", str(manifest), "--try")
     assert ran.code == 2
@@ -113,12 +112,5 @@ def test_the_exit_codes_are_in_the_help(run):
     assert wording("where-finds-a-difference") in words
 
 
-def test_help_and_a_look_at_the_machine_import_no_torch():
-    code = (
-        "import sys\nfrom expert.__main__ import main\n"
-        "sys.argv = ['expert', 'diagnose', '--no-kernels']\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "sys.stderr.write(str('torch' in sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1] == "False"
+def test_the_machine_is_checked_where_torch_is_not_installed():
+    assert run_without("diagnose", "--no-kernels").code in (0, 2)

@@ -41,7 +41,7 @@ def test_commands_are_listed_in_the_order_they_come_to_be_needed(run):
     assert named.index("plan") < named.index("train") < named.index("validate")
 
 
-def test_the_version_is_told(run):
+def test_the_version_is_reported(run):
     assert run("--version").out == "expert 0.1.0\n"
 
 
@@ -90,7 +90,7 @@ def test_a_plan_as_json_is_the_whole_plan(run):
     assert {"path", "value", "because", "source"} == plan["decisions"][0].keys()
 
 
-def test_several_cards_stand_side_by_side(run):
+def test_several_cards_are_shown_side_by_side(run):
     ran = run("plan", "--manifest", EXPERT_JSON, "--gpu", "rtx-4090", "--gpu", "h200")
     assert "GeForce RTX 4090   H200 SXM" in ran.out
     both = run("plan", "--manifest", EXPERT_JSON, "--gpu", "4090", "--gpu", "h200", "--json")
@@ -106,7 +106,7 @@ def test_a_plan_that_does_not_fit_exits_with_3(run, tmp_path):
     assert "warning: memory.fits: needs " in ran.out
 
 
-def test_a_plan_of_unknown_size_says_so(run, tmp_path):
+def test_a_plan_of_unknown_size_is_reported(run, tmp_path):
     file = tmp_path / "m.yaml"
     file.write_text("base_model: Qwen3-1.5B\ndataset: a.jsonl\n", encoding="utf-8")
     ran = run("plan", "--manifest", str(file), "--gpu", "rtx-4090")
@@ -138,7 +138,7 @@ def test_a_key_is_overridden_from_the_command_line(run):
         (("plan", EXPERT_JSON, "-m", EXPERT_JSON), wording("name-one-manifest")),
     ],
 )
-def test_what_the_user_can_mend_is_told_on_standard_error_with_code_2(run, arguments, text):
+def test_what_the_user_can_fix_is_reported_on_standard_error_with_code_2(run, arguments, text):
     ran = run(*arguments)
     assert ran.code == 2
     # The frame around what is wrong breaks lines where the paths in them are long.
@@ -155,7 +155,7 @@ def test_a_broken_manifest_lists_every_problem_and_the_others_are_still_checked(
     ran = run("manifest", "check", str(broken), EXPERT_JSON)
     assert ran.code == 2
     assert ran.err == wording("problems-line-unknown-key", broken=broken)
-    assert f"✓ {EXPERT_JSON}: expert-json reads" in ran.out
+    assert f"✓ {EXPERT_JSON}: expert-json is valid" in ran.out
 
 
 def test_strict_refuses_metadata_nobody_knows(run, tmp_path):
@@ -234,11 +234,11 @@ def test_the_cards_are_listed(run):
 
 def test_presets_are_shown_with_their_verdict(run):
     out = run("presets").out
-    assert "holds: " in out
+    assert "fits: " in out
     assert wording("does-not-hold") in out
 
 
-def test_a_fault_of_our_own_is_told_in_words_and_kept_in_a_file(run, monkeypatch):
+def test_a_fault_of_our_own_is_reported_in_plain_words_and_kept_in_a_file(run, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("something impossible")
 
@@ -299,7 +299,7 @@ def test_a_reader_of_the_first_line_of_help_gets_it_and_no_complaint():
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
 @pytest.mark.parametrize("arguments", ["presets", "machine --cards --json", "--help"])
-def test_what_cannot_be_written_is_an_error_that_is_told_once(arguments):
+def test_what_cannot_be_written_is_an_error_that_is_reported_once(arguments):
     command = f"{sys.executable} -m expert {arguments} > /dev/full"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (2, "output: No space left on device\n")
@@ -321,7 +321,7 @@ def test_completion_can_be_shown(run, monkeypatch):
     assert "expert" in ran.out
 
 
-def test_a_place_that_cannot_be_written_is_told(run, tmp_path):
+def test_a_place_that_cannot_be_written_is_reported(run, tmp_path):
     file = tmp_path / "old.json"
     file.write_text('{"base_model": "x", "dataset": "a.jsonl"}', encoding="utf-8")
     blocked = tmp_path / "file"
@@ -357,7 +357,7 @@ def test_a_misspelt_override_is_refused(run):
     assert wording("epcohs-unknown-key-did") in ran.err
 
 
-def test_settings_of_a_flat_file_that_mean_nothing_are_told(run, tmp_path):
+def test_settings_of_a_flat_file_that_mean_nothing_are_reported(run, tmp_path):
     file = tmp_path / "flat.yaml"
     text = "base_model: x\ndataset: a.jsonl\nlr: 1e-4\nsample_size: 3\n"
     file.write_text(text, encoding="utf-8")

@@ -25,7 +25,7 @@ def test_clean_data_is_a_table_and_exits_with_0(run, tmp_path):
     assert not (tmp_path / "datasets_optimized").exists()
 
 
-def test_columns_that_no_commas_separate_are_told(run, tmp_path):
+def test_columns_that_no_commas_separate_are_reported(run, tmp_path):
     file = an_expert(tmp_path, dataset={"path": "rows.csv"})
     rows = "".join(f"Count, up to {n};{n}\n" for n in range(40))
     write(tmp_path / "rows.csv", "Question;Answer\n" + rows)
@@ -57,7 +57,7 @@ def test_duplicates_and_leaks_are_warnings_and_exit_with_0(run, tmp_path):
     assert ran.out.splitlines()[-1] == wording("usable-warnings-look-at")
 
 
-def test_preparing_warns_of_a_validation_file_that_is_learnt_as_well(run, tmp_path):
+def test_preparing_warns_of_a_validation_file_that_is_trained_on_as_well(run, tmp_path):
     file = an_expert(tmp_path, dataset={"path": "train.jsonl", "validation_path": "v.jsonl"})
     write(tmp_path / "v.jsonl", lines([ROWS[4]]))
     ran = run("pretokenize", "-m", str(file))
@@ -121,7 +121,7 @@ def test_findings_as_json_hold_every_count_and_the_same_exit_code(run, tmp_path)
     assert len(found["problems"]) == 1
 
 
-def test_a_file_that_is_not_there_is_told_in_words(run, tmp_path):
+def test_a_file_that_is_not_there_is_reported_in_plain_words(run, tmp_path):
     file = an_expert(tmp_path)
     (tmp_path / "train.jsonl").unlink()
     ran = run("dataset", "check", "-m", str(file))
@@ -129,7 +129,7 @@ def test_a_file_that_is_not_there_is_told_in_words(run, tmp_path):
     assert wording("there-is-no", train=tmp_path / "train.jsonl") in ran.err
 
 
-def test_a_packed_table_that_is_cut_off_is_told_in_words(run, tmp_path):
+def test_a_packed_table_that_is_cut_off_is_reported_in_plain_words(run, tmp_path):
     file = an_expert(tmp_path, dataset={"path": "t.csv.gz"})
     text = "question,answer\n" + "".join(f"what is {n},it is {n}\n" for n in range(500))
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(text.encode())[:-200])
@@ -145,8 +145,8 @@ def test_data_sets_are_listed_with_who_uses_them(run, tmp_path):
     assert ran.code == 0
     first, *rest = ran.out.splitlines()  # what follows a long path may stand on the next line
     *rest, hub, datasets, tokens = rest
-    assert hub == f"hub cache: {tmp_path / 'hf' / 'hub'} (not there)"
-    assert datasets == f"datasets cache: {tmp_path / 'hf' / 'datasets'} (not there)"
+    assert hub == f"hub cache: {tmp_path / 'hf' / 'hub'} (missing)"
+    assert datasets == f"datasets cache: {tmp_path / 'hf' / 'datasets'} (missing)"
     made = tmp_path / "experts" / "a" / "datasets_optimized" / "counter"
     assert tokens == wording("prepared-tokens-counter-not", made=made)
     head, row = first.split(), " ".join(rest).split()
@@ -162,7 +162,7 @@ def test_the_caches_of_this_environment_are_listed_as_json(run, tmp_path):
     assert (found["kind"], found["name"], found["size"]) == ("hub cache", "org/set", 10)
 
 
-def test_nothing_found_is_said(run, tmp_path):
+def test_nothing_found_is_reported(run, tmp_path):
     (tmp_path / "empty").mkdir()
     out = run("find-datasets", str(tmp_path / "empty")).out
     assert out.startswith(wording("no-data-sets-found"))
@@ -176,7 +176,7 @@ def test_a_prepared_cache_shows_its_tokens(run, tmp_path):
     assert " tokens)" in out
 
 
-def test_consolidating_tells_what_was_copied_and_how_to_use_it(run, tmp_path):
+def test_consolidating_shows_what_was_copied_and_how_to_use_it(run, tmp_path):
     an_expert(tmp_path / "experts" / "a")
     write(tmp_path / "experts" / "b" / "manifest.json", '{"base_model": "x"}')
     arguments = ("--manifests", str(tmp_path / "experts"), "--consolidate", str(tmp_path / "fast"))
@@ -195,10 +195,10 @@ def test_consolidating_tells_what_was_copied_and_how_to_use_it(run, tmp_path):
 def test_consolidating_needs_manifests(run, tmp_path):
     ran = run("find-datasets", "--consolidate", str(tmp_path))
     assert ran.code == 2
-    assert wording("needs-the-manifests-folder") in ran.err
+    assert "--consolidate needs --manifests FOLDER" in ran.err
 
 
-def test_what_a_benchmark_wrote_is_no_data_and_without_manifests_there_are_no_users(run, tmp_path):
+def test_what_a_benchmark_wrote_is_not_data_and_without_manifests_there_are_no_users(run, tmp_path):
     write(tmp_path / "a" / "rows.jsonl", '{"text": "x"}\n')
     write(tmp_path / "a" / "climb.json", '{"format": 1, "kind": "ladder", "rungs": []}')
     out = run("find-datasets", str(tmp_path / "a")).out
@@ -272,9 +272,9 @@ def test_a_terminal_has_colours_instead_of_brackets(tmp_path):
 
     from rich.console import Console
 
-    from expert.cli.row_view import show_rows
-    from expert.jobs.datasets.datasets import check_dataset
-    from expert.jobs.datasets.showing import RowsToShow
+    from expert.cli.rows import show_rows
+    from expert.data.inspect.pick_rows import RowsToShow
+    from expert.jobs.datasets.check import check_dataset
 
     rows = check_dataset(an_expert(tmp_path), show=RowsToShow(count=1)).rows
     wrote = StringIO()

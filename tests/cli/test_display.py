@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from expert.cli.display import Sheet, bar_of, plain_lines, show_sheet
-from expert.cli.words import count, counted, duration, gib, value_in_words
+from expert.core.text import count, counted, duration, gib, value_in_words
 from tests.wording import wording
 
 SHEET = Sheet(("key", "value"), [[("a", "1")], [("longer", "[bold]2")]], "title")
@@ -58,7 +58,7 @@ def test_long_columns_that_would_be_squeezed_are_paragraphs_under_their_row():
     assert max(map(len, plain_lines(sheet))) <= 100
 
 
-def test_what_follows_a_long_path_stands_in_its_own_column_on_the_next_line():
+def test_what_follows_a_long_path_is_in_its_own_column_on_the_next_line():
     path = "/a/" + "b" * 90
     words = wording("keyed-by-content-beside") * 3
     rows = [("data.cache", path, words, "preset"), ("k", "v", "why", "machine")]
@@ -70,7 +70,7 @@ def test_what_follows_a_long_path_stands_in_its_own_column_on_the_next_line():
     assert lines[-1][because:].split() == ["why", "machine"]
 
 
-def test_a_name_alone_is_no_head_of_a_table():
+def test_a_name_alone_does_not_head_a_table():
     words = "word " * 60
     lines = plain_lines(Sheet(("", "name", "found", "fix", "why"), [[("!", "a", *[words] * 3)]]))
     assert lines[0] == "!  a"
@@ -113,5 +113,5 @@ def test_a_bar_is_filled_to_an_eighth_of_a_cell(share, bar):
         (value_in_words("optim.scheduler_options", {"num_cycles": 2}), "num_cycles 2"),
     ],
 )
-def test_numbers_are_said_as_people_say_them(words, expected):
+def test_numbers_are_written_as_people_write_them(words, expected):
     assert words == expected

@@ -30,7 +30,7 @@ def a_manifest(folder, *, model="tiny", rows="train.jsonl", more="", count=40):
         ),
     ],
 )
-def test_a_misspelt_model_file_or_column_is_told_by_check_and_plan_and_refused_by_train(
+def test_a_misspelt_model_file_or_column_is_reported_by_check_and_plan_and_refused_by_train(
     run, tmp_path, monkeypatch, wrong, told
 ):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -50,7 +50,7 @@ def test_a_misspelt_model_file_or_column_is_told_by_check_and_plan_and_refused_b
     assert told in ran.err
 
 
-def test_a_base_model_that_the_manifest_has_not_is_told_how_it_is_used(run, tmp_path):
+def test_a_base_model_that_the_manifest_has_not_is_reported_how_it_is_used(run, tmp_path):
     ran = run("plan", a_manifest(tmp_path), "--model", "llama")
     assert ran.code == 2
     assert ran.err == wording("llama-manifest-has-tiny")
@@ -66,7 +66,7 @@ def test_a_warning_of_the_manifest_names_its_file_once(run, tmp_path):
     assert told == wording("warning-line-mood-without", file=file)
 
 
-def test_rows_that_were_left_out_are_told_and_recorded(run, tmp_path):
+def test_rows_that_were_left_out_are_reported_and_recorded(run, tmp_path):
     file = a_manifest(tmp_path)
     with (tmp_path / "train.jsonl").open("a", encoding="utf-8") as stream:
         stream.write("{\n" * 3)
@@ -92,7 +92,7 @@ def test_a_run_that_held_nothing_out_is_to_be_judged_by_other_rows(run, tmp_path
     assert "--test-set" not in ran.out
 
 
-def test_a_run_that_is_resumed_with_other_options_is_told_which_and_the_whole_command(
+def test_a_run_that_is_resumed_with_other_options_is_reported_which_and_the_whole_command(
     run, tmp_path, monkeypatch
 ):
     file = a_manifest(tmp_path)
@@ -109,14 +109,14 @@ def test_a_run_that_is_resumed_with_other_options_is_told_which_and_the_whole_co
     ]
     ran = run("train", file, "--epochs", "5", "--set", "seed=7", "--resume", str(folder))
     assert ran.err.splitlines()[-1] == wording("go-on-started", file=file, folder=folder)
-    monkeypatch.setattr("expert.run.session.Session", None)  # nothing is loaded or trained
+    monkeypatch.setattr("expert.run.session.session.Session", None)  # nothing is loaded or trained
     ran = run("train", file, "--set", "seed=7", "--epochs=2", "--set", "seed=42", "--resume")
     assert ran.code == 0, ran.err
     assert wording("nothing-left-to-do", folder=folder) in ran.out
     assert f"--epochs N --resume {folder} --allow-changed\n" in ran.out
 
 
-def test_a_run_that_is_resumed_on_other_rows_is_told_how_many(run, tmp_path):
+def test_a_run_that_is_resumed_on_other_rows_is_reported_how_many(run, tmp_path):
     file = a_manifest(tmp_path)
     assert run("train", file).code == 0
     a_manifest(tmp_path, count=41)
@@ -153,9 +153,9 @@ def test_the_manifest_may_be_named_without_its_option(run, tmp_path, command, to
     [
         (("validate", "--min-accuracy", "95"), wording("share-between-such")),
         (("validate", "--domain", "cobol"), wording("cobol-not-one-json")),
-        (("validate", "--limit", "0"), "'--limit': at least 1 is needed"),
+        (("validate", "--limit", "0"), wording("must-be-at-least")),
         (("validate", "--limit", "some"), wording("expected-a-whole-number")),
-        (("sample", ".", "--prompt", "x", "--temperature", "5"), "at most 2 is possible"),
+        (("sample", ".", "--prompt", "x", "--temperature", "5"), wording("must-be-at-most")),
         (("train", "--epochs", "few"), wording("expected-a-number")),
         (("train", "--device", "gpu"), wording("gpu-not-one-auto")),
         (("validate", "a", "--expert", "b"), wording("b-name-one-expert")),
@@ -168,7 +168,7 @@ def test_the_manifest_may_be_named_without_its_option(run, tmp_path, command, to
         ),
     ],
 )
-def test_a_wrong_option_is_told_in_words_of_a_person(run, tmp_path, monkeypatch, command, told):
+def test_a_wrong_option_is_explained_in_plain_words(run, tmp_path, monkeypatch, command, told):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").touch()
     ran = run(*command)
@@ -180,7 +180,7 @@ def test_a_wrong_option_is_told_in_words_of_a_person(run, tmp_path, monkeypatch,
     "command",
     [("train",), ("train", "--dry-run"), ("plan",), ("dataset", "check"), ("pretokenize",)],
 )
-def test_rows_that_are_missing_are_told_with_the_script_that_makes_them(run, tmp_path, command):
+def test_rows_that_are_missing_are_reported_with_the_script_that_makes_them(run, tmp_path, command):
     file = a_manifest(tmp_path)
     rows, script = tmp_path / "train.jsonl", tmp_path / "make_data.py"
     rows.unlink()
@@ -190,7 +190,9 @@ def test_rows_that_are_missing_are_told_with_the_script_that_makes_them(run, tmp
     assert told in " ".join((ran.err + ran.out).split())
 
 
-def test_a_script_beside_the_manifest_is_not_said_to_make_files_that_lie_elsewhere(run, tmp_path):
+def test_a_script_beside_the_manifest_is_not_reported_to_make_files_that_are_elsewhere(
+    run, tmp_path
+):
     file = a_manifest(tmp_path)
     (tmp_path / "make_data.py").touch()
     ran = run("train", "-m", file, "--dataset", "/nowhere/rows.jsonl")

@@ -74,7 +74,7 @@ def half_written(folder: Path) -> list[Path]:
 
 
 @SIGNALS
-def test_preparing_that_is_stopped_keeps_what_is_finished_and_goes_on_from_there(
+def test_preparing_that_is_stopped_keeps_what_is_finished_and_continues_from_there(
     run, expert, monkeypatch, in_small_shards, number, code, name
 ):
     with monkeypatch.context() as patched:
@@ -121,9 +121,9 @@ def test_preparing_that_is_stopped_before_anything_is_finished_leaves_nothing(
 
 
 def test_a_run_that_is_stopped_while_it_is_planned_says_so_too(run, expert, monkeypatch):
-    import expert.run.plan as planning
+    from expert.planning import plan as planning
 
-    stopped_in(monkeypatch, planning, "counted_plan", signal.SIGTERM)
+    stopped_in(monkeypatch, planning, "make_plan", signal.SIGTERM)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     again = wording("no-run-begun-same")
     assert (ran.code, ran.err) == (143, f"expert train: stopped by SIGTERM: {again}\n")
@@ -161,7 +161,7 @@ def test_a_benchmark_that_is_stopped_leaves_no_folder(run, expert, monkeypatch, 
 
 
 @SIGNALS
-def test_a_benchmark_that_is_stopped_keeps_the_rungs_that_were_measured(
+def test_a_benchmark_that_is_stopped_keeps_the_settings_that_were_measured(
     run, expert, monkeypatch, number, code, name
 ):
     from expert.jobs.benchmark.climbing import Climb
@@ -183,7 +183,7 @@ def test_a_benchmark_that_is_stopped_keeps_the_rungs_that_were_measured(
     assert kept["notes"][-1] == cut_off
 
 
-def test_any_other_command_says_that_it_was_stopped(run, monkeypatch):
+def test_any_other_command_shows_that_it_was_stopped(run, monkeypatch):
     from expert.planning.machine import machine
 
     stopped_in(monkeypatch, machine, "describe_machine", signal.SIGTERM)
@@ -255,8 +255,8 @@ def test_only_the_main_thread_can_listen():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_the_line_is_said_once_and_needs_no_reader(capsys, monkeypatch):
-    from expert.cli.interrupted import tell
+def test_the_line_is_shown_once_and_needs_no_reader(capsys, monkeypatch):
+    from expert.cli.main import show_interrupted as tell
 
     end = Interrupted(signal.SIGTERM)
     tell(end, ["--json", "watch"])

@@ -232,7 +232,7 @@ def test_a_link_in_a_cache_is_refused(run, expert, outside, command, name):
     refused(run(*new_run(command, expert)), path, target)
 
 
-def test_shards_that_were_begun_elsewhere_are_not_finished_there(run, expert, outside):
+def test_shards_that_were_started_elsewhere_are_not_finished_there(run, expert, outside):
     [tokens] = (expert / "datasets_optimized" / "demo").glob("tokens-*")
     recipe = json.loads((tokens / "recipe.json").read_text(encoding="utf-8"))
     key = Recipe(**recipe).key()[:12]

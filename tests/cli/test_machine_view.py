@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from expert.cli.machine_view import machine_sheet
+from expert.cli.machine import machine_sheet
 from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine, unknown
 from tests.wording import wording
 
@@ -85,7 +85,7 @@ def test_the_gpus_come_first():
     assert lines.index("GPU 1 NVIDIA A100 NVML") < lines.index("CPU Some [bold] CPU /proc/cpuinfo")
 
 
-def test_without_a_gpu_the_first_row_says_so_with_the_reason():
+def test_without_a_gpu_the_first_row_is_reported_with_the_reason():
     reason = wording("nvidia-driver-not-installed")
     lines = lines_of(replace(MACHINE, gpus=(), gpu_note=reason))
     assert lines[0] == f"GPU none {reason}"
@@ -97,7 +97,7 @@ def test_a_note_about_the_gpus_gets_a_row_and_no_note_gets_none():
     assert not any(line.startswith("GPU note") for line in lines_of(MACHINE))
 
 
-def test_a_card_nobody_uses_says_nobody():
+def test_a_card_nobody_uses_shows_nobody():
     idle = replace(GPU, holders=Fact((), "NVML"))
     assert wording("gpu-memory-held") in lines_of(replace(MACHINE, gpus=(idle,)))
 

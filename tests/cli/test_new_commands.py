@@ -47,7 +47,9 @@ def test_plain_text_is_to_be_sampled_rather_than_validated(run: Runner, tmp_path
     )
 
 
-def test_rows_that_cannot_be_used_are_counted_and_it_is_said_what_lists_them(run: Runner, tmp_path):
+def test_rows_that_cannot_be_used_are_counted_and_the_command_that_lists_them(
+    run: Runner, tmp_path
+):
     good, rows = '{"instruction": "a", "response": "b"}', tmp_path / "rows.jsonl"
     bad = ("{broken", '{"instruction": "a", "response": ""}')
     for name, lines in (("some", (bad[0], good, bad[1])), ("none", (good, good))):

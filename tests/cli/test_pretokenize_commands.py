@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.wording import wording
 
 
-def test_pretokenize_tells_hit_or_miss_and_shows_the_counts(run, tmp_path):
+def test_pretokenize_shows_hit_or_miss_and_shows_the_counts(run, tmp_path):
     from tests.jobs.test_preparing import an_expert
 
     file = str(an_expert(tmp_path))
@@ -34,7 +34,7 @@ def test_pretokenize_prepares_every_manifest_below_a_folder(run, tmp_path):
     assert out.count("cache miss") == 4
 
 
-def test_pretokenize_goes_on_past_what_cannot_be_prepared_and_lists_everything(
+def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything(
     run, tmp_path, monkeypatch
 ):
     import urllib.request
@@ -76,8 +76,8 @@ def test_pretokenize_goes_on_past_what_cannot_be_prepared_and_lists_everything(
 
 
 def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_path, monkeypatch):
+    from expert.data import line as preparing
     from expert.data.records import DataNotHere
-    from expert.run import prepare as preparing
     from tests.jobs.test_preparing import an_expert
 
     def no_model(plan: object, folder: object) -> None:

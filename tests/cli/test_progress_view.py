@@ -8,8 +8,8 @@ import re
 import pytest
 from rich.console import Console
 
-from expert.cli.event_lines import step_parts
 from expert.cli.progress import ProgressView, fitting
+from expert.insight.event_text import step_parts
 from tests.cli.screens import EPOCH, PLAIN_STEP, STARTED, STEP, Screen, plain
 
 # --- between two step lines ----------------------------------------------------------------------
@@ -25,7 +25,7 @@ def progressed(screen: Screen, *moments: tuple[float, int]) -> list[str]:
     return screen.lines()[before:]
 
 
-def test_plain_output_has_a_line_after_the_first_update_and_then_one_in_twenty_seconds():
+def test_plain_output_has_a_line_after_the_first_step_and_then_one_in_twenty_seconds():
     every_second = [(float(step), step) for step in range(1, 43)]
     assert progressed(Screen(terminal=False), *every_second) == [
         "step 1/900",
@@ -46,7 +46,7 @@ def test_a_step_line_is_a_sign_of_life_too():
     assert screen.lines()[-2:] == ["step 1/900", PLAIN_STEP]
 
 
-def test_where_every_update_has_its_line_the_first_has_no_other():
+def test_where_every_step_has_its_line_the_first_has_no_other():
     screen = Screen(terminal=False)
     with screen.view:
         screen.view(STARTED | {"logging_steps": 1})
@@ -54,7 +54,7 @@ def test_where_every_update_has_its_line_the_first_has_no_other():
     assert screen.lines()[-1] == "run folder: runs/a"
 
 
-def test_before_the_first_step_line_the_bar_tells_the_time_left_by_the_pace_of_updates():
+def test_before_the_first_step_line_the_bar_shows_the_time_left_by_the_pace_of_steps():
     screen = Screen(terminal=True, width=80)
     progressed(screen, (0.0, 1), (2.0, 2), (10.0, 6))
     shown = screen.console.export_text()
@@ -62,7 +62,7 @@ def test_before_the_first_step_line_the_bar_tells_the_time_left_by_the_pace_of_u
     assert "1/900  ETA" not in shown  # one update alone tells no pace
 
 
-def test_the_bar_moves_with_every_update_and_keeps_what_the_last_line_said():
+def test_the_bar_moves_with_every_step_and_keeps_what_the_last_line_showed():
     screen = Screen(terminal=True)
     with screen.view:
         screen.view(STARTED | {"logging_steps": 10})
@@ -76,7 +76,7 @@ def test_the_bar_moves_with_every_update_and_keeps_what_the_last_line_said():
     assert re.search(r"121/900  loss 1\.2345", screen.file.getvalue())
 
 
-def test_updates_faster_than_the_eye_are_not_drawn():
+def test_steps_faster_than_the_eye_are_not_drawn():
     screen = Screen(terminal=True)
     with screen.view:
         screen.view(STARTED)
@@ -87,7 +87,7 @@ def test_updates_faster_than_the_eye_are_not_drawn():
 
 
 @pytest.mark.parametrize("last", [899, 900])
-def test_a_bar_that_is_left_shows_the_last_update_however_fast_it_came(last):
+def test_a_bar_that_is_left_shows_the_last_step_however_fast_it_came(last):
     screen = Screen(terminal=True)
     with screen.view:
         screen.view(STARTED)
@@ -100,7 +100,7 @@ def test_a_bar_that_is_left_shows_the_last_update_however_fast_it_came(last):
     assert ("ETA" in left) == (last < 900)
 
 
-def test_the_bar_is_full_as_soon_as_the_last_update_is_launched():
+def test_the_bar_is_full_as_soon_as_the_last_step_is_launched():
     screen = Screen(terminal=True)
     with screen.view:
         screen.view(STARTED)
@@ -202,7 +202,7 @@ def test_a_reader_that_left_does_not_end_the_run(terminal):
         view(STEP)
 
 
-def test_the_bar_and_the_epochs_of_a_real_run_say_which_epoch_it_is():
+def test_the_bar_and_the_epochs_of_a_real_run_show_which_epoch_it_is():
     real = STARTED | {"epochs": 3.0}
     bar = Screen(terminal=True, width=160).show(real, STEP | {"epoch": 0.4}).console.export_text()
     assert "epoch 1/3" in bar
@@ -246,7 +246,7 @@ def test_an_evaluation_of_a_moment_is_not_shown():
     assert "evaluating" not in screen.file.getvalue()
 
 
-def test_the_first_batch_of_an_evaluation_which_may_compile_tells_no_pace():
+def test_the_first_batch_of_an_evaluation_which_may_compile_shows_no_pace():
     lines = evaluated(Screen(terminal=False), (0.0, 0), (40.0, 10), (42.0, 30), (60.0, 210))
     assert lines[:2] == [
         "evaluating validation: 10/5,000 rows",
@@ -263,7 +263,7 @@ def test_before_the_first_step_line_the_time_left_has_the_evaluations_in_it():
     assert "3/40  ETA 2 min" in screen.console.export_text()  # 37 updates and 100
 
 
-def test_at_the_last_update_the_bar_tells_how_long_the_evaluations_will_take():
+def test_at_the_last_step_the_bar_shows_how_long_the_evaluations_will_take():
     screen = Screen(terminal=True)
     with screen.view:
         screen.view(STARTED)

@@ -6,8 +6,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pynvml
@@ -15,6 +13,7 @@ import pytest
 
 from expert.core.errors import ExpertError
 from expert.planning.machine import nvml
+from tests.cli.running import run_without
 from tests.jobs.test_gpu_memory import holder
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.planning.fake_nvml import NO_SUCH_PID, FakeNvml
@@ -36,7 +35,7 @@ def test_one_answer_is_written_alone_to_standard_output(run):
     assert sample["prompt"] == "say cat 2"
 
 
-def test_several_answers_stand_under_their_prompts(run):
+def test_several_answers_are_under_their_prompts(run):
     prompts = ("--prompt", "say cat 2", "--prompt", "say [red] 1")
     ran = run("sample", str(finished("lora")), *prompts, "--max-tokens", "4", *CPU)
     lines = ran.out.splitlines()
@@ -44,7 +43,7 @@ def test_several_answers_stand_under_their_prompts(run):
     assert "> say [red] 1" in lines
 
 
-def test_a_seed_gives_the_same_text_and_one_that_was_drawn_is_told(run):
+def test_a_seed_gives_the_same_text_and_one_that_was_drawn_is_reported(run):
     asked = ("sample", str(finished_characters()), "--prompt", "the", "--max-tokens", "30", *CPU)
     first = run(*asked)
     [line] = [line for line in first.err.splitlines() if line.startswith(wording("the-same-again"))]
@@ -56,7 +55,7 @@ def test_a_seed_gives_the_same_text_and_one_that_was_drawn_is_told(run):
     assert wording("temperature-with-text-would") in first.err
 
 
-def test_a_prompt_that_cannot_be_read_is_told_before_anything_is_written(run):
+def test_a_prompt_that_cannot_be_read_is_reported_before_anything_is_written(run):
     ran = run("sample", str(finished_characters()), "--prompt", "é", *CPU)
     assert (ran.code, ran.out) == (2, "")
     assert wording("character-not-in-corpus") in ran.err
@@ -85,7 +84,7 @@ def test_a_prompt_is_needed(run):
 # --- exporting -----------------------------------------------------------------------------------
 
 
-def test_an_export_tells_where_it_is_and_how_near(run, tmp_path):
+def test_an_export_shows_where_it_is_and_how_near(run, tmp_path):
     ran = run("export", str(finished("lora")), "--to", str(tmp_path / "out"), "--merged", *CPU)
     assert ran.code == 0
     lines = ran.out.splitlines()
@@ -121,7 +120,7 @@ def test_a_folder_that_is_there_is_never_overwritten(run, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["taken", "gate", "below a file", "in a system folder"])
-def test_an_export_that_is_refused_is_told_before_torch_is_imported(what, tmp_path):
+def test_an_export_that_is_refused_is_reported_before_torch_is_imported(what, tmp_path):
     folder, to = tmp_path / "run", tmp_path / "out"
     shutil.copytree(finished("lora"), folder)
     (tmp_path / "file").touch()
@@ -140,16 +139,10 @@ def test_an_export_that_is_refused_is_told_before_torch_is_imported(what, tmp_pa
         if not to.parent.is_dir():
             pytest.skip("there is no /proc")
         words = wording("cannot-be-written", to=to)
-    code = (
-        "import sys\n"
-        "sys.modules.update(dict.fromkeys(('torch', 'transformers', 'peft')))\n"
-        f"sys.argv = ['expert', 'export', {str(folder)!r}, '--to', {str(to)!r}]\n"
-        "from expert.__main__ import main\nmain()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert ".tmp-" not in done.stderr
+    done = run_without("export", str(folder), "--to", str(to))
+    assert done.code == 2
+    assert words in done.err
+    assert ".tmp-" not in done.err
 
 
 # --- memory of the cards -------------------------------------------------------------------------
@@ -164,7 +157,7 @@ def cards(monkeypatch) -> FakeNvml:
     return fake
 
 
-def test_without_a_card_that_is_said_and_nothing_failed(run, cards):
+def test_without_a_card_that_is_reported_and_nothing_failed(run, cards):
     cards.broken["nvmlInit"] = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     ran = run("clear-cuda-cache")
     assert ran.code == 0
@@ -193,7 +186,7 @@ def test_a_card_that_nobody_holds(run, cards):
     assert out.endswith(wording("nothing-freed-no-process"))
 
 
-def test_a_driver_that_tells_nothing_about_processes(run, cards):
+def test_a_driver_that_shows_nothing_about_processes(run, cards):
     for kind in ("Compute", "Graphics"):
         name = f"nvmlDeviceGet{kind}RunningProcesses"
         cards.broken[name] = pynvml.NVML_ERROR_NO_PERMISSION
@@ -221,7 +214,7 @@ def test_an_empty_prompt_is_refused_before_anything_is_loaded(run, empty):
     assert ran.err.startswith(wording("empty-nothing-to-answer"))
 
 
-def test_without_a_prompt_and_a_terminal_it_says_what_to_give(run):
+def test_without_a_prompt_and_a_terminal_it_shows_what_to_give(run):
     ran = run("sample", str(finished("lora")), *CPU)
     assert ran.code == 2
     assert ran.err.startswith(wording("nothing-to-answer-given"))
@@ -237,14 +230,14 @@ def test_in_a_terminal_it_answers_line_after_line_until_there_is_none(run, monke
             raise EOFError from None
 
     monkeypatch.setattr("builtins.input", typing)
-    monkeypatch.setattr("expert.cli.runs._is_terminal", lambda: True)
+    monkeypatch.setattr("expert.cli.sample._is_terminal", lambda: True)
     asked = ("sample", str(finished("lora")), "--max-tokens", "6", *CPU)
     ran = run(*asked)
     assert ran.code == 0
     alone = run(*asked, "--prompt", "say cat 2").out
     assert ran.out == alone + alone + "\n"  # it was forgotten in between
     assert wording("what-said-kept-begins") in ran.err
-    assert "begun anew" in ran.err
+    assert "new conversation" in ran.err
 
 
 class Refusing:
@@ -258,8 +251,8 @@ class Refusing:
         raise ExpertError(f"no answer to {prompt}")
 
 
-def test_what_cannot_be_answered_is_told_and_the_next_line_may_be():
-    from expert.cli.talk import talk
+def test_what_cannot_be_answered_is_reported_and_the_next_line_may_be():
+    from expert.cli.sample import talk
 
     typed = iter(["a", "b"])
     said: list[str] = []
@@ -269,7 +262,7 @@ def test_what_cannot_be_answered_is_told_and_the_next_line_may_be():
         def begin(self, prompt, plain): ...
         def end(self): ...
 
-        def tell(self, piece):
+        def write(self, piece):
             written.append(piece)
 
     def read() -> str:

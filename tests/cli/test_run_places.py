@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.test_run_places import expert_folder
 from tests.jobs.trained_runs import finished
+from tests.run.test_locate import expert_folder
 from tests.wording import wording
 
 
@@ -41,17 +41,17 @@ def test_two_runs_are_compared_by_any_folder_that_means_them(run, tmp_path):
     assert wording("not-one-kind-name") in " ".join(refused.err.split())
 
 
-def test_a_folder_named_as_manifest_means_the_file_in_it_and_says_so(run, tmp_path):
+def test_a_folder_named_as_manifest_means_the_file_in_it_and_is_reported(run, tmp_path):
     expert = expert_folder(tmp_path / "demo", "manifest.yaml")
     for command in (("plan", "--gpu", "rtx-4090", "--manifest"), ("plan", "--gpu", "rtx-4090")):
         ran = run(*command, str(expert))
         assert ran.code == 0, ran.err
-        assert wording("the-manifest-is", manifest=expert / "manifest.yaml") in ran.err
+        assert f"manifest: {expert / 'manifest.yaml'}" in ran.err
     assert run("manifest", "check", str(expert)).code == 0
 
 
 @pytest.mark.parametrize("named", ["runs", "."])
-def test_resume_takes_a_folder_of_runs_or_of_an_expert_and_says_which_run_it_took(
+def test_resume_takes_a_folder_of_runs_or_of_an_expert_and_shows_which_run_it_took(
     run, tmp_path, named
 ):
     home = tmp_path / "lora"
@@ -65,9 +65,9 @@ def test_resume_takes_a_folder_of_runs_or_of_an_expert_and_says_which_run_it_too
     ):
         ran = run(*asked, str(home / named), *more)
         assert ran.code == 0, ran.err
-        assert wording("the-run-is", folder=folder) in ran.err
+        assert f"run: {folder}\n" in ran.err
         assert told in ran.out
-    assert wording("the-run-is-2") not in run(*asked, str(folder)).err
+    assert "run: " not in run(*asked, str(folder)).err
 
 
 def test_a_folder_without_a_run_cannot_be_resumed(run, tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from expert.cli.run_view import SECONDS_BETWEEN_LINES, PreparingView, RunView
+from expert.cli.progress import SECONDS_BETWEEN_LINES, PreparingView, RunView
 from tests.wording import wording
 
 
@@ -17,7 +17,7 @@ def screen(*, terminal: bool) -> tuple[Console, io.StringIO]:
     return made, file
 
 
-def test_outside_a_terminal_preparing_says_a_line_now_and_then():
+def test_outside_a_terminal_preparing_shows_a_line_now_and_then():
     console, file = screen(terminal=False)
     now = [0.0]
     with PreparingView(console, clock=lambda: now[0]) as tell:
@@ -52,7 +52,7 @@ def test_in_a_terminal_a_spinner_gives_way_to_bars_and_they_to_the_run():
     assert places == sorted(places)
 
 
-def test_a_failure_is_told_by_its_error_while_the_run_is_live():
+def test_a_failure_is_reported_by_its_error_while_the_run_is_live():
     failed: dict[str, Any] = {"event": "failed", "error": "no"}
     for live, expected in ((True, ""), (False, "failed: no\n")):
         console, file = screen(terminal=False)

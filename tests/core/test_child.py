@@ -53,7 +53,7 @@ def test_who_says_nothing_is_not_waited_for_longer_than_allowed(begun):
     assert not child.has_ended
 
 
-def test_its_last_words_are_kept_and_an_end_is_told(begun):
+def test_its_last_words_are_kept_and_an_end_is_reported(begun):
     child = begun("print('one', file=sys.stderr); sys.exit('two')")
     assert child.next(soon()) is None
     assert child.wait() == 1

@@ -108,7 +108,7 @@ def test_sinks_get_what_the_file_gets(path: Path):
     assert lines(path) == first == second
 
 
-def test_a_sink_that_fails_is_told_to_the_others_once_and_does_not_stop_anything(path: Path):
+def test_a_sink_that_fails_is_reported_to_the_others_once_and_does_not_stop_anything(path: Path):
     seen: list[str] = []
     refused: list[str] = []
 
@@ -161,7 +161,7 @@ def test_a_full_disk_gives_one_warning_and_the_lines_follow_when_there_is_room(
     assert found.damaged >= 1  # the parts that fitted
 
 
-def test_a_second_full_disk_is_told_again(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_second_full_disk_is_reported_again(path: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[dict[str, Any]] = []
     log = EventLog(path, [seen.append])
     real_open = os.open

@@ -213,7 +213,7 @@ def test_files_that_only_their_owner_could_read_follow_the_folder(tmp_path: Path
 
 
 def flip(path: Path, offset: int, bit: int) -> None:
-    with path.open("r+b") as stream:  # in place: ext4 flushes a file that is written anew
+    with path.open("r+b") as stream:  # in place: ext4 flushes a file that is written again
         stream.seek(offset)
         byte = stream.read(1)[0]
         stream.seek(offset)
@@ -267,7 +267,7 @@ def harmed_twice(folder: Path) -> None:
         (harmed_twice, wording("missing-has-bytes-instead")),
     ],
 )
-def test_what_is_wrong_is_told_in_words(tmp_path: Path, harm, words: str):
+def test_what_is_wrong_is_reported_in_words(tmp_path: Path, harm, words: str):
     target = published(tmp_path / "x")
     harm(target)
     assert damage(target) == words

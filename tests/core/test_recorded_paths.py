@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from expert.core import recorded_paths
-from expert.core.recorded_paths import found_again
+from expert.core import rundir
+from expert.core.rundir import found_again
 
 
 def made(folder: Path) -> Path:
@@ -71,8 +71,8 @@ class AbsentWindowsPath(PureWindowsPath):
 
 
 def test_what_lay_on_another_drive_than_the_runs_stays_there(monkeypatch):
-    monkeypatch.setattr(recorded_paths, "Path", AbsentWindowsPath)
-    monkeypatch.setattr(recorded_paths, "os", SimpleNamespace(path=ntpath))
+    monkeypatch.setattr(rundir, "Path", AbsentWindowsPath)
+    monkeypatch.setattr(rundir, "os", SimpleNamespace(path=ntpath))
     runs: Any = AbsentWindowsPath("C:\\fruit\\runs")
     found = found_again("D:\\tokens", runs_then=str(runs), runs_now=runs)
     assert str(found) == "D:\\tokens"

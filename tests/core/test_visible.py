@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expert.core.visible import visible
+from expert.core.text import visible
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
+import jinja2
 import jinja2.ext
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -105,12 +107,17 @@ def family(name: str, **more: Any) -> Template:
 def as_transformers_does(
     source: str, turns: Any, *, given: list[dict[str, Any]] | None = None, **variables: Any
 ) -> str:
+    messages = given or [{"role": turn.role, "content": turn.text} for turn in turns]
+    return _compiled(source).render(messages=messages, **variables)
+
+
+@cache
+def _compiled(source: str) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-    messages = given or [{"role": turn.role, "content": turn.text} for turn in turns]
-    return environment.from_string(source).render(messages=messages, **variables)
+    return environment.from_string(source)
 
 
 def qwen3_source() -> str:

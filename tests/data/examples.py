@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from expert.data.examples.column_survey import ColumnSurvey
-from expert.data.examples.columns import Asked, Columns, understand_columns
+from expert.data.examples.columns import Columns, understand_columns
 from expert.data.examples.formats import example_of
 from expert.data.records import BadRow, Dropped, Example, Row
+from expert.manifest.schema.dataset import DatasetSpec
 
 
 def understand(names: list[str], values: Mapping[str, Any], **asked: Any) -> Columns:
     """The columns of rows that have these names and are filled like this one."""
     rows = ColumnSurvey.of([{**dict.fromkeys(names), **values}])
-    return understand_columns(rows, Asked(**asked))
+    return understand_columns(rows, DatasetSpec(**asked))
 
 
 def understood(values: dict[str, Any], **asked: Any) -> Example | BadRow | Dropped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ REAL_EMPTY_ANSWERS = {
 }
 
 
+EVERY = 20
+"""Which of the rows are read by default; the slow tier reads all of them."""
+REAL_SAMPLES = [
+    *(pytest.param(name, EVERY, id=name) for name in REAL_FILES),
+    *(pytest.param(name, 1, id=f"all of {name}", marks=pytest.mark.slow) for name in REAL_FILES),
+]
+
+
 def real_rows(name: str) -> Iterator[Row]:
     path = REAL_DATA / name
     if not path.is_file():
@@ -39,8 +48,8 @@ def real_rows(name: str) -> Iterator[Row]:
             yield Row(json.loads(line), name, number)
 
 
-def real_examples(name: str) -> Iterator[tuple[Row, Example]]:
-    rows = real_rows(name)
+def real_examples(name: str, every: int = 1) -> Iterator[tuple[Row, Example]]:
+    rows = islice(real_rows(name), 0, None, every)
     first = next(rows)
     columns = understand(list(first.values), first.values)
     for row in (first, *rows):

@@ -21,7 +21,7 @@ from tests.data.chat_templates import (
     family,
     qwen3_source,
 )
-from tests.data.real_rows import REAL_FILES, real_examples
+from tests.data.real_rows import REAL_SAMPLES, real_examples
 from tests.data.test_templates import (
     ANSWER,
     SHAPES,
@@ -258,11 +258,11 @@ def test_an_answer_left_out_of_longer_conversations_is_an_error_of_the_row():
 # A real template
 
 
-@pytest.mark.parametrize("file", REAL_FILES)
-def test_every_real_answer_is_learnt_exactly_once_by_a_real_template(file):
+@pytest.mark.parametrize(("file", "every"), REAL_SAMPLES)
+def test_every_real_answer_is_learnt_exactly_once_by_a_real_template(file, every):
     source = qwen3_source()
     template = chat_template(source, eos="<|im_end|>")
-    for number, (_, example) in enumerate(real_examples(file)):
+    for number, (_, example) in enumerate(real_examples(file, every)):
         opening, learnt = template.segments(example)
         answer = example.turns[-1].text.lstrip("\n")
         assert (opening.learn, learnt.learn) == (False, True)

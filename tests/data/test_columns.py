@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from expert.data.examples.column_survey import ColumnSurvey
-from expert.data.examples.columns import Asked, Columns, understand_columns
-from expert.data.examples.preferences import refused_pairs
+from expert.data.examples.columns import Columns, refused_pairs, understand_columns
 from expert.data.records import DataError
-from expert.manifest.schema.dataset import FieldMapping
+from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
 from tests.data.examples import TASKS, understand
 from tests.wording import wording
 
@@ -104,14 +103,14 @@ def test_a_messages_column_that_holds_text_is_no_conversation():
 def test_mapped_columns_win_over_the_automatic_choice():
     mapping = FieldMapping(instruction="b", response="a", input="c")
     names = ["instruction", "output", "a", "b", "c"]
-    assert understand(names, {}, mapping=mapping) == Columns(
+    assert understand(names, {}, field_mapping=mapping) == Columns(
         "instruction", instruction="b", response="a", input="c"
     )
 
 
 def test_columns_that_are_not_mapped_are_chosen_among_the_others():
     mapping = FieldMapping(response="prompt")
-    assert understand(["prompt", "question"], {}, mapping=mapping) == Columns(
+    assert understand(["prompt", "question"], {}, field_mapping=mapping) == Columns(
         "instruction", instruction="question", response="prompt"
     )
 
@@ -119,9 +118,9 @@ def test_columns_that_are_not_mapped_are_chosen_among_the_others():
 @pytest.mark.parametrize(
     "asked",
     [
-        {"mapping": FieldMapping(text="body")},
+        {"field_mapping": FieldMapping(text="body")},
         {"text_field": "body"},
-        {"mapping": FieldMapping(text="body"), "text_field": "body"},
+        {"field_mapping": FieldMapping(text="body"), "text_field": "body"},
     ],
 )
 def test_a_text_column_named_in_the_manifest_wins_over_everything(asked):
@@ -131,14 +130,14 @@ def test_a_text_column_named_in_the_manifest_wins_over_everything(asked):
 
 def test_a_part_mapped_to_its_own_name_may_be_absent():
     mapping = FieldMapping(instruction="instruction", response="response", text="text")
-    assert understand(["prompt", "completion"], {}, mapping=mapping) == Columns(
+    assert understand(["prompt", "completion"], {}, field_mapping=mapping) == Columns(
         "instruction", instruction="prompt", response="completion"
     )
 
 
 def test_mapped_columns_of_preference_rows_are_taken_as_asked():
     mapping = FieldMapping(instruction="prompt", response="chosen")
-    columns = understand(["prompt", "chosen", "rejected"], {}, mapping=mapping)
+    columns = understand(["prompt", "chosen", "rejected"], {}, field_mapping=mapping)
     assert columns.response == "chosen"
 
 
@@ -147,17 +146,17 @@ def test_mapped_columns_of_preference_rows_are_taken_as_asked():
     [
         ("a b", {}, wording("no-column-holds-request")),
         ("question b", {}, wording("no-column-holds-answer")),
-        (
-            "prompt chosen rejected",
-            {},
-            str(refused_pairs("chosen", "rejected")),
-        ),
-        ("a b", {"mapping": FieldMapping(instruction="c")}, wording("no-column-c-columns")),
+        ("prompt chosen rejected", {}, str(refused_pairs("chosen", "rejected"))),
+        ("a b", {"field_mapping": FieldMapping(instruction="c")}, wording("no-column-c-columns")),
         ("a b", {"text_field": "c"}, wording("no-column-c")),
-        ("a b", {"mapping": FieldMapping(text="a"), "text_field": "b"}, wording("b-keep-one")),
         (
             "a b",
-            {"mapping": FieldMapping(text="a", response="b")},
+            {"field_mapping": FieldMapping(text="a"), "text_field": "b"},
+            wording("b-keep-one"),
+        ),
+        (
+            "a b",
+            {"field_mapping": FieldMapping(text="a", response="b")},
             wording("either-text-messages-instruction"),
         ),
     ],
@@ -183,7 +182,7 @@ def test_rows_that_say_which_answers_are_good_are_not_learnt_as_good(names, labe
     mapped = {"messages": "messages"} if "messages" in row else {"response": "completion"}
     for mapping in (None, FieldMapping.model_validate(mapped)):
         with pytest.raises(DataError, match=words):
-            understand(columns, row, mapping=mapping)
+            understand(columns, row, field_mapping=mapping)
     assert understand(columns, row, preference_rows="preferred").label == columns[-1]
     assert understand(columns, row, preference_rows="all").label == ""
 
@@ -228,9 +227,9 @@ def test_the_system_text_of_openorca_is_read():
 def test_a_mapped_column_that_the_first_window_of_a_stream_lacks_may_come_later():
     seen = ColumnSurvey.of([{"question": "a", "answer": "b"}], whole=False)
     mapping = FieldMapping(input="context")
-    assert understand_columns(seen, Asked(mapping=mapping)).input == "context"
+    assert understand_columns(seen, DatasetSpec(field_mapping=mapping)).input == "context"
     with pytest.raises(DataError, match="no column 'reply'"):
-        understand_columns(seen, Asked(mapping=FieldMapping(response="reply")))
+        understand_columns(seen, DatasetSpec(field_mapping=FieldMapping(response="reply")))
 
 
 def test_a_column_named_speech_may_hold_text():

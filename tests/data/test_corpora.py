@@ -118,9 +118,7 @@ def test_the_standard_library_is_real_text_and_the_same_every_time(tmp_path: Pat
     (row,) = values(source)
     assert len(row["text"]) == 500_000
     assert "def " in row["text"]
-    assert values(source) == [row]
-    assert content_hash(source) == content_hash(source)
-    assert content_hash(source) != content_hash(train_of(tmp_path, "python-stdlib", max_chars=99))
+    assert content_hash(source) == hashlib.sha256(row["text"].encode()).hexdigest()
 
 
 def test_the_standard_library_is_sorted_and_leaves_out_tests_and_installed_packages(tmp_path: Path):

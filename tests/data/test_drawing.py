@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.feed.drawing import doubt_of_repeats, draw_documents
+from expert.data.pack.drawing import draw_documents, repeats_held_out
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.flat_documents import FlatDocuments
 from expert.data.tokens.row_keys import RowKeys, keys_of_batch
@@ -91,13 +91,13 @@ def test_where_two_rows_stand_five_hundred_times_each_the_share_that_was_asked_f
     known = keys([row % 2 for row in range(1000)])
     train, held = drawn(known, 0.01)
     assert len(held) == 10
-    assert wording("much-rows") in doubt_of_repeats(known, np.array(train), np.array(held))
+    assert wording("much-rows") in repeats_held_out(known, np.array(train), np.array(held))
 
 
 def test_of_rows_that_are_kept_apart_nothing_is_to_be_told():
     known = keys([row // 3 for row in range(9)])
     train, held = drawn(known, 0.1)
-    assert doubt_of_repeats(known, np.array(train), np.array(held)) == ""
+    assert repeats_held_out(known, np.array(train), np.array(held)) == ""
 
 
 def test_of_rows_that_are_all_equal_the_share_is_held_out_nevertheless():
@@ -146,7 +146,7 @@ def test_rows_held_out_that_share_a_request_with_training_rows_are_told():
     """Two requests, ten rows: keeping each on one side would hold out half of the rows."""
     keys = RowKeys(np.array([1, 2] * 5, np.uint64), np.arange(10, dtype=np.uint64))
     train, held_out = draw_documents([10], [1.0], held_out_share=0.1, seed=0, keys=keys)
-    told = doubt_of_repeats(keys, train, held_out)
+    told = repeats_held_out(keys, train, held_out)
     assert told.startswith(wording("row-held-out-for"))
     apart = RowKeys(np.arange(10, dtype=np.uint64), keys.whole)
-    assert doubt_of_repeats(apart, train, held_out) == ""
+    assert repeats_held_out(apart, train, held_out) == ""

@@ -12,7 +12,7 @@ from expert.data.examples.messages import ROLES
 from expert.data.records import BadRow, Example, Row, Turn
 from expert.manifest.schema.dataset import FieldMapping
 from tests.data.examples import INSTRUCTION, MESSAGES, TASKS, TEXT, reason_of, turns_of
-from tests.data.real_rows import REAL_FILES, real_examples, real_rows
+from tests.data.real_rows import REAL_SAMPLES, real_examples, real_rows
 from tests.wording import wording
 
 # Instruction rows
@@ -37,7 +37,7 @@ def test_an_instruction_row_becomes_a_question_and_an_answer():
 def test_the_input_block_is_labelled_by_its_text_and_its_column(column, material, label):
     row = {"question": "Q", column: material, "answer": "A"}
     mapping = FieldMapping(input=column)
-    assert turns_of(row, mapping=mapping)[0] == ("user", f"Q\n\n{label}:\n{material}")
+    assert turns_of(row, field_mapping=mapping)[0] == ("user", f"Q\n\n{label}:\n{material}")
 
 
 @pytest.mark.parametrize("blank", ["", "  \n", None])
@@ -62,12 +62,7 @@ def test_texts_are_kept_to_the_last_blank():
 
 @pytest.mark.parametrize(
     ("answer", "text"),
-    [
-        ({"a": [1, "ä"]}, '{"a":[1,"ä"]}'),
-        ([1, 2], "[1,2]"),
-        ([{"x": 1}], '[{"x":1}]'),
-        ([], "[]"),
-    ],
+    [({"a": [1, "ä"]}, '{"a":[1,"ä"]}'), ([1, 2], "[1,2]"), ([{"x": 1}], '[{"x":1}]'), ([], "[]")],
 )
 def test_objects_and_lists_are_trained_on_as_json_only_where_that_is_asked_for(answer, text):
     row = {"instruction": "Q", "output": answer}
@@ -96,7 +91,7 @@ def test_a_number_is_an_answer_as_it_is_written(answer, text):
 def test_an_answer_of_a_known_shape_is_what_it_says(answer):
     assert turns_of({"prompt": "Q", "completion": answer}) == [("user", "Q"), ("assistant", "A")]
     mapped = turns_of(
-        {"prompt": "Q", "x": answer}, mapping=FieldMapping(instruction="prompt", response="x")
+        {"prompt": "Q", "x": answer}, field_mapping=FieldMapping(instruction="prompt", response="x")
     )
     assert mapped == [("user", "Q"), ("assistant", "A")]
 
@@ -110,10 +105,7 @@ def test_an_answer_that_is_json_text_of_messages_stays_a_text():
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (
-            {"instruction": "Q"},
-            "column 'output' is missing; columns found: instruction",
-        ),
+        ({"instruction": "Q"}, "column 'output' is missing; columns found: instruction"),
         ({"output": "A"}, "column 'instruction' is missing; columns found: output"),
         ({"instruction": "Q", "output": None}, "column 'output' is null"),
         ({"instruction": None, "output": "A"}, "column 'instruction' is null"),
@@ -242,10 +234,7 @@ UNASKED = wording("answer-to-no-user")
             [{"role": "assistant", "content": None, "tool_calls": [{"id": 1}]}],
             wording("tool-call-has-no"),
         ),
-        (
-            said("critic Q"),
-            f"messages[1]: unknown role 'critic'  (known: {', '.join(ROLES)})",
-        ),
+        (said("critic Q"), f"messages[1]: unknown role 'critic'  (known: {', '.join(ROLES)})"),
         ([{"content": "Q"}], f"messages[1]: unknown role None  (known: {', '.join(ROLES)})"),
         (["Q"], wording("text-not-message")),
         ([{"role": "user"}], wording("has-no-content")),
@@ -281,10 +270,7 @@ def test_the_parts_of_a_task_follow_its_instruction_under_their_names():
         "output": [1, 2],
     }
     assert turns_of(row) == [
-        (
-            "user",
-            'Repair it, JSON only.\n\nBroken json:\n[1 2]\n\nSchema:\n{"type":"array"}',
-        ),
+        ("user", 'Repair it, JSON only.\n\nBroken json:\n[1 2]\n\nSchema:\n{"type":"array"}'),
         ("assistant", "[1,2]"),
     ]
 
@@ -305,10 +291,7 @@ def test_the_input_of_a_task_may_be_text():
             {"task": "t", "input": {"instruction": "Q"}, "chosen": "A", "rejected": "B"},
             "column 'output' is missing; columns found: task, input, chosen, rejected",
         ),
-        (
-            {"task": "t", "input": "Q"},
-            "column 'output' is missing; columns found: task, input",
-        ),
+        ({"task": "t", "input": "Q"}, "column 'output' is missing; columns found: task, input"),
         ({"task": "t", "input": None, "output": "A"}, "column 'input' is null"),
         ({"task": "t", "input": "Q", "output": ""}, wording("column-output-answer-empty")),
         (
@@ -324,10 +307,10 @@ def test_a_task_that_cannot_be_used_says_why(row, reason):
 # Real rows
 
 
-@pytest.mark.parametrize("name", REAL_FILES)
-def test_every_real_row_gives_an_example_with_its_own_answer(name):
+@pytest.mark.parametrize(("name", "every"), REAL_SAMPLES)
+def test_every_real_row_gives_an_example_with_its_own_answer(name, every):
     count = 0
-    for row, example in real_examples(name):
+    for row, example in real_examples(name, every):
         *before, answer = example.turns
         assert answer.role == "assistant"
         assert [turn.role for turn in before] in (["user"], ["system", "user"])
@@ -336,7 +319,7 @@ def test_every_real_row_gives_an_example_with_its_own_answer(name):
         else:
             assert row.values["text"].endswith(f"<|assistant|>\n{answer.text}\n<|end|>")
         count += 1
-    assert count > 300
+    assert count > 300 // every
 
 
 def test_real_plain_text_stays_plain():

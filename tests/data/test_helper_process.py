@@ -12,9 +12,9 @@ import pytest
 
 from expert.data.records import BadRow, DataError
 from expert.data.tokens import shards as module
-from expert.data.tokens.helper_process import Helper
 from expert.data.tokens.prepare import DONE, prepare
-from tests.data.test_prepare import RECIPE, rows, work
+from expert.data.tokens.shards import Helper
+from tests.data.test_prepare import RECIPE, good_rows, work
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
 
@@ -49,7 +49,7 @@ def test_what_a_helper_that_dies_leaves_undone_is_made_all_the_same(tmp_path, mo
 
 def test_bad_rows_are_counted_once(tmp_path):
     def some_bad():
-        for number, row in enumerate(rows(100)):
+        for number, row in enumerate(good_rows(100)):
             yield BadRow("rows.jsonl", number + 1, "broken") if number in (3, 20, 40) else row
 
     before = psutil.Process().children()

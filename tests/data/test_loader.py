@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from expert.data.feed.loader import LoaderOptions, PaddedFeed, PreparedRows, RowsTokenisedLate
+from expert.data.feed.loader import LoaderOptions, PaddedFeed, PreparedBins, RowsTokenisedLate
 from expert.data.feed.order import DataOrder, Grouping
 from expert.data.pack.pack import pack_none
 from expert.data.records import BadRow, DataError, Row, Segment
@@ -33,7 +33,7 @@ def rows() -> list[Row]:
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> PreparedRows:
+def prepared(tmp_path: Path) -> PreparedBins:
     batch = ENCODER.encode([segments_of(row) for row in rows()])
     spans = np.concatenate([[6, length] for length in batch.lengths]).astype(np.int32)
     batch = type(batch)(batch.ids, batch.lengths, spans, batch.span_counts)
@@ -41,7 +41,7 @@ def prepared(tmp_path: Path) -> PreparedRows:
     write_dataset_files(tmp_path, ["data-00000.arrow"], "f" * 16)
     index = pack_none(DocumentStore(tmp_path).lengths, LENGTH, overlong="cut")
     index.save(tmp_path / "index.arrow")
-    return PreparedRows([tmp_path], tmp_path / "index.arrow", pad_id=0)
+    return PreparedBins([tmp_path], tmp_path / "index.arrow", pad_id=0)
 
 
 def an_order(grouped: bool = False) -> DataOrder:

@@ -101,10 +101,7 @@ def test_what_was_written_with_markers_is_read_back(write, newline, question, an
             wording("text-outside-turns-stray"),
         ),
         ("<|im_start|>tool\nQ<|im_end|>", wording("tools-in-marked-text")),
-        (
-            "<|im_start|>critic\nQ<|im_end|>",
-            f"unknown role 'critic'  (known: {', '.join(ROLES)})",
-        ),
+        ("<|im_start|>critic\nQ<|im_end|>", f"unknown role 'critic'  (known: {', '.join(ROLES)})"),
         ("<|user|>\nQ\n", "turn 1 (<|user|>): <|end|> is missing"),
         ("<|user|>\nQ\n<|assistant|>\nA\n<|end|>", "turn 1 (<|user|>): <|end|> is missing"),
         ("<|user|>\nQ\n<|end|>\n<|end|>", wording("without-turn-before")),

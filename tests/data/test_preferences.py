@@ -18,12 +18,7 @@ WORSE = [USER, {"role": "assistant", "content": BAD}]
 
 PAIRS: dict[str, dict[str, Any]] = {
     "texts": {"prompt": ASKED, "chosen": GOOD, "rejected": BAD},
-    "texts with a system text": {
-        "system": "S",
-        "question": ASKED,
-        "chosen": GOOD,
-        "rejected": BAD,
-    },
+    "texts with a system text": {"system": "S", "question": ASKED, "chosen": GOOD, "rejected": BAD},
     "a prompt and whole conversations": {"prompt": ASKED, "chosen": WHOLE, "rejected": WORSE},
     "whole conversations alone": {"chosen": WHOLE, "rejected": WORSE},
     "messages on both sides": {"prompt": [USER], "chosen": WHOLE[1:], "rejected": WORSE[1:]},
@@ -68,9 +63,9 @@ def test_pairs_are_refused_where_nobody_asked_for_one_half(row, asked):
 def test_a_mapped_answer_of_a_pair_is_never_trained_on_as_json():
     row = PAIRS["single messages after a conversation"]
     mapping = FieldMapping(response="chosen")
-    assert turns_of(row, mapping=mapping) == [("user", ASKED), ("assistant", GOOD)]
+    assert turns_of(row, field_mapping=mapping) == [("user", ASKED), ("assistant", GOOD)]
     mapping = FieldMapping(instruction="conversations", response="chosen")
-    assert turns_of(row, mapping=mapping) == [("user", ASKED), ("assistant", GOOD)]
+    assert turns_of(row, field_mapping=mapping) == [("user", ASKED), ("assistant", GOOD)]
 
 
 @pytest.mark.parametrize(
@@ -101,12 +96,12 @@ def test_one_column_cannot_be_the_request_and_the_answer():
     row = {"messages": WHOLE}
     mapping = FieldMapping(instruction="messages", response="messages")
     with pytest.raises(DataError, match=wording("instruction-response-both-messages")):
-        understand(list(row), row, mapping=mapping)
+        understand(list(row), row, field_mapping=mapping)
 
 
 def test_a_conversation_in_a_column_of_any_name_is_read():
     row = {"talk": WHOLE, "id": 7}
-    assert turns_of(row, mapping=FieldMapping(messages="talk")) == [
+    assert turns_of(row, field_mapping=FieldMapping(messages="talk")) == [
         ("user", ASKED),
         ("assistant", GOOD),
     ]

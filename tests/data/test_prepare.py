@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,14 +23,14 @@ from expert.data.tokens import prepare as module
 from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.encoder import EncodedBatch, TextEncoder
 from expert.data.tokens.prepare import DONE, Recipe, prepare
-from expert.data.tokens.shards import Work
+from expert.data.tokens.shards import Tokenising
 from tests.data.tokenizers import small_encoder
 from tests.wording import wording
 
 RECIPE = Recipe(data="d", tokenizer="t", template="p", columns="c", learn_prompt=False)
 
 
-def rows(count: int) -> Iterator[Row | BadRow]:
+def good_rows(count: int) -> Iterator[Row | BadRow]:
     for number in range(count):
         yield Row(
             {"q": f"question {number}", "a": f"answer {number * 7}"}, "rows.jsonl", number + 1
@@ -40,9 +41,21 @@ def segments_of(row: Row) -> list[Segment] | BadRow | Dropped:
     return [Segment(row.values["q"], False), Segment(row.values["a"] + "<|im_end|>", True)]
 
 
-def work(count: int = 100, **changes: object) -> Work:
-    made = Work(lambda: rows(count), segments_of, small_encoder(), shard_rows=16)
-    return replace(made, **changes)  # type: ignore[arg-type]
+def work(
+    count: int = 100,
+    *,
+    rows: Callable[[], Iterator[Row | BadRow]] | None = None,
+    segments_of: Callable[[Row], list[Segment] | BadRow | Dropped] = segments_of,
+    **changes: Any,
+) -> Tokenising:
+    read = rows or (lambda: good_rows(count))
+
+    def formatted() -> Iterator[Any]:
+        return ((row, row if isinstance(row, BadRow) else segments_of(row)) for row in read())
+
+    return Tokenising(
+        **{"formatted": formatted, "encoder": small_encoder(), "shard_rows": 16, **changes}
+    )
 
 
 def test_documents_come_back_as_they_were_encoded(tmp_path):
@@ -51,7 +64,7 @@ def test_documents_come_back_as_they_were_encoded(tmp_path):
     assert len(store) == 100
     encoder = small_encoder()
     for document in (0, 15, 16, 99):
-        row = list(rows(100))[document]
+        row = list(good_rows(100))[document]
         assert isinstance(row, Row)
         segments = segments_of(row)
         assert isinstance(segments, list)
@@ -197,7 +210,7 @@ def test_shards_finished_before_a_crash_are_not_made_again(tmp_path):
 
 
 def with_bad_rows(count: int, bad: set[int]) -> Iterator[Row | BadRow]:
-    for number, row in enumerate(rows(count)):
+    for number, row in enumerate(good_rows(count)):
         yield BadRow("rows.jsonl", number + 1, "broken JSON", "{") if number in bad else row
 
 
@@ -282,6 +295,7 @@ def test_progress_tells_rows_and_tokens(tmp_path):
 BUILDER = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from dataclasses import replace
 from tests.data.test_prepare import RECIPE, work
 from expert.data.tokens.prepare import prepare

@@ -66,30 +66,30 @@ def test_the_format_of_the_manifest_reads_a_file_without_a_suffix(tmp_path: Path
             ["train.jsonl", "valid.jsonl", "test.jsonl.gz", "metadata.json", "notes.md"],
             ["train.jsonl"],
             ["valid.jsonl"],
-            ["test.jsonl.gz"],
+            ["test.jsonl.gz"]
         ),
         (
             ["sql_train.csv", "sql-dev.csv"],
             ["sql_train.csv"],
             ["sql-dev.csv"],
-            None,
+            None
         ),
         (
             ["train/0.json", "train/1.json", "validation/0.json", "test/x/deep.json"],
             ["train/0.json", "train/1.json"],
             ["validation/0.json"],
-            None,
+            None
         ),
         (
             ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "eval.jsonl"],
             ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"],
             ["eval.jsonl"],
-            None,
+            None
         ),
         (["train.jsonl", "more.jsonl", "latest.jsonl"], ["latest.jsonl", "more.jsonl",
          "train.jsonl"], None, None),
-        ([".hidden.jsonl", ".git/x.jsonl", "a.jsonl"], ["a.jsonl"], None, None),
-    ],
+        ([".hidden.jsonl", ".git/x.jsonl", "a.jsonl"], ["a.jsonl"], None, None)
+    ]
 )  # fmt: skip
 def test_files_of_a_folder_become_the_splits_they_are_named_for(
     files: list[str],

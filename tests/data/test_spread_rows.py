@@ -39,12 +39,7 @@ def test_few_rows_are_all_taken_and_counted_exactly(tmp_path):
 
 @pytest.mark.parametrize(
     "words",
-    [
-        list(range(2000)),
-        list(range(2000, 0, -1)),
-        [1, 100] * 1000,
-        [2] * 1990 + [5000] * 10,
-    ],
+    [list(range(2000)), list(range(2000, 0, -1)), [1, 100] * 1000, [2] * 1990 + [5000] * 10],
     ids=["sorted", "the longest first", "kinds that take turns", "ten rows that hold most of it"],
 )
 def test_words_are_told_within_three_percent_wherever_the_long_rows_are(tmp_path, words):

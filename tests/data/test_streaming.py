@@ -51,7 +51,7 @@ def pack(store, seed):
 
 
 def a_stream(source: Source, workers: int = 0, **more) -> Stream:
-    streamed = StreamedRows(source, segments_of, ENCODER, window_rows=40)
+    streamed = StreamedRows(source, lambda: segments_of, ENCODER, window_rows=40)
     options = LoaderOptions(workers=workers)
     return Stream(streamed, pack, examples_per_update=10, seed=2, options=options, **more)
 
@@ -135,7 +135,7 @@ def test_an_empty_stream_is_an_error():
 
 
 def test_a_stream_with_nothing_to_learn_is_an_error():
-    streamed = StreamedRows(Source(), lambda row: [Segment("abc", False)], Unlearnt())
+    streamed = StreamedRows(Source(), lambda: lambda row: [Segment("abc", False)], Unlearnt())
     with pytest.raises(DataError, match=wording("nothing-to-learn")):
         Stream(streamed, pack, examples_per_update=4, seed=0, options=LoaderOptions())
 
@@ -185,7 +185,7 @@ def test_a_window_of_which_nothing_is_learnt_makes_no_update():
         gone = np.arange(0 if first else len(store))
         return pack_best_fit(store.lengths, LENGTH, seed, unlearnt=gone)
 
-    streamed = StreamedRows(Source(), segments_of, ENCODER, window_rows=40)
+    streamed = StreamedRows(Source(), lambda: segments_of, ENCODER, window_rows=40)
     options = LoaderOptions()
     stream = Stream(
         streamed, nothing_after_the_first, examples_per_update=10, seed=2, options=options
@@ -199,7 +199,7 @@ def test_a_stream_whose_first_rows_teach_nothing_is_an_error():
     def nothing(store, seed):
         return pack_best_fit(store.lengths, LENGTH, seed, unlearnt=np.arange(len(store)))
 
-    streamed = StreamedRows(Source(), segments_of, ENCODER, window_rows=40)
+    streamed = StreamedRows(Source(), lambda: segments_of, ENCODER, window_rows=40)
     words = wording("first-rows-stream-nothing")
     with pytest.raises(DataError, match=words):
         Stream(streamed, nothing, examples_per_update=4, seed=0, options=LoaderOptions())

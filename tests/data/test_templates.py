@@ -21,7 +21,7 @@ from expert.data.template.templates import (
     plain_segments,
 )
 from expert.manifest.schema.manifest import PromptTemplate
-from tests.data.real_rows import REAL_FILES, real_examples
+from tests.data.real_rows import REAL_SAMPLES, real_examples
 from tests.wording import wording
 
 EOS, BOS = "</s>", "<s>"
@@ -249,10 +249,10 @@ def test_nothing_is_generated_without_a_question(turns):
     assert str(caught.value) == wording("answer-can-generated-only")
 
 
-@pytest.mark.parametrize("file", REAL_FILES)
-def test_every_real_answer_is_learnt_exactly_once_by_every_template(file):
+@pytest.mark.parametrize(("file", "every"), REAL_SAMPLES)
+def test_every_real_answer_is_learnt_exactly_once_by_every_template(file, every):
     templates = [named(name) for name in LAYOUTS]
-    for _, example in real_examples(file):
+    for _, example in real_examples(file, every):
         answer = example.turns[-1].text
         for template in templates:
             segments = template.segments(example)

@@ -11,20 +11,21 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from expert.data.feed.run_data import RunData, split_batches
 from expert.manifest.reader import read_manifest
+from expert.planning.machine.machine import describe_machine
 from expert.planning.models.resolve import SMOLLM2, home_models
 from expert.planning.run_plan import RunPlan
 from expert.run.build import Built, build
-from expert.run.feed import RunData, split_batches
-from expert.run.open import open_data
-from expert.run.plan import plan as plan_job
+from expert.run.open import open_planned
+from expert.run.open import plan as plan_job
 from expert.run.smollm2 import ModelUnavailable, smollm2_folder
 from tests.gpu.real_texts import TEXTS
 from tests.jobs.runs import write_expert
@@ -102,8 +103,8 @@ def make_setting(folder: Path) -> Setting:
     rows = [{"text": text} for text in TEXTS]
     manifest = write_expert(folder, SMOLLM2, config, rows=rows, dataset={"validation_split": 0.0})
     read = read_manifest(manifest)
-    plan, data, _ = open_data(plan_job(read), read, lambda name, done, tokens: None)
-    return Setting(plan=plan, data=data)
+    opened = open_planned(plan_job(read), read, describe_machine(folder))
+    return Setting(plan=opened.plan, data=opened.data)
 
 
 def packed_batch(setting: Setting) -> Batch:
@@ -194,7 +195,7 @@ class Answer:
 def answer(built: Built, batches: Sequence[Batch]) -> Answer:
     """Logits at every place with a label, then gradients through the engine of a run."""
     loaded, engine = built.loaded, built.engine
-    learner: Any = engine._learner
+    learner: Any = cast(Any, engine)._learner
     targets = sum(batch.targets for batch in batches)
     logits = torch.cat([_logits(built, batch) for batch in batches])
     if learner._scaler is not None:
@@ -211,9 +212,9 @@ def answer(built: Built, batches: Sequence[Batch]) -> Answer:
 
 def _logits(built: Built, batch: Batch) -> Tensor:
     # With gradients on: it is the graph that trains which is looked at, not that of evaluation.
-    with built.engine._precision():
+    with cast(Any, built.engine)._precision():
         hidden = built.loaded.hidden(batch)
-    with torch.no_grad(), built.engine._precision():
+    with torch.no_grad(), cast(Any, built.engine)._precision():
         places = batch.target_places[: batch.targets].long()
         head = built.loaded.head()
         rows = hidden.detach().index_select(0, places)
@@ -227,7 +228,7 @@ def _settle_scale(engine: Any, batches: Sequence[Batch], targets: int) -> None:
     for _ in range(20):
         for batch in batches:
             engine.accumulate(batch, divisor=targets)
-        if bool(engine.update(step=1, rate=0.0, max_norm=0.0).applied):
+        if bool(engine.step(step=1, rate=0.0, max_norm=0.0).applied):
             return
     raise AssertionError("no loss scale was found")
 

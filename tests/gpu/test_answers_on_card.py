@@ -12,10 +12,10 @@ from expert.jobs.sample import answer_steps
 from expert.jobs.validate import answering
 from expert.manifest.reader import read_manifest
 from expert.model import fixed_cache
-from expert.parallel.graphs import CudaRecorder
+from expert.parallel.graphs import CudaCapture
 from expert.planning.models.resolve import SMOLLM2
-from expert.run.plan import plan as plan_job
-from expert.run.trained import load_base
+from expert.run.open import plan as plan_job
+from expert.run.stored.load import load_base
 from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note, real_folder, the_device
 from tests.jobs.runs import write_expert
 from tests.jobs.test_answering import GREEDY
@@ -76,7 +76,7 @@ def test_answers_from_memory_that_stays_are_those_of_a_cache_that_grows(
     assert alike(fixed, growing) > 0.9
 
 
-class CrampedOnce(CudaRecorder):
+class CrampedOnce(CudaCapture):
     """Has no memory but what torch holds already while it records for the first time."""
 
     failed = 0

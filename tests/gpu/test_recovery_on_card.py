@@ -9,7 +9,7 @@ import pytest
 
 from expert.manifest.schema.types import parse_size
 from expert.planning.models.resolve import SMOLLM2
-from expert.run.plan import plan
+from expert.run.open import plan
 from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note, real_folder
 from tests.gpu.real_texts import TEXTS
 from tests.gpu.trainer import in_own_process

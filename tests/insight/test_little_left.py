@@ -23,33 +23,33 @@ from tests.insight.pages import (
 from tests.wording import wording
 
 
-def test_a_run_with_one_update_has_its_figures(tmp_path: Path):
+def test_a_run_with_one_step_has_its_figures(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", [started(), step_event(1), finished(1)]))
     assert {"loss", "rate", "throughput", "average-step", "phases"} <= set(figures_of(page))
     check_harmless(page_html(page))
 
 
-def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path):
+def test_a_run_that_has_only_started_has_a_page(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", [started()]))
     assert wording("no-update-was-logged") in words_of(page)
     assert (page.kind, page.verdict) == ("killed", wording("run-ended-before-first"))
     assert "Speed: unknown." in page.reasons
 
 
-def test_a_killed_run_says_so(tmp_path: Path):
+def test_a_killed_run_is_reported(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", usual()[:-1]))
     assert wording("ended-without-a-word") in page.reasons
     assert page.tone == "error"
 
 
-def test_damaged_files_are_told_and_the_rest_is_shown(tmp_path: Path):
+def test_damaged_files_are_reported_and_the_rest_is_shown(tmp_path: Path):
     run = write_run(tmp_path / "run", usual())
     with (run / "events.jsonl").open("a", encoding="utf-8") as stream:
         stream.write("not json\n[1, 2]\n" + '{"event": "step", "step": 31, "lo')
     (run / "plan.json").write_text("{", encoding="utf-8")
     page = page_of(run)
     text = words_of(page)
-    assert "2 lines of events.jsonl are damaged" in text
+    assert "2 damaged lines of events.jsonl" in text
     assert wording("is-missing-or-damaged") in text
     assert wording("missing-damaged") in text
     assert "loss" in figures_of(page)

@@ -12,9 +12,9 @@ import pytest
 from expert.insight.findings.finding import Finding
 from expert.insight.page.blocks import Example, Folded, LineChart
 from expert.insight.page.contents import ladder_page, make_page
+from expert.insight.page.environment import FIRST_EDGE
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
-from expert.insight.page.prepared import FIRST_EDGE
 from expert.insight.step.bound import Verdict
 from expert.jobs.report import gather
 from tests.insight.pages import (
@@ -65,10 +65,10 @@ def test_a_run_of_a_character_model_has_its_page_too():
     check_harmless(page_html(page))
 
 
-def test_a_cpu_run_leaves_out_what_a_gpu_would_tell_and_says_why(tmp_path: Path):
+def test_a_cpu_run_leaves_out_what_a_gpu_would_show_and_shows_why(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", usual()))
     assert not GPU_FIGURES & set(figures_of(page))
-    assert not {"GPU utilisation", "MFU", "Memory peak"} & set(cards_of(page))
+    assert not {"GPU utilization", "MFU", "Peak memory"} & set(cards_of(page))
     assert wording("gpu-utilisation-run-had") in words_of(page)
     assert wording("mfu-peak-processor-not") in words_of(page)
 
@@ -77,9 +77,9 @@ def test_a_gpu_run_has_utilisation_memory_and_power(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", usual(gpu=True), gpu=True))
     assert set(figures_of(page)) >= FIGURES | GPU_FIGURES
     cards = cards_of(page)
-    assert cards["GPU utilisation"].value == "93 %"
+    assert cards["GPU utilization"].value == "93 %"
     assert cards["MFU"].value == "40 %"
-    assert cards["Memory peak"].value == "8.0 GiB"
+    assert cards["Peak memory"].value == "8.0 GiB"
 
 
 def test_the_usual_speed_is_shown_with_the_mean_after_the_warm_up(tmp_path: Path):
@@ -91,15 +91,15 @@ def test_the_usual_speed_is_shown_with_the_mean_after_the_warm_up(tmp_path: Path
     assert speed.value == "2,000"
     mean = f"mean {21_000 / 8.5:,.0f}, stalls included"
     assert speed.note == wording("median-log-lines-over", mean=mean)
-    assert cards["Updates"].value == "20"
-    assert "of 30" in cards["Updates"].note
+    assert cards["Steps"].value == "20"
+    assert "of 30" in cards["Steps"].note
 
 
-def test_a_finished_run_has_all_its_updates_though_the_last_line_came_before(tmp_path: Path):
+def test_a_finished_run_has_all_its_steps_though_the_last_line_came_before(tmp_path: Path):
     lines = [step_event(number) for number in (10, 20)]
     epoch = {"event": "epoch", "time": START + 30, "step": 30, "epoch": 1, "tokens": 31_000}
     events = [started(), *lines, epoch, finished(30)]
-    card = cards_of(page_of(write_run(tmp_path / "run", events)))["Updates"]
+    card = cards_of(page_of(write_run(tmp_path / "run", events)))["Steps"]
     assert (card.value, card.note) == ("30", "of 30, 1 epoch, 31,000 tokens")
 
 
@@ -119,24 +119,24 @@ def test_the_loss_is_that_of_the_last_line_and_the_last_validation_is_named_wher
 def test_missing_numbers_are_never_shown_as_zero(tmp_path: Path):
     bare = [started(), {"event": "step", "step": 1, "time": START, "loss": "nan"}]
     page = page_of(write_run(tmp_path / "run", bare))
-    assert set(cards_of(page)) <= {"Duration", "Updates"}
+    assert set(cards_of(page)) <= {"Duration", "Steps"}
     text = words_of(page)
     assert wording("loss-no-finite-loss") in text
     assert wording("validation-loss-nothing-evaluated") in text
     assert wording("tokens-second-no-update") in text
 
 
-def test_the_smoothed_loss_is_drawn_over_the_single_updates_and_evaluations_beside(tmp_path: Path):
+def test_the_smoothed_loss_is_drawn_over_the_single_steps_and_evaluations_beside(tmp_path: Path):
     chart = figures_of(page_of(write_run(tmp_path / "run", usual())))["loss"].chart
     assert isinstance(chart, LineChart)
     assert [(line.name, line.look) for line in chart.series] == [
-        (wording("loss-logged"), "faint"),
+        ("logged loss", "faint"),
         ("training, smoothed", "line"),
         ("validation", "dots"),
     ]
 
 
-def test_of_an_update_taken_twice_the_second_is_drawn(tmp_path: Path):
+def test_of_an_step_taken_twice_the_second_is_drawn(tmp_path: Path):
     again = [step_event(n, loss=9.0) for n in range(5, 11)]
     back = {"event": "rolled_back", "time": START, "step": 4, "from_step": 10, "to_step": 4}
     events = [started(), *(step_event(n) for n in range(1, 11)), back, *again, finished(10)]
@@ -147,10 +147,10 @@ def test_of_an_update_taken_twice_the_second_is_drawn(tmp_path: Path):
     assert [x for x, _ in points] == list(range(1, 11))
     assert {y for x, y in points if x >= 5} == {9.0}
     [told] = [row for grid in grids_of(page, "story") for row in grid.rows if "rolled back" in row]
-    assert told[3] == "from step 10 back to 4"
+    assert told[3] == "rolled back from step 10 to 4"
 
 
-def test_an_update_that_was_undone_and_passed_over_draws_no_tooth_into_the_rate(tmp_path: Path):
+def test_an_step_that_was_undone_and_skipped_draws_no_tooth_into_the_rate(tmp_path: Path):
     before = [step_event(n, rate=1e-3) for n in range(1, 11)]
     back = {"event": "rolled_back", "time": START, "step": 4, "from_step": 10, "to_step": 4}
     after = [step_event(n, rate=1e-4) for n in range(5, 13) if n not in (8, 9)]
@@ -177,19 +177,19 @@ def test_a_pause_before_a_resume_takes_no_place_on_the_time_line(tmp_path: Path)
     assert cards_of(page)["Duration"].value == "30 s"
 
 
-def test_fallbacks_and_warnings_are_told_with_their_reasons(tmp_path: Path):
+def test_fallbacks_and_warnings_are_reported_with_their_reasons(tmp_path: Path):
     change = {"path": "batch.micro_batch", "value": 2, "because": "b", "source": "fallback"}
     fell = {"event": "fell_back", "time": START + 5, "step": 3, "failure": "OutOfMemory"}
     fell |= {"reason": "1 GiB too much", "changes": [change]}
     warned = {"event": "warning", "time": START + 6, "text": "the disk is nearly full"}
     page = page_of(write_run(tmp_path / "run", [*usual()[:5], fell, warned, finished(9)]))
     texts = [row[3] for grid in grids_of(page, "story") for row in grid.rows]
-    assert "OutOfMemory – 1 GiB too much – batch.micro_batch = 2" in texts
-    assert wording("disk-nearly-full") in texts
+    assert "fell back: OutOfMemory: 1 GiB too much – batch.micro_batch = 2  (b)" in texts
+    assert f"warning: {warned['text']}" in texts
     assert "No fallback" not in words_of(page)
 
 
-def test_decisions_stand_in_groups_and_defaults_are_apart(tmp_path: Path):
+def test_decisions_are_in_groups_and_defaults_are_apart(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", usual()))
     folded = [block.title for block in blocks_of(page) if isinstance(block, Folded)]
     assert "Kernels: device cpu" in folded
@@ -206,7 +206,7 @@ def test_validation_shows_its_accuracy_and_the_wrong_answers_first(tmp_path: Pat
     ]
     facts = {"accuracy": 0.5, "interval": [0.1, 0.9], "cases": cases, "odd": {"x": 1}}
     page = page_of(write_run(tmp_path / "run", usual(), validation=facts))
-    card = cards_of(page)["Answers right"]
+    card = cards_of(page)["Correct answers"]
     assert (card.value, card.note) == ("50.0%", "10.0% to 90.0%")
     examples = [block for block in blocks_of(page) if isinstance(block, Example)]
     assert [example.passed for example in examples] == [False, True]
@@ -223,14 +223,14 @@ def test_cases_without_an_oracle_are_shown_as_neither_right_nor_wrong(tmp_path: 
         "baseline": {"accuracy": 0.25},
     }
     text = html_of(write_run(tmp_path / "run", usual(), validation=facts))
-    assert wording("answers-that-are-right") in text
+    assert "Correct answers: 1" in text
     assert wording("answers-without-oracle-neither") in text
     assert wording("answers-baseline-had-wrong") in text
     assert wording("quality-gate-not-passed") in text
     assert "25.0%" in text
 
 
-def test_a_page_on_plain_text_shows_the_loss_and_says_that_nothing_could_be_judged(tmp_path: Path):
+def test_a_page_on_plain_text_shows_the_loss_and_shows_that_nothing_could_be_judged(tmp_path: Path):
     facts: dict[str, Any] = {
         "gate": {"passed": None, "reasons": []},
         "cases": [],
@@ -239,7 +239,7 @@ def test_a_page_on_plain_text_shows_the_loss_and_says_that_nothing_could_be_judg
     }
     text = html_of(write_run(tmp_path / "run", usual(), validation=facts))
     assert wording("rows-plain-text-no") in text
-    assert wording("loss-on-rows") in text
+    assert "Loss" in text
     assert wording("answers-right-rows-plain") in text
 
 
@@ -274,12 +274,12 @@ def test_a_relative_data_folder_is_found_from_where_the_run_was_started(tmp_path
     assert "why: &lt;i&gt;bad&lt;/i&gt;" in page_html(page)
 
 
-def test_data_that_is_gone_is_said_to_be_gone(tmp_path: Path):
+def test_data_that_is_gone_is_reported_as_gone(tmp_path: Path):
     run = write_run(tmp_path / "run", [started(), data_event("/no/such/folder"), *usual()[1:]])
     assert wording("is-no-longer-there") in words_of(page_of(run))
 
 
-def test_a_page_says_first_how_good_the_expert_is_and_then_how_fast_it_was_trained(tmp_path: Path):
+def test_a_page_shows_first_how_good_the_expert_is_and_then_how_fast_it_was_trained(tmp_path: Path):
     facts = {
         "accuracy": 0.9,
         "interval": [0.7, 0.97],
@@ -290,13 +290,13 @@ def test_a_page_says_first_how_good_the_expert_is_and_then_how_fast_it_was_train
         "partial": {"test_set": "rows", "of": 60},
     }
     page = page_of(write_run(tmp_path / "run", usual(), validation=facts))
-    assert page.kind == wording("gate-not-passed-2")
+    assert page.kind == "gate fails"
     assert page.verdict == wording("answers-right-interval-to")
     assert page.reasons.startswith(wording("learning-training-loss-fell-from"))
     assert " Speed: compute-bound. Good. " in page.reasons
     assert page.tone == "warning"
-    card = cards_of(page)["Answers right"]
-    assert next(iter(cards_of(page))) == "Answers right"
+    card = cards_of(page)["Correct answers"]
+    assert next(iter(cards_of(page))) == "Correct answers"
     assert (card.value, card.note) == ("90.0%", "70.0% to 97.0%")
     without = page_of(write_run(tmp_path / "other", usual()))
     assert wording("nobody-judged-answers-yet") in without.reasons
@@ -317,7 +317,7 @@ def test_every_part_of_the_data_has_its_name_above_it(tmp_path: Path):
     rows = {row[0]: row[1] for row in grids_of(page, "data")[0].rows}
     assert rows["columns"] == "instruction: ask, response: say"
     assert rows[wording("prompts-are-learnt")] == "no"
-    assert wording("checks-of-the-rows") not in rows
+    assert "row checks" not in rows
 
 
 def test_markdown_has_no_words_on_colours_no_double_bullets_and_no_empty_reasons(tmp_path: Path):
@@ -329,14 +329,14 @@ def test_markdown_has_no_words_on_colours_no_double_bullets_and_no_empty_reasons
     )
     (run / "ladder.json").write_text(made.model_dump_json(), encoding="utf-8")
     text, html = markdown_of(run), page_html(page_of(run))
-    for word in ("Faint", "Grey rungs", "- ·", "\\`", "reason:"):
+    for word in ("Faint", "Grey settings", "- ·", "\\`", "reason:"):
         assert word not in text
     assert wording("faint-log-lines-each") in html
     assert wording("grey-rungs-left-out") in html
     assert "- answer: (empty)" in text
 
 
-def test_a_ladder_beside_a_run_says_with_how_many_threads_each_was_measured(tmp_path: Path):
+def test_a_ladder_beside_a_run_shows_with_how_many_threads_each_was_measured(tmp_path: Path):
     because = wording("other-processes-use-cores")
     threads = {"event": "threads", "time": START, "threads": 1, "cores": 2, "because": because}
     run = write_run(tmp_path / "run", [usual()[0], threads, *usual()[1:]])
@@ -371,7 +371,7 @@ def test_compared_runs_share_their_axes_and_differ_in_a_table(tmp_path: Path):
     check_harmless(page_html(page))
 
 
-def test_compared_runs_have_the_updates_and_tokens_that_their_own_pages_tell(tmp_path: Path):
+def test_compared_runs_have_the_steps_and_tokens_that_their_own_pages_show(tmp_path: Path):
     def epoch(number: int, step: int) -> dict[str, Any]:
         return {"event": "epoch", "time": START + step, "step": step, "epoch": number, "tokens": 70}
 
@@ -386,10 +386,10 @@ def test_compared_runs_have_the_updates_and_tokens_that_their_own_pages_tell(tmp
     ]
     one, two = write_run(tmp_path / "one", first), write_run(tmp_path / "two", longer)
     rows = {row[0]: row[1:3] for row in grids_of(page_of(one, two), "comparison")[0].rows}
-    assert rows["updates"] == ("33", "66")
+    assert rows["steps"] == ("33", "66")
     assert rows["tokens"] == ("70", "140")
     assert rows[wording("duration-without-pauses")] == ("33 s", "53 s")
-    card = cards_of(page_of(two))["Updates"]
+    card = cards_of(page_of(two))["Steps"]
     assert (card.value, card.note) == ("66", "of 66, 2 epochs, 140 tokens")
 
 
@@ -417,7 +417,7 @@ def test_a_ladder_in_doubt_warns(tmp_path: Path):
     assert wording("not-to-relied-on") in page_markdown(ladder_page(doubted))
 
 
-def test_a_head_that_warns_calls_nothing_good_and_says_of_what_it_warns(tmp_path: Path):
+def test_a_head_that_warns_calls_nothing_good_and_shows_of_what_it_warns(tmp_path: Path):
     report = gather(write_run(tmp_path / "run", usual()), now=START)
     verdict = Verdict(kind="compute-bound", sentence="compute-bound: good. The CPU computes.")
     slow = Finding(name="x", severity="warning", title="slower than before", evidence="", fix="")

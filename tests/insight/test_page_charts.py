@@ -24,8 +24,16 @@ from expert.insight.page.blocks import (
 )
 from expert.insight.page.charts import draw
 from expert.insight.page.markdown import spark
-from expert.insight.page.scales import clock_words, labels, scale_of, si
-from expert.insight.page.thinning import BUCKETS, running_total, smoothed, thinned
+from expert.insight.page.scales import (
+    BUCKETS,
+    clock_words,
+    labels,
+    running_total,
+    scale_of,
+    si,
+    smoothed,
+    thinned,
+)
 from tests.insight.pages import Tags
 
 FINITE = st.floats(min_value=-1e12, max_value=1e12)
@@ -42,14 +50,14 @@ def test_a_scale_ends_at_round_numbers_that_hold_every_value():
 
 
 @given(st.lists(FINITE, min_size=1, max_size=20), st.booleans())
-def test_every_value_lies_inside_its_scale(values: list[float], from_zero: bool):
+def test_every_value_is_inside_its_scale(values: list[float], from_zero: bool):
     scale = scale_of(values, from_zero=from_zero)
     for value in values:
         assert -1e-6 <= scale.share(value) <= 1 + 1e-6  # rounding of the ticks
     assert 1 <= len(scale.ticks) <= 12
 
 
-def test_one_value_alone_lies_in_the_middle_of_its_scale():
+def test_one_value_alone_is_in_the_middle_of_its_scale():
     assert scale_of([5.0], tight=True, whole=True).share(5.0) == 0.5
 
 
@@ -98,7 +106,7 @@ def test_large_numbers_are_short_on_an_axis(value: float, words: str):
     assert si(value) == words
 
 
-def test_a_time_is_told_in_its_unit():
+def test_a_time_is_reported_in_its_unit():
     assert [clock_words(t) for t in (0, 43.0857, 84, 4500)] == ["0", "43.1 s", "1:24 min", "1:15 h"]
 
 
@@ -170,7 +178,7 @@ def test_a_single_point_is_a_dot():
     assert 'class="dot c1" d="M500.0 500z"' in html
 
 
-def test_the_pointer_is_told_the_values_below_it():
+def test_the_pointer_is_reported_the_values_below_it():
     assert "step 2\nloss 1.5" in draw(line_chart(0.5, 1.5, 2.0))
 
 
@@ -197,7 +205,7 @@ def test_a_wide_bar_gives_every_part_its_share_and_names_it():
     assert "forward 3 ms, 75.0%" in html
 
 
-def test_the_longest_bar_is_as_wide_as_its_space_and_a_marked_one_stands_back():
+def test_the_longest_bar_is_as_wide_as_its_space_and_a_marked_one_is_grey():
     bars = Bars(bars=(
         Bar(name="low", amount=10.0, words="10"),
         Bar(name="top", amount=40.0, words="40"),
@@ -220,7 +228,7 @@ def test_a_histogram_has_a_column_for_every_count():
     assert "≤16: 5 rows" in html
 
 
-def test_marks_stand_where_they_happened():
+def test_marks_are_where_they_happened():
     marks = Marks(
         lanes=("saves",), counts=(7,), marks=(Mark(lane="saves", at=5.0, words="x"),), end=10.0
     )

@@ -51,7 +51,7 @@ def test_letters_of_all_scripts_and_emoji_stay_as_they_are():
         assert visible(word) == word
 
 
-def test_a_long_text_is_cut_and_says_so():
+def test_a_long_text_is_cut_and_is_reported():
     shown = visible("x" * (MAX_TEXT + 5))
     assert shown == "x" * MAX_TEXT + "… (5 more characters)"
 

@@ -172,10 +172,7 @@ INSTRUCTIONS = {
     "alpaca with system and history": Shape(
         "a.json",
         array([{**ALPACA[0], "system": "Be brief.", "history": [["Hi.", "Hello."]]}, ALPACA[1]]),
-        (
-            [("system", "Be brief."), ("user", "Hi."), ("assistant", "Hello."), *BOTH[0]],
-            BOTH[1],
-        ),
+        ([("system", "Be brief."), ("user", "Hi."), ("assistant", "Hello."), *BOTH[0]], BOTH[1]),
     ),
     "alpaca as parquet": Shape("a.parquet", parquet(ALPACA), BOTH),
     "alpaca packed": Shape("a.jsonl.gz", packed(jsonl(ALPACA)), BOTH),
@@ -365,9 +362,7 @@ CHATS = {
         ),
     ),
     "messages as JSON in a table": Shape(
-        "a.csv",
-        table([{"id": n, "messages": json.dumps(TALK)} for n in (1, 2)]),
-        TALK_SAID * 2,
+        "a.csv", table([{"id": n, "messages": json.dumps(TALK)} for n in (1, 2)]), TALK_SAID * 2
     ),
     "a conversation in a column of its own name": Shape(
         "a.jsonl", jsonl([{"dialog": TALK}] * 2), TALK_SAID * 2, ("--map", "messages=dialog")

@@ -13,10 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from expert.core.events import read_events
-from expert.jobs.train import RunResult, train
+from expert.jobs.train import train
 from expert.model.load import LoadedModel
+from expert.run.session.finish import RunResult
 from expert.training import loop
-from expert.training.step import seed_update
+from expert.training.step import seed_step
 from tests.model.models import tiny_model
 
 WORDS = ("red", "green", "blue", "one", "two", "three", "cat", "dog")
@@ -77,7 +78,7 @@ def events_of(folder: Path, *names: str) -> list[dict[str, Any]]:
 
 
 def losses_of(folder: Path) -> dict[int, str]:
-    """The loss after each update, to the last bit; of an update taken twice the second."""
+    """The loss after each step, to the last bit; of a step taken twice the second."""
     return {event["step"]: float(event["loss"]).hex() for event in events_of(folder, "step")}
 
 
@@ -93,9 +94,9 @@ class Now:
     """Where a run with an injected fault is."""
 
     update: int | None = None
-    """Number of the update, from 0; None before the first."""
+    """Number of the step, from 0; None before the first."""
     micro_batch: int = 0
-    """Micro-batches of this update before this one."""
+    """Micro-batches of this step before this one."""
     learnt: int = 0
     """Micro-batches so far."""
 
@@ -110,7 +111,7 @@ def inject(monkeypatch: Any, fault: Fault) -> Now:
 
     def seeded(number: int, step: int) -> None:
         now.update, now.micro_batch = step, 0
-        seed_update(number, step)
+        seed_step(number, step)
 
     def faulty(self: LoadedModel, batch: Any) -> Tensor:
         loss = fault(loss_sum(self, batch), batch, now)
@@ -118,13 +119,13 @@ def inject(monkeypatch: Any, fault: Fault) -> Now:
         now.learnt += 1
         return loss
 
-    monkeypatch.setattr(loop, "seed_update", seeded)
+    monkeypatch.setattr(loop, "seed_step", seeded)
     monkeypatch.setattr(LoadedModel, "loss_sum", faulty)
     return now
 
 
 def copied(folder: Path, to: Path, *, without: tuple[str, ...] = ("final",)) -> Path:
-    """The run folder once more, to be gone on with; the events begin anew."""
+    """The run folder once more, to be continued; the events start over."""
     shutil.copytree(folder, to)
     for name in without:
         shutil.rmtree(to / name)
@@ -133,7 +134,7 @@ def copied(folder: Path, to: Path, *, without: tuple[str, ...] = ("final",)) -> 
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """The updates after which there are checkpoints."""
+    """The steps after which there are checkpoints."""
     return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
 
 

@@ -18,8 +18,8 @@ from expert.jobs.validate import answering
 from expert.jobs.validate.answering import answer_all
 from expert.jobs.validate.row_losses import row_losses
 from expert.model import fixed_cache
-from expert.run.choose_checkpoint import BASE, NothingTrained, choose
-from expert.run.trained import load_base, load_trained, read_plan
+from expert.run.stored.choose_checkpoint import BASE, NothingTrained, choose
+from expert.run.stored.load import load_base, load_trained, read_plan
 from expert.training import evaluation
 from tests.jobs.runs import WORDS
 from tests.jobs.trained_runs import finished, finished_characters

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from expert.jobs.manifest import check_manifests
-from expert.manifest.reader import read_manifest
-from expert.run.open import planned_and_open
+from expert.run.open import open_run
 from tests.jobs.runs import ROWS, base_model, write_expert
 from tests.jobs.trained_runs import place
 from tests.wording import wording
 
 
 def opened(file: Path) -> tuple[Any, Any]:
-    plan, data, _ = planned_and_open(read_manifest(file), lambda name, rows, tokens: None)
+    opened = open_run(file)
+    plan, data = opened.plan, opened.data
     return plan, data
 
 

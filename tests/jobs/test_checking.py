@@ -13,7 +13,7 @@ from expert.jobs.diagnose.check import Check, check
 from expert.manifest.reader import read_manifest
 from expert.planning.machine.host import unknown
 from expert.planning.machine.machine import Fact, describe_machine
-from expert.run.prepare import prepare
+from expert.run.open import prepare
 from tests.jobs.runs import ROWS, write_expert
 from tests.planning.fake_nvml import FakeNvml
 from tests.wording import wording

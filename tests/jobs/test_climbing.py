@@ -18,7 +18,7 @@ from expert.jobs.benchmark.minutes import ClimbTime
 from expert.jobs.benchmark.rungs import THOROUGH
 from expert.planning.choose.sequences import Packing
 from expert.planning.ladder import BASELINE, RUNGS, Rung
-from expert.planning.memory.measurements import read_rates
+from expert.planning.measurements import read_rates
 from tests.insight.ladders import measured
 from tests.jobs.climbs import Heard, PlayedRig, asked, climbed, rising
 from tests.jobs.rigs import be_brisk

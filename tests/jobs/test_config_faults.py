@@ -15,7 +15,7 @@ from expert.manifest.reader import ReadManifest, read_manifest
 from expert.planning.machine.machine import describe_machine
 from expert.planning.machine.target import choose_target
 from expert.planning.run_plan import RunPlan
-from expert.run.plan import plan
+from expert.run.open import plan
 from tests.jobs.runs import write_expert
 
 CARD = "rtx-4090"

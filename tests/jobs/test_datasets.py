@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from expert.data.inspect import check_rows as job
 from expert.data.inspect.audit import SAME, SAME_PROMPT
+from expert.data.inspect.check_rows import DatasetReport
 from expert.data.records import DataError
-from expert.jobs.datasets import datasets as job
-from expert.jobs.datasets.datasets import DatasetReport, check_dataset
-from expert.jobs.datasets.finding import (
+from expert.jobs.datasets.check import check_dataset
+from expert.jobs.datasets.find import (
     FoundDataset,
     count_rows,
     datasets_cache,
@@ -24,10 +25,10 @@ from expert.jobs.datasets.finding import (
     hub_cache,
     read_users,
 )
-from expert.jobs.datasets.gathering import consolidate
+from expert.jobs.datasets.gather import consolidate
 from expert.jobs.datasets.hub_copies import Caches
 from expert.jobs.pretokenize import manifests_below
-from expert.run.prepare import prepare
+from expert.run.open import prepare
 from tests.data.test_tools import OPENAI, SILENT
 from tests.jobs.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
@@ -158,6 +159,7 @@ def test_words_beside_a_call_that_the_models_template_leaves_out_are_warned_of(t
     settings.write_text(json.dumps({**given, "chat_template": SILENT}), encoding="utf-8")
     row = json.loads(json.dumps(OPENAI))
     row["messages"][2]["content"] = "Let me see."
+    row["messages"][1]["content"] += " Please."
     write(tmp_path / "train.jsonl", lines([OPENAI, row]))
     options = ("base_models[0].prompt_template=tokenizer", "max_seq_length=512")
     (warning,) = check_dataset(file, overrides=options).warnings()
@@ -511,9 +513,7 @@ def test_a_token_folder_that_a_manifest_names_is_gathered(tmp_path):
 
 
 def test_manifests_are_found_at_any_depth_and_what_runs_and_tools_keep_is_not(tmp_path):
-    wanted = [
-        *("manifest.json", "a/manifest.yaml", "a/b/c/d/manifest.json", "z/e/config.yaml"),
-    ]
+    wanted = [*("manifest.json", "a/manifest.yaml", "a/b/c/d/manifest.json", "z/e/config.yaml")]
     for name in wanted:
         write(tmp_path / name, "{}")
     for name in (

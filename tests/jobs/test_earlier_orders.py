@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from expert.core.rundir import RunFolder
-from expert.data.pack import index_name, pack
-from expert.data.pack.index_name import IndexName
+from expert.data.pack import pack
+from expert.data.pack.pack_index import IndexName
 from expert.jobs.validate.held_out import CannotBeTold, draw_again
 from expert.manifest.reader import read_manifest
 from expert.planning.run_plan import RunPlan
-from expert.run import checkpoints
-from expert.run.prepare import prepare
-from expert.run.trained_rows import learnt_rows
+from expert.run.open import prepare
+from expert.run.session import checkpoints
+from expert.run.stored.trained_rows import learnt_rows
 from expert.training.checkpoint import CheckpointError
 from tests.jobs.runs import base_model, copied, events_of, losses_of, plan_of, run, write_expert
 from tests.wording import wording
@@ -164,6 +165,6 @@ def test_the_name_an_index_had_is_found_with_whatever_length_was_chosen():
         most_rows=None,
         leaves_out=False,
     )
-    old = index_name.replace(named, length=384, most_rows=17)._file(None)
+    old = replace(named, length=384, most_rows=17)._file(None)
     assert named.before({old, "index-train-x.arrow"}, longest=512, most=32) == old
-    assert index_name.replace(named, seed=2).before({old}, longest=512, most=32) is None
+    assert replace(named, seed=2).before({old}, longest=512, most=32) is None

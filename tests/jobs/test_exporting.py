@@ -27,8 +27,8 @@ from expert.jobs.export.comparison import (
 from expert.jobs.export.export import UNHARMED_SPREADS, export
 from expert.jobs.export.exported import Exported
 from expert.jobs.export.model_card import Known, model_card
-from expert.run.choose_checkpoint import NothingTrained, choose
-from expert.run.trained import Trained, load_trained, pick_device, read_plan
+from expert.run.stored.choose_checkpoint import NothingTrained, choose
+from expert.run.stored.load import Trained, load_trained, pick_device, read_plan
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.wording import wording
 
@@ -281,7 +281,7 @@ def test_a_base_that_cannot_be_read_is_not_called_a_place_that_cannot_be_written
 def test_the_folder_that_one_is_in_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    monkeypatch.setattr("expert.run.trained.load_trained", None)
+    monkeypatch.setattr("expert.run.stored.load.load_trained", None)
     for place in (Path(), Path.cwd()):
         with pytest.raises(CannotExport, match=wording("folder-you-in-cannot")):
             exported(finished("lora"), place)

@@ -40,17 +40,17 @@ def test_rows_are_not_held_out_of_data_that_changed_since_the_run(tmp_path):
 def test_rows_that_are_read_otherwise_than_in_the_run_are_told_from_changed_data(
     tmp_path, monkeypatch
 ):
-    from expert.run.prepare import Builder
+    from expert.data import line
 
     folder = own_run(tmp_path)
 
-    recipe_of = Builder.recipe_of
+    recipe_of = line.recipe_of
 
-    def with_other_columns(builder: Builder, source: Any, name: str) -> Any:
-        recipe, place = recipe_of(builder, source, name)
+    def with_other_columns(*asked: Any) -> Any:
+        recipe, place = recipe_of(*asked)
         return replace(recipe, columns="others"), place
 
-    monkeypatch.setattr(Builder, "recipe_of", with_other_columns)
+    monkeypatch.setattr(line, "recipe_of", with_other_columns)
     with pytest.raises(NoTestSet, match=wording("those-learnt-columns-changed")):
         validate(folder, device="cpu")
 
@@ -182,7 +182,7 @@ NEW = [{"instruction": f"sing {n}", "output": YES} for n in range(10)]
 
 
 def test_cases_that_were_learnt_are_told_and_the_gate_is_judged_without_them(tmp_path):
-    from expert.cli.validate_view import gate_lines
+    from expert.cli.validate import gate_lines
 
     folder = own_run_without_validation(tmp_path)
     done = judged_by(folder, [*ROWS[:12], *NEW])

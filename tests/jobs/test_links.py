@@ -8,7 +8,7 @@ import pytest
 
 from expert.core.links import LinkRefused
 from expert.jobs.train import train
-from expert.run.prepare import prepare
+from expert.run.open import prepare
 from tests.jobs.runs import base_model, events_of, write_expert
 from tests.jobs.trained_runs import place
 from tests.wording import wording

@@ -20,7 +20,7 @@ from expert.jobs.export.export import export
 from expert.jobs.export.model_card import Known, languages, model_card
 from expert.jobs.export.portable_base import SMOLLM2_HUB, portable_base
 from expert.jobs.sample.sample import sample
-from expert.run.trained import read_plan
+from expert.run.stored.load import read_plan
 from tests.jobs.runs import base_model, run, write_expert
 from tests.jobs.trained_runs import finished, finished_characters, place
 from tests.wording import wording

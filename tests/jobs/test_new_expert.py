@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from expert.jobs.new.new_expert import CannotMake, new_expert
-from expert.jobs.new.templates import TEMPLATES
+from expert.jobs.new.starters import STARTERS
 from expert.manifest.reader import read_manifest
-from expert.run.plan import plan
+from expert.run.open import plan
 from tests.wording import wording
 
 
@@ -20,9 +20,9 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("template", sorted(TEMPLATES))
+@pytest.mark.parametrize("template", sorted(STARTERS))
 def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(template, tmp_path):
-    from expert.jobs.datasets.datasets import check_dataset
+    from expert.jobs.datasets.check import check_dataset
 
     made = new_expert("mine", template=template, into=tmp_path)
     read = read_manifest(made.manifest, strict=True)
@@ -392,7 +392,7 @@ def test_the_length_is_the_smallest_usual_one_that_cuts_nearly_nothing(words, le
 
 
 def test_what_shorter_lengths_would_cut_is_told_and_holds_in_a_check(tmp_path):
-    from expert.jobs.datasets.datasets import check_dataset
+    from expert.jobs.datasets.check import check_dataset
 
     rows = [*long_rows(40, 20), *long_rows(60, 700)]
     made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)

@@ -24,7 +24,7 @@ def go_on(folder: Path) -> None:
 
 @pytest.mark.parametrize("least", [0.0, 0.95])
 def test_a_verdict_on_a_run_that_went_on_since_counts_as_none(tmp_path, least):
-    from expert.cli.runs import exported_lines
+    from expert.cli.export import exported_lines
 
     folder = own_run(tmp_path / "own")
     passed = validate(folder, device="cpu", min_accuracy=least).gate.passed

@@ -15,7 +15,7 @@ from expert.jobs.diagnose.parity import NoParity, Parity, parity
 from expert.manifest.reader import read_manifest
 from expert.model import attention
 from expert.model.load import LoadedModel
-from expert.run.plan import plan
+from expert.run.open import plan
 from tests.jobs.runs import base_model, write_expert
 from tests.wording import wording
 

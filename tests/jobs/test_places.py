@@ -14,7 +14,7 @@ from expert.data.examples.columns import ColumnsNotFound, columns_of
 from expert.data.read import sources as sources_of_rows
 from expert.data.read.sources import iterate, resolve_sources
 from expert.manifest.reader import read_manifest
-from expert.run.places import FIRST_ROWS, doubts_about
+from expert.run.missing import FIRST_ROWS, missing_things
 from tests.wording import wording
 
 NOWHERE = {"EXPERT_HOME": "/nowhere", "HF_HOME": "/nowhere"}
@@ -28,8 +28,9 @@ def written(folder: Path, text: str) -> Path:
 
 
 def doubts(folder: Path, text: str) -> list[tuple[str, str]]:
-    found = doubts_about(read_manifest(written(folder, text)), environ=NOWHERE)
-    return [(doubt.path, doubt.text) for doubt in found]
+    found = missing_things(read_manifest(written(folder, text)), environ=NOWHERE)
+    refused = [(each.path, each.what) for each in found.problems]
+    return [*refused, *((each.path, each.text) for each in found.remarks)]
 
 
 def test_misspelt_models_and_rows_are_all_told_with_what_was_meant(tmp_path):

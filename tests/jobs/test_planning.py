@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import expert
+from expert.data.splits import data_order
 from expert.planning.run_plan import RunPlan
-from expert.run.feed import data_order
 from tests.jobs.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
 
@@ -229,7 +229,7 @@ def test_more_rows_than_are_read_are_told_by_their_bytes_or_their_footer(tmp_pat
     import pyarrow as pa
     import pyarrow.parquet
 
-    monkeypatch.setattr("expert.run.count.MOST_READ", 50)
+    monkeypatch.setattr("expert.data.count.MOST_READ", 50)
     (tmp_path / "rows.json").write_text(json.dumps(ROWS), encoding="utf-8")
     made = expert.plan(an_expert(tmp_path, dataset={"path": "rows.json"}))
     assert made.length.rows == pytest.approx(108, rel=0.1)
@@ -239,8 +239,7 @@ def test_more_rows_than_are_read_are_told_by_their_bytes_or_their_footer(tmp_pat
 
 
 def test_prepared_rows_change_the_expected_time_by_their_tokens(tmp_path):
-    from expert.run.feed import data_order, settled_by_data
-    from expert.run.prepare import prepare
+    from expert.run.open import as_packed, prepare
 
     file = an_expert(tmp_path)
     split = prepare(file).train
@@ -253,7 +252,7 @@ def test_prepared_rows_change_the_expected_time_by_their_tokens(tmp_path):
         "estimated: a test",
         "machine",
     )
-    made = settled_by_data(before, data_order(before, split), split)
+    made = as_packed(before, split)
     assert made.length.expected_parts == {"start": (1.0, 5.0), "train": (5.0, 10.0)}
     assert made.length.expected_seconds == (6.0, 15.0)
     told = next(each for each in made.decisions if each.path == "length.expected_seconds")

@@ -49,9 +49,9 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def slow_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that take long to make, in the loop itself."""
-    from expert.data.feed.loader import PreparedRows
+    from expert.data.feed.loader import PreparedBins
 
-    slowed(monkeypatch, PreparedRows, "__getitems__", 0.2)
+    slowed(monkeypatch, PreparedBins, "__getitems__", 0.2)
 
 
 def slow_saves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,16 +11,13 @@ import pytest
 
 import expert
 from expert.data.feed.batches import BatchArrays, BatchShape, fill_batch
+from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.encoder import CharacterEncoder
 from expert.jobs.pretokenize import manifests_below
 from expert.manifest.reader import read_manifest
-from expert.run.feed import data_order, settled_by_data
-from expert.run.open import planned_and_open
-from expert.run.plan import plan
-from expert.run.prepare import prepare
-from expert.run.prepared import PreparedData
+from expert.run.open import as_packed, open_run, plan, prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
 from tests.planning.planning import gpu, machine
 from tests.wording import wording
@@ -81,7 +78,7 @@ def test_a_known_rate_gives_the_time_of_the_rows_that_were_counted(tmp_path):
     known = expert.plan(manifest).with_values(
         {"length.tokens_per_second": 1000.0}, "measured", "measurement"
     )
-    made = settled_by_data(known, data_order(known, split), split)
+    made = as_packed(known, split)
     assert made.length.seconds == pytest.approx(3 * split.index.statistics().tokens / 1000)
 
 
@@ -107,14 +104,14 @@ def test_all_sequences_of_an_update_go_at_once_where_they_fit_once_they_are_coun
     wrong = {"batch.sequences_per_update": 1, "batch.micro_batch": 1, "batch.accumulation": 1}
     before = made.with_values(wrong, "estimated", "machine")
     split = prepare(manifest).train
-    assert settled_by_data(before, data_order(before, split), split).batch == made.batch
+    assert as_packed(before, split).batch == made.batch
 
 
 @pytest.mark.parametrize("packing", [True, False])
 def test_no_batch_has_room_for_more_sequences_than_an_update_has(tmp_path, packing):
     config = {"batch_size": 12, "max_seq_length": 128, "packing": packing, "micro_batch_size": 99}
     read = read_manifest(an_expert(tmp_path, model="tiny", **config))
-    made, _, _ = planned_and_open(read, lambda *_: None)
+    made = open_run(read).plan
     assert made.batch.micro_batch == made.batch.sequences_per_update
     assert made.batch.accumulation == 1
 
@@ -122,8 +119,9 @@ def test_no_batch_has_room_for_more_sequences_than_an_update_has(tmp_path, packi
 def test_a_run_of_short_rows_recomputes_nothing_for_the_length_they_might_have_had(tmp_path):
     manifest = an_expert(tmp_path, model="tiny", batch_size=8, max_seq_length=4096)
     read, card = read_manifest(manifest), machine(gpu("NVIDIA GeForce RTX 3060", 12, (8, 6)))
-    guessed = plan(read, vram="1GB", machine=card, look=False)
-    made, data, _ = planned_and_open(read, lambda *_: None, vram="1GB", machine=card)
+    guessed = open_run(read, data="unread", vram="1GB", machine=card).plan
+    opened = open_run(read, vram="1GB", machine=card)
+    made, data = opened.plan, opened.data
     assert guessed.kernels.recomputed_blocks
     assert made.kernels.recomputed_blocks == 0
     assert data.train is not None

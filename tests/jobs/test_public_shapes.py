@@ -11,9 +11,9 @@ import pytest
 
 import expert
 from expert.core.errors import EXIT_OK, ExpertError
-from expert.jobs.datasets.datasets import check_dataset
+from expert.jobs.datasets.check import check_dataset
 from expert.jobs.new.new_expert import new_expert
-from expert.run.prepare import prepare
+from expert.run.open import prepare
 from tests.jobs.public_shapes import SHAPES, Shape
 from tests.wording import wording
 

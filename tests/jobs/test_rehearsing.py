@@ -22,8 +22,8 @@ from expert.jobs.diagnose.one_step import (
     try_fix,
 )
 from expert.jobs.diagnose.profile import Span, busy_time, profile, purpose_of, summed
-from expert.jobs.rehearse import SETTLING, Rehearsed, rehearse
 from expert.manifest.reader import read_manifest
+from expert.run.session.short_run import SETTLING, ShortRun, short_run
 from tests.jobs.runs import base_model, losses_of, run, write_expert
 from tests.wording import wording
 
@@ -36,7 +36,7 @@ def base(tmp_path_factory):
 def test_a_rehearsal_learns_as_the_run_would_and_leaves_only_tokens(tmp_path, base):
     config = {"lr_scheduler": "constant", "warmup_steps": 0}
     manifest = write_expert(tmp_path, base, config)
-    done = rehearse(read_manifest(manifest), updates=3)
+    done = short_run(read_manifest(manifest), updates=3)
     assert done.updates == 3
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"manifest.json", "train.jsonl", "datasets_optimized"}
@@ -47,12 +47,12 @@ def test_a_rehearsal_learns_as_the_run_would_and_leaves_only_tokens(tmp_path, ba
 
 def test_a_rehearsal_may_be_longer_than_the_run(tmp_path, base):
     manifest = write_expert(tmp_path, base, {"max_steps": 1})
-    assert rehearse(read_manifest(manifest), updates=4).updates == 4
+    assert short_run(read_manifest(manifest), updates=4).updates == 4
 
 
 def test_nothing_is_evaluated_or_saved_in_a_rehearsal(tmp_path, base):
     manifest = write_expert(tmp_path, base, {"eval_steps": 1, "save_steps": 1})
-    done = rehearse(read_manifest(manifest), updates=2)
+    done = short_run(read_manifest(manifest), updates=2)
     assert {"eval", "saved"} & {event["event"] for event in done.events} == set()
 
 
@@ -75,7 +75,7 @@ def test_a_signal_ends_more_than_the_first_of_two_short_runs(tmp_path, base, sen
             yield update
 
     with pytest.raises(SystemExit) as left:
-        rehearse(read_manifest(manifest), updates=5, through=stopping)
+        short_run(read_manifest(manifest), updates=5, through=stopping)
     assert left.value.code == code
 
 
@@ -196,7 +196,7 @@ def test_the_manifest_of_a_run_is_read_again_with_its_own_data(tmp_path, base):
     again = read_again(done.folder, ("training.config.batch_size=4",))
     assert again.folder == tmp_path / "expert"
     assert again.manifest.training.config.batch_size == 4
-    assert rehearse(again, updates=1).updates == 1
+    assert short_run(again, updates=1).updates == 1
 
 
 def test_a_run_without_a_manifest_cannot_be_tried(tmp_path):
@@ -219,7 +219,7 @@ def test_settling_updates_are_not_measured():
 
     slow = [step(number + 1, 10.0) for number in range(SETTLING)]
     fast = [step(SETTLING + 1 + number, 0.5) for number in range(4)]
-    done = Rehearsed(plan=None, events=(*slow, *fast), updates=SETTLING + 4)
+    done = ShortRun(plan=None, events=(*slow, *fast), updates=SETTLING + 4)
     found = measured(done)
     assert (found.updates, found.tokens_per_second, found.spread) == (4, 200.0, 0.0)
     assert found.loss == 2.0

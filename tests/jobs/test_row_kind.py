@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from expert.core.rundir import RunFolder
+from expert.data.plain_text import trained_on_text
 from expert.jobs.validate.test_sets import data_folder
 from expert.planning.run_plan import RunPlan
-from expert.run.row_kind import trained_on_text
 from tests.planning.planning import manifest, plan
 
 CHAT = {"instruction": "say cat", "response": "cat"}

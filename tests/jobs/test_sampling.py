@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from expert.core.rundir import RunFolder
+from expert.data import plain_text as row_kind
 from expert.data.records import DataError, Example, Turn
 from expert.data.template.text_tools import text_tools
 from expert.data.tokens.encoder import read_special_tokens
 from expert.jobs.sample.decoding import CannotSample
 from expert.jobs.sample.sample import Conversation, generate, prompt_text, ready, sample
 from expert.model.chargpt import load_char_gpt
-from expert.run import row_kind
-from expert.run.choose_checkpoint import NothingTrained, choose
-from expert.run.prepare import prepare
-from expert.run.trained import load_trained, pick_device, read_plan
+from expert.run.open import prepare
+from expert.run.stored.choose_checkpoint import NothingTrained, choose
+from expert.run.stored.load import load_trained, pick_device, read_plan
 from tests.data.tokenizers import model_folder
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished, finished_characters, place

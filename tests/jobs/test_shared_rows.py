@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import expert
+from expert.data.count import count_rows
+from expert.data.named_sources import named_sources
 from expert.data.tokens.row_keys import RowKeys
 from expert.jobs.diagnose.check import check
 from expert.manifest.reader import read_manifest
 from expert.planning.run_plan import RunPlan
-from expert.run.count import count_rows
-from expert.run.prepare import prepare
+from expert.run.open import prepare
 from tests.jobs.runs import ROWS, base_model, events_of, run, write_expert
 from tests.wording import wording
 
@@ -110,9 +111,10 @@ def test_a_plan_warns_of_them_once_they_are_prepared(tmp_path):
     assert len(told(expert.plan(file))) == 1
     for kept in (tmp_path / "datasets_optimized").rglob("rows-*.npy"):
         kept.unlink()
-    plan = expert.plan(file)
+    read = read_manifest(file)
+    plan = expert.plan(read)
     assert told(plan) == [], "a plan reads no tokens"
-    counts = count_rows(read_manifest(file), plan)
+    counts = count_rows(read, plan, named_sources(read))
     assert counts is not None
     assert counts.packed is not None, "and finds the packed rows without them"
 

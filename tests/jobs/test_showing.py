@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
+from expert.data.inspect.pick_rows import NoSuchRow, RowsToShow
 from expert.data.inspect.shown_rows import ShownRow
-from expert.jobs.datasets.datasets import check_dataset
-from expert.jobs.datasets.showing import NoSuchRow, RowsToShow, first_row_of
+from expert.jobs.datasets.check import check_dataset, first_row_of
 from expert.manifest.reader import read_manifest
-from expert.run.plan import plan as plan_job
-from expert.run.prepare import prepare
+from expert.run.open import open_run, prepare
 from tests.data.test_tools import OPENAI
 from tests.jobs.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
@@ -212,7 +211,7 @@ def test_without_the_tokenizer_the_text_is_shown_and_the_lack_of_it_said(tmp_pat
 def test_a_plan_shows_its_first_row_as_the_check_does(tmp_path):
     file = an_expert(tmp_path)
     read = read_manifest(file)
-    row, _ = first_row_of(read, plan_job(read, look=False))
+    row, _ = first_row_of(open_run(read, data="unread"), most_tokens=None)
     assert row is not None
     assert row.segments == shown(file, RowsToShow(count=2))[0].segments
 
@@ -227,7 +226,7 @@ def test_a_plan_fetches_nothing_to_show_a_row(tmp_path, monkeypatch):
     file = tmp_path / "manifest.json"
     file.write_text(json.dumps({"name": "c", "base_model": "char-gpt", "training": training}))
     read = read_manifest(file)
-    row, why = first_row_of(read, plan_job(read, look=False))
+    row, why = first_row_of(open_run(read, data="unread"), most_tokens=None)
     assert (row, why) == (None, wording("rows-shakespeare-not-fetched"))
 
 

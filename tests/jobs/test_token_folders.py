@@ -11,12 +11,12 @@ import pytest
 from tokenizers import Tokenizer
 
 import expert
+from expert.data.named_sources import CHECKED
+from expert.data.prepared import PreparedData
 from expert.data.records import DataError
-from expert.jobs.datasets.datasets import check_dataset
-from expert.jobs.datasets.finding import find_datasets, read_users
-from expert.run.prepare import prepare
-from expert.run.prepared import PreparedData
-from expert.run.token_folders import CHECKED
+from expert.jobs.datasets.check import check_dataset
+from expert.jobs.datasets.find import find_datasets, read_users
+from expert.run.open import prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
 from tests.jobs.test_preparing import an_expert, texts_of
 from tests.wording import wording

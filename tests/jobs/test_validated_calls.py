@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from expert.cli.validate_view import score_sheet
+from expert.cli.validate import score_sheet
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Turn
 from expert.jobs.sample.decoding import settle_decoding
@@ -23,8 +23,8 @@ from expert.jobs.validate.validate import _said, validate
 from expert.judging.cases import Case
 from expert.judging.oracles.calls import CALLS, CallMarks, check_of
 from expert.judging.oracles.oracle import JudgeOptions, oracle_for
-from expert.run.choose_checkpoint import choose
-from expert.run.trained import load_trained, read_plan
+from expert.run.stored.choose_checkpoint import choose
+from expert.run.stored.load import load_trained, read_plan
 from tests.data.chat_templates import family, qwen3_source
 from tests.jobs.runs import WORDS, base_model, run, write_expert
 from tests.jobs.trained_runs import place

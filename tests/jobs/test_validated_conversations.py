@@ -64,7 +64,7 @@ def test_a_user_turn_that_nobody_answers_is_left_out(tmp_path):
 
 
 def test_the_interval_and_the_comparison_count_each_conversation_once(tmp_path):
-    from expert.cli.validate_view import score_sheet
+    from expert.cli.validate import score_sheet
 
     rows = rows_file(tmp_path, [talk(f"a {n}", YES, "b", YES, "c", YES) for n in range(4)])
     done = validate(learnt(), test_set=rows, baseline="base", device="cpu")

@@ -52,7 +52,7 @@ def test_another_state_than_the_one_that_passed_is_exported_with_a_warning(tmp_p
 
 
 def test_a_few_of_the_rows_do_not_take_the_place_of_all_of_them():
-    from expert.cli.validate_view import gate_lines
+    from expert.cli.validate import gate_lines
 
     validate(learnt(), device="cpu")
     few = validate(learnt(), device="cpu", limit=4)
@@ -109,7 +109,7 @@ def test_a_bar_that_is_no_number_is_no_pass(tmp_path):
 
 
 def test_the_card_and_the_export_say_how_well_it_answers(tmp_path):
-    from expert.cli.runs import exported_lines
+    from expert.cli.export import exported_lines
 
     found = {
         "gate": {"passed": True, "reasons": []},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.cli.validate_view import gate_lines, score_sheet
+from expert.cli.validate import gate_lines, score_sheet
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
 from expert.jobs.report import report

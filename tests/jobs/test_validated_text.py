@@ -26,7 +26,7 @@ def learnt_text() -> Path:
 
 @pytest.mark.parametrize("run", [finished_characters, learnt_text])
 def test_plain_text_has_a_loss_and_no_gate_and_may_be_exported(run, tmp_path):
-    from expert.cli.runs import exported_lines
+    from expert.cli.export import exported_lines
 
     done = validate(run(), device="cpu")
     assert done.reached.cases == ()

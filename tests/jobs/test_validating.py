@@ -13,8 +13,8 @@ from expert.data.records import DataError
 from expert.jobs.validate.test_sets import NoTestSet, data_folder
 from expert.jobs.validate.validate import CannotValidate, validate
 from expert.judging.oracles.oracle import UnknownDomain
-from expert.run.choose_checkpoint import NothingTrained
-from expert.run.trained import read_plan
+from expert.run.stored.choose_checkpoint import NothingTrained
+from expert.run.stored.load import read_plan
 from tests.jobs.runs import base_model, events_of, run, write_expert
 from tests.jobs.trained_runs import finished, place
 from tests.jobs.validated_runs import TESTS, as_it_was, learnt, written

@@ -1,8 +1,8 @@
 """A process that trains experts in processes of its own, each begun in a moment.
 
 Everything is imported once; every line read is a run, trained in a fork with signals of its own.
-What is written back is its pid, and how it ended. A run can be held at the beginning of an update
-until it is let go on, so that what a test does meanwhile comes in time on any machine.
+What is written back is its pid, and how it ended. A run can be held at the beginning of a step
+until it is let continue, so that what a test does meanwhile comes in time on any machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _train(work: dict[str, Any]) -> int:
     from expert.jobs.train import train
     from expert.model.load import LoadedModel
     from expert.training import loop
-    from expert.training.step import seed_update
+    from expert.training.step import seed_step
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     loss_sum, pause = LoadedModel.loss_sum, work.pop("pause", 0.0)
@@ -53,8 +53,8 @@ def _train(work: dict[str, Any]) -> int:
     LoadedModel.loss_sum = slow  # type: ignore[method-assign]
     manifest = Path(work.pop("manifest"))
     if "hold_at" in work:
-        held = _holding(seed_update, manifest.parent, work.pop("hold_at"))
-        loop.seed_update = held  # type: ignore[attr-defined, assignment]
+        held = _holding(seed_step, manifest.parent, work.pop("hold_at"))
+        loop.seed_step = held  # type: ignore[attr-defined, assignment]
     try:
         acknowledge = (manifest.parent / ACKNOWLEDGED).touch
         return train(manifest, **work, acknowledge=acknowledge).exit_code
@@ -64,16 +64,16 @@ def _train(work: dict[str, Any]) -> int:
 
 
 def _holding(
-    seed_update: Callable[[int, int], None], folder: Path, update: int
+    seed_step: Callable[[int, int], None], folder: Path, update: int
 ) -> Callable[[int, int], None]:
-    """What begins an update, and waits in the one after so many."""
+    """What begins a step, and waits in the one after so many."""
 
     def held(seed: int, number: int) -> None:
         if number == update:
             (folder / HELD).touch()
             while not (folder / GO_ON).exists():
                 time.sleep(0.005)
-        seed_update(seed, number)
+        seed_step(seed, number)
 
     return held
 

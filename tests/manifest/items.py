@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from expert.manifest.schema.manifest import Manifest
-from expert.manifest.text.document import Item
+from expert.manifest.text.item import Item
 
 
 def as_item(data: Any) -> Item:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
 from expert.manifest.check.rules import _SCHEDULE_OPTIONS
-from expert.manifest.migrate.names import CONFIG_ALIASES
+from expert.manifest.migrate.aliases import CONFIG_ALIASES
 from expert.manifest.reader import understand
 from expert.manifest.schema.expectations import resolve, schema
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
@@ -86,10 +86,7 @@ def _number(node: Mapping[str, Any]) -> st.SearchStrategy[float]:
     low = node.get("minimum", node.get("exclusiveMinimum"))
     high = node.get("maximum", node.get("exclusiveMaximum"))
     floats = st.floats(
-        low,
-        high,
-        exclude_min="exclusiveMinimum" in node,
-        exclude_max="exclusiveMaximum" in node,
+        low, high, exclude_min="exclusiveMinimum" in node, exclude_max="exclusiveMaximum" in node
     )
     return floats | st.just(0.5)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from expert.manifest.migrate.names import CONFIG_ALIASES, CONFIG_KEYS, DATASET_KEYS, SPECIAL_NAMES
-from expert.manifest.peers.answers import ANSWERS, FAMILIES, answer_to
+from expert.manifest.migrate.aliases import CONFIG_ALIASES, CONFIG_KEYS, DATASET_KEYS, SPECIAL_NAMES
+from expert.manifest.peers.converted_keys import CONVERTED
 from expert.manifest.peers.sections import SECTIONS
-from expert.manifest.peers.switches import SWITCHES
+from expert.manifest.peers.unsupported_keys import ANSWERS, FAMILIES, answer_to
 from tests.manifest.reading import MINIMAL, error_of, notices_of, read
 from tests.wording import wording
 
@@ -27,36 +27,41 @@ def config_of(text: str) -> Any:
 def test_no_name_of_ours_has_an_answer_of_others():
     ours = CONFIG_KEYS | DATASET_KEYS | set(CONFIG_ALIASES) | set(SPECIAL_NAMES)
     assert not ours & (set(ANSWERS) | set(SECTIONS))
-    assert not ours & set(SWITCHES)
-    assert not set(ANSWERS) & set(SWITCHES)
+    assert not ours & set(CONVERTED)
+    assert not set(ANSWERS) & set(CONVERTED)
     assert not [key for key in ours if answer_to(key)]
 
 
-@pytest.mark.parametrize("key", [*ANSWERS, *(f"{start}x" for start in FAMILIES)])
-@pytest.mark.parametrize("place", ["top", "training", "training.config"])
-def test_every_answer_is_given_wherever_the_key_stands(key, place):
-    """A value that no trainer has: whatever is so here, it is not that."""
-    before = {
-        "top": MINIMAL,
-        "training": MINIMAL + "training:\n  ",
-        "training.config": WHOLE + "    ",
-    }[place]
-    answer = answer_to(key)
-    assert answer is not None
-    line = f"{key}: odd-value\n"
-    if answer.kind is None:
-        text = error_of(before + line)
-        assert answer.text in text
-        assert answer.fix in text
+KEYS = [*ANSWERS, *(f"{start}x" for start in FAMILIES)]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [MINIMAL, MINIMAL + "training:\n  ", WHOLE + "    "],
+    ids=["top", "training", "config"],
+)
+def test_every_answer_is_given_wherever_the_key_stands(before):
+    """A value that no trainer has: whatever happens here, it is not that."""
+    answers = {key: answer for key in KEYS if (answer := answer_to(key))}
+    assert [*answers] == KEYS
+    indent = before[before.rindex("\n") + 1 :]
+    noted = [key for key, answer in answers.items() if answer.kind is not None]
+    notices = read(before + f"\n{indent}".join(f"{key}: odd-value" for key in noted)).notices
+    told = {n.path.rpartition(".")[2]: (n.kind, n.text) for n in notices}
+    assert {key: told.get(key) for key in noted} == {
+        key: (answers[key].kind, answers[key].text) for key in noted
+    }
+    for key in answers.keys() - noted:
+        text = error_of(f"{before}{key}: odd-value\n")
+        assert answers[key].text in text
+        assert answers[key].fix in text
         assert "unknown key" not in text
-    else:
-        told = [n for n in read(before + line).notices if n.path.endswith(key)]
-        assert [(n.kind, n.text) for n in told] == [(answer.kind, answer.text)]
 
 
-@pytest.mark.parametrize("key", [*ANSWERS, *(f"{start}x" for start in FAMILIES), *SWITCHES])
-def test_an_empty_key_of_another_trainer_says_nothing(key):
-    assert [n for n in notices_of(f"{MINIMAL}{key}:\n") if key in n] == []
+def test_an_empty_key_of_another_trainer_says_nothing():
+    keys = [*KEYS, *CONVERTED]
+    notices = read(MINIMAL + "".join(f"{key}:\n" for key in keys)).notices
+    assert {n.path for n in notices} & {*keys} == set()
 
 
 def test_of_several_keys_for_one_thing_the_first_is_told_and_the_others_go_with_it():

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
 from expert.core.errors import ManifestError
-from expert.manifest.migrate.names import (
+from expert.manifest.editor import editor_schema
+from expert.manifest.migrate.aliases import (
     CONFIG_ALIASES,
     CONFIG_KEYS,
     DATASET_ALIASES,
@@ -22,10 +23,9 @@ from expert.manifest.migrate.names import (
     SHAPE_ALIASES,
     SPECIAL_NAMES,
 )
-from expert.manifest.migrate.upgrade import upgrade
-from expert.manifest.schema.editor import editor_schema
-from expert.manifest.schema.values import CONFIG_VALUES, MODEL_VALUES
+from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES
 from expert.manifest.text.document import read_document
+from expert.manifest.upgrade import upgrade
 from tests.manifest.strategies import any_manifest, any_spelling, document_of, manifest_of
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from expert.core.errors import ExpertError
-from expert.manifest.migrate.names import (
+from expert.manifest.explain import KeyHelp, UnknownKey, explain
+from expert.manifest.migrate.aliases import (
     CONFIG_ALIASES,
     CONFIG_KEYS,
     DATASET_ALIASES,
@@ -15,7 +16,6 @@ from expert.manifest.migrate.names import (
     SPECIAL_NAMES,
 )
 from expert.manifest.schema.config import TrainingConfig
-from expert.manifest.schema.explain import KeyHelp, UnknownKey, explain
 from expert.manifest.schema.manifest import Manifest
 from tests.wording import wording
 
@@ -169,7 +169,7 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(key, text):
     ("name", "words"),
     [
         ("deepspeed", wording("superseded-run-uses-one")),
-        ("training.config.wandb_project", "Superseded: TensorBoard files"),
+        ("training.config.wandb_project", "Superseded: TensorBoard"),
         ("loraplus_lr_ratio", wording("refused-lora-not-built")),
         ("chat_template", wording("read-another-key-by")),
     ],

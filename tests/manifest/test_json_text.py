@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
-from expert.manifest.text.document import Item
+from expert.manifest.text.item import Item
 from expert.manifest.text.json_text import parse_json
 from tests.wording import wording
 

@@ -11,7 +11,7 @@ import pytest
 from expert.core.errors import ManifestError
 from expert.manifest.reader import read_manifest
 from expert.manifest.schema.manifest import Manifest
-from expert.manifest.text.document import Item
+from expert.manifest.text.item import Item
 from tests.manifest.reading import MINIMAL, REAL_MANIFESTS, error_of, files_in, notices_of, read
 from tests.wording import wording
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
-from expert.manifest.migrate.upgrade import FIRST_KEYS, PERFORMANCE_KEYS, upgrade
 from expert.manifest.reader import understand
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.text.document import Document, parse_document, read_document
 from expert.manifest.text.write import to_json, to_yaml
+from expert.manifest.upgrade import FIRST_KEYS, PERFORMANCE_KEYS, upgrade
 from tests.manifest.items import as_item
 from tests.manifest.strategies import any_manifest, any_spelling, document_of, manifest_of
 from tests.wording import wording

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from expert.manifest.schema.values import CONFIG_VALUES, MODEL_VALUES, REFUSED_METHODS
+from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES, REFUSED_METHODS
 from tests.manifest.reading import MINIMAL, error_of, notices_of, read, read_data
 from tests.wording import wording
 

@@ -11,12 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expert.manifest.reader import understand
-from expert.manifest.text.document import Item, parse_document
-from expert.manifest.text.write import (
-    WIDTH,
-    to_json,
-    to_yaml,
-)
+from expert.manifest.text.document import parse_document
+from expert.manifest.text.item import Item
+from expert.manifest.text.write import WIDTH, to_json, to_yaml
 from tests.manifest.items import as_item, manifest_item
 from tests.manifest.strategies import KEYS, SCALARS, any_manifest, manifest_of
 from tests.wording import wording

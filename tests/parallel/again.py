@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch.optim import Optimizer
 
-from expert.parallel.graphs import Made, Recorder, Replay
-from expert.training.recorded_update import RecordedUpdate
+from expert.parallel.graphs import Capture, Made, Replay
+from expert.training.learner import CapturedStep
 
 
 class Again:
@@ -39,16 +39,16 @@ def _nothing(tensor: torch.Tensor) -> torch.Tensor:
     return torch.full_like(tensor, torch.nan if tensor.is_floating_point() else 0)
 
 
-class UndoneUpdate(RecordedUpdate):
+class UndoneStep(CapturedStep):
     """A step that is recorded by the stand-in is undone: recording on a card changes nothing."""
 
-    def __init__(self, optimizer: Optimizer, record: Recorder, device: torch.device) -> None:
+    def __init__(self, optimizer: Optimizer, capture: Capture, device: torch.device) -> None:
         def undone(run: Callable[[], Made]) -> tuple[Made, Replay]:
             touched = [tensor for group in optimizer.param_groups for tensor in group["params"]]
             touched += [tensor.grad for tensor in touched if tensor.grad is not None]
             touched += [value for state in optimizer.state.values() for value in state.values()]
             before = [tensor.detach().clone() for tensor in touched]
-            found = record(run)
+            found = capture(run)
             with torch.no_grad():
                 for tensor, value in zip(touched, before, strict=True):
                     tensor.copy_(value)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from expert.parallel.engine import SingleDevice
+from expert.parallel.single_device import SingleDevice
 from tests.training.toys import CPU, ToyModel, toy_batches, toy_engine
 
 BATCH = toy_batches(6, 6)[0]
@@ -18,16 +18,16 @@ def test_gradients_of_batches_add_up_to_that_of_all_of_them():
         _, _, engine = toy_engine()
         for batch in toy_batches(6, at_once):
             engine.accumulate(batch, divisor=6)
-        norms.append(float(engine.update(step=1, rate=0.0, max_norm=0.0).grad_norm))
+        norms.append(float(engine.step(step=1, rate=0.0, max_norm=0.0).grad_norm))
     assert norms[1:] == pytest.approx(norms[:1] * 2, rel=1e-6)
 
 
 def test_what_was_accumulated_is_used_once():
     model, _, engine = toy_engine()
     engine.accumulate(BATCH, divisor=6)
-    engine.update(step=1, rate=1e-2, max_norm=1.0)
+    engine.step(step=1, rate=1e-2, max_norm=1.0)
     assert model.matrix.grad is None
-    assert float(engine.update(step=2, rate=1e-2, max_norm=1.0).grad_norm) == 0.0
+    assert float(engine.step(step=2, rate=1e-2, max_norm=1.0).grad_norm) == 0.0
 
 
 def test_discarded_gradients_leave_no_trace():
@@ -38,7 +38,7 @@ def test_discarded_gradients_leave_no_trace():
     engine.discard()
     for one in (engine, twin_engine):
         one.accumulate(BATCH, divisor=6)
-        one.update(step=1, rate=1e-2, max_norm=1.0)
+        one.step(step=1, rate=1e-2, max_norm=1.0)
     assert torch.equal(model.matrix, twin.matrix)
 
 
@@ -49,16 +49,16 @@ def test_the_sum_that_comes_back_holds_no_graph():
     assert float(total) == pytest.approx(float(model.loss_sum(BATCH).detach()), rel=1e-6)
 
 
-def test_tensors_that_are_loaded_again_go_on_as_before():
+def test_tensors_that_are_loaded_again_continue_as_before():
     model, _, engine = toy_engine()
     engine.accumulate(BATCH, divisor=6)
-    engine.update(step=1, rate=1e-2, max_norm=1.0)
+    engine.step(step=1, rate=1e-2, max_norm=1.0)
     saved = {g: {n: t.clone() for n, t in named.items()} for g, named in engine.tensors().items()}
     after = []
     for _ in range(2):
         engine.load(saved)
         engine.accumulate(BATCH, divisor=6)
-        engine.update(step=2, rate=1e-2, max_norm=1.0)
+        engine.step(step=2, rate=1e-2, max_norm=1.0)
         after.append(model.matrix.detach().clone())
     assert torch.equal(*after)
 
@@ -77,10 +77,10 @@ def test_every_phase_is_timed_and_who_looks_at_gradients_comes_before_they_go():
         learner,
         device=CPU,
         phase=phase,
-        after_update=lambda step: seen.append((step, model.matrix.grad is not None)),
+        after_step=lambda step: seen.append((step, model.matrix.grad is not None)),
     )
     engine.accumulate(BATCH, divisor=6)
-    engine.update(step=5, rate=1e-2, max_norm=1.0)
+    engine.step(step=5, rate=1e-2, max_norm=1.0)
     assert phases == ["forward", "backward", "optimizer"]
     assert seen == [(5, True)]
 

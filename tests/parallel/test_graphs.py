@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from expert.parallel.engine import SingleDevice
 from expert.parallel.graphs import MOST_GRAPHS, WARM_UPS, GraphsUnavailable
+from expert.parallel.single_device import SingleDevice
 from expert.training import learner
-from tests.parallel.again import Again, UndoneUpdate
+from tests.parallel.again import Again, UndoneStep
 from tests.training.toys import CPU, optim_plan
 
 PLACES, WORDS = 12, 5
@@ -49,7 +49,7 @@ def batch(number: int, places: int = PLACES, targets: int = 7) -> Batch:
 
 
 class Model:
-    """Words to words, learnt from the places that have a label; some of it is dropped."""
+    """Words to words, trained on the places that have a label; some of it is dropped."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         draw = torch.Generator().manual_seed(1)
@@ -70,8 +70,8 @@ class Model:
 
 def engine(dtype: torch.dtype, record: Any, **plan: Any) -> tuple[Model, SingleDevice]:
     model = Model(dtype)
-    learns = learner.OptimizerLearner(model.named, optim_plan(**plan), device=CPU, record=record)
-    return model, SingleDevice(model, learns, device=CPU, record=record)
+    learns = learner.OptimizerLearner(model.named, optim_plan(**plan), device=CPU, capture=record)
+    return model, SingleDevice(model, learns, device=CPU, capture=record)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -82,10 +82,10 @@ def test_replayed_passes_learn_what_run_ones_learn_to_the_last_bit(dtype):
     for update in range(5):
         for each in (run, replayed):
             torch.manual_seed(update)
-            for part in range(3):  # the first of them is recorded within an update
+            for part in range(3):  # the first of them is recorded within a step
                 given = batch(10 * update + part, targets=7 - part)
                 losses[each].append(float(each.accumulate(given, divisor=18)))
-            each.update(step=update + 1, rate=1e-2, max_norm=1.0)
+            each.step(step=update + 1, rate=1e-2, max_norm=1.0)
     assert recorder.replayed == 2 * (15 - WARM_UPS)
     assert losses[run] == losses[replayed]
     assert torch.equal(one.table, other.table)
@@ -93,9 +93,9 @@ def test_replayed_passes_learn_what_run_ones_learn_to_the_last_bit(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_recorded_update_changes_weights_as_one_that_is_run(dtype, monkeypatch):
+def test_a_recorded_step_changes_weights_as_one_that_is_run(dtype, monkeypatch):
     """The rate is a float32 number on the device, not a float64 one of the host: 6e-8 of a step."""
-    monkeypatch.setattr(learner, "RecordedUpdate", UndoneUpdate)
+    monkeypatch.setattr(learner, "CapturedStep", UndoneStep)
     recorder = Again()
     (one, run), (other, replayed) = (
         engine(dtype, record, optimizer="adamw_torch_fused") for record in (None, recorder)
@@ -106,7 +106,7 @@ def test_a_recorded_update_changes_weights_as_one_that_is_run(dtype, monkeypatch
             torch.manual_seed(update)
             for part in range(2):
                 each.accumulate(batch(10 * update + part), divisor=14)
-            stats = each.update(step=update + 1, rate=1e-2 / (update + 1), max_norm=0.5)
+            stats = each.step(step=update + 1, rate=1e-2 / (update + 1), max_norm=0.5)
             assert bool(stats.applied)
             norms[each].append(float(stats.grad_norm))
     assert recorder.recorded == 3
@@ -116,30 +116,30 @@ def test_a_recorded_update_changes_weights_as_one_that_is_run(dtype, monkeypatch
     torch.testing.assert_close(one.table, other.table, rtol=2**-8, atol=1e-6)
 
 
-def test_a_recorded_update_takes_no_step_that_is_not_finite_and_goes_on_after_it(monkeypatch):
-    monkeypatch.setattr(learner, "RecordedUpdate", UndoneUpdate)
+def test_a_recorded_step_takes_no_step_that_is_not_finite_and_continues_after_it(monkeypatch):
+    monkeypatch.setattr(learner, "CapturedStep", UndoneStep)
     model, replayed = engine(torch.float32, Again(), optimizer="adamw_torch_fused")
     for number in range(6):
         replayed.accumulate(batch(number), divisor=7)
-        replayed.update(step=number + 1, rate=1e-2, max_norm=1.0)
+        replayed.step(step=number + 1, rate=1e-2, max_norm=1.0)
     before = model.head.detach().clone()
     replayed.accumulate(batch(6), divisor=0)
-    assert not bool(replayed.update(step=7, rate=1e-2, max_norm=1.0).applied)
+    assert not bool(replayed.step(step=7, rate=1e-2, max_norm=1.0).applied)
     assert torch.equal(model.head, before)
     replayed.accumulate(batch(7), divisor=7)
-    assert bool(replayed.update(step=8, rate=1e-2, max_norm=1.0).applied)
+    assert bool(replayed.step(step=8, rate=1e-2, max_norm=1.0).applied)
     assert not torch.equal(model.head, before)
 
 
-def test_a_state_that_was_loaded_is_what_a_recorded_update_goes_on_with(monkeypatch):
-    monkeypatch.setattr(learner, "RecordedUpdate", UndoneUpdate)
+def test_a_state_that_was_loaded_is_what_a_recorded_step_continues_with(monkeypatch):
+    monkeypatch.setattr(learner, "CapturedStep", UndoneStep)
     model, replayed = engine(torch.float32, Again(), optimizer="adamw_torch_fused")
 
     def some_updates() -> Tensor:
         for number in range(6):
             torch.manual_seed(number)
             replayed.accumulate(batch(number), divisor=7)
-            replayed.update(step=number + 1, rate=1e-2, max_norm=1.0)
+            replayed.step(step=number + 1, rate=1e-2, max_norm=1.0)
         return model.head.detach().clone()
 
     some_updates()
@@ -167,7 +167,7 @@ def test_gradients_that_were_discarded_leave_no_trace():
         each.discard()
         torch.manual_seed(9)
         each.accumulate(batch(9), divisor=7)
-        norms.append(float(each.update(step=1, rate=0.0, max_norm=0.0).grad_norm))
+        norms.append(float(each.step(step=1, rate=0.0, max_norm=0.0).grad_norm))
     assert norms[0] == norms[1]
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from expert.manifest.reader import ReadManifest, understand
 from expert.manifest.text.document import parse_document
+from expert.planning.draft import Kept
 from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine, unknown
 from expert.planning.machine.target import Target, choose_target
 from expert.planning.plan import make_plan
 from expert.planning.run_plan import RunPlan
-from expert.planning.situation import Kept
 from expert.planning.survey import Survey
 
 GIB = 2**30

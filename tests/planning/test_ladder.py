@@ -98,7 +98,7 @@ def test_rows_of_an_update_are_the_same_on_every_rung():
 def test_what_a_cpu_cannot_do_is_passed_over_with_the_plans_own_reason():
     reasons = {name: reason for name, _, reason in climbed(CPU) if reason}
     assert reasons == {
-        "bf16 + TF32": 'kernels.precision is "fp32" already: CPUs compute float32 best',
+        "bf16 + TF32": 'kernels.precision is "fp32" already: ' + wording("fastest-on-most"),
         "fused AdamW": 'optim.optimizer is "adamw_torch" already: no GPU',
         "compile": wording("compiling-not-worth-on"),
         "CUDA graphs": wording("false-already-only-cuda"),

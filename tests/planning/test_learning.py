@@ -29,8 +29,7 @@ def test_without_any_word_the_adapter_is_rank_16_on_every_linear_layer():
 
 
 @pytest.mark.parametrize(
-    ("kind", "rate"),
-    [("lora", 2e-4), ("dora", 2e-4), ("full", 2e-5), ("ia3", 5e-3)],
+    ("kind", "rate"), [("lora", 2e-4), ("dora", 2e-4), ("full", 2e-5), ("ia3", 5e-3)]
 )
 def test_the_rate_is_the_usual_one_for_what_learns(kind, rate):
     assert plan(manifest({"adapter_type": kind})).optim.learning_rate == rate

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from expert.planning.decisions import Decision
-from expert.planning.memory.measurements import (
+from expert.planning.measurements import (
     MeasuredRate,
     forget_rates,
     read_rates,

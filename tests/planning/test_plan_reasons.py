@@ -193,10 +193,7 @@ def test_absurd_sizes_are_planned_at_once():
     data = {
         "name": "bard",
         "base_models": [{"name": "char-gpt", "architecture": tiny}],
-        "training": {
-            "dataset": {"path": "shakespeare"},
-            "config": {"batch_size": 999_999_999_989},
-        },
+        "training": {"dataset": {"path": "shakespeare"}, "config": {"batch_size": 999_999_999_989}},
     }
     assert plan(data, "h200").batch.examples_per_update == 999_999_999_989
 

@@ -240,10 +240,7 @@ def test_a_model_made_on_this_machine_is_found_by_its_name(tmp_path):
     home = tmp_path / "home"
     model_folder(home / "models" / "smollm2-135m")
     found = resolve("smollm2-135m", tmp_path / "manifest", EXPERT_HOME=str(home))
-    assert (found.place, found.location) == (
-        "models folder",
-        str(home / "models" / "smollm2-135m"),
-    )
+    assert (found.place, found.location) == ("models folder", str(home / "models" / "smollm2-135m"))
 
 
 def test_smollm2_that_was_not_made_yet_has_a_shape_and_says_how_to_get_it(tmp_path):
@@ -278,10 +275,7 @@ def test_a_plan_for_tiny_is_that_of_a_language_model_and_not_of_the_character_mo
         ({"vision_config": {"hidden_size": 8}, "text_config": {}}, "vision_config"),
         ({"audio_config": {"hidden_size": 8}}, "audio_config"),
         ({"mm_vision_tower": "clip"}, "mm_vision_tower"),
-        (
-            {"architectures": ["LlavaForConditionalGeneration"]},
-            "LlavaForConditionalGeneration",
-        ),
+        ({"architectures": ["LlavaForConditionalGeneration"]}, "LlavaForConditionalGeneration"),
         (
             {"architectures": ["Qwen2_5_VLForConditionalGeneration"]},
             "Qwen2_5_VLForConditionalGeneration",

@@ -10,68 +10,96 @@ from expert.planning.models.known_models import find_known_model
 from expert.planning.models.shapes import PROJECTIONS, ModelShape, UnknownShape, shape_from_config
 from tests.wording import wording
 
-LLAMA_32_1B = {
-    "model_type": "llama",
-    "num_hidden_layers": 16,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": True,
-}
-QWEN25_05B = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 24,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": True,
-}
-QWEN3_06B = {
-    "model_type": "qwen3",
-    "num_hidden_layers": 28,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "attention_bias": False,
-    "tie_word_embeddings": True,
-}
-GEMMA2_2B = {
-    "model_type": "gemma2",
-    "num_hidden_layers": 26,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "vocab_size": 256000,
-    "max_position_embeddings": 8192,
-    "attention_bias": False,
-}
-GEMMA3_270M = {
-    "model_type": "gemma3_text",
-    "num_hidden_layers": 18,
-    "hidden_size": 640,
-    "intermediate_size": 2048,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
-    "vocab_size": 262144,
-    "max_position_embeddings": 32768,
-    "attention_bias": False,
-}
+
+def _config(kind: str, *sizes: int, **more: Any) -> dict[str, Any]:
+    """A config.json: layers, hidden, feed-forward, heads, vocabulary, context, and what else."""
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+    names += ("vocab_size", "max_position_embeddings")
+    return {"model_type": kind, **dict(zip(names, sizes, strict=True)), **more}
+
+
+LLAMA_32_1B = _config(
+    "llama",
+    16,
+    2048,
+    8192,
+    32,
+    128256,
+    131072,
+    num_key_value_heads=8,
+    head_dim=64,
+    attention_bias=False,
+    mlp_bias=False,
+    tie_word_embeddings=True,
+)
+QWEN25_05B = _config(
+    "qwen2", 24, 896, 4864, 14, 151936, 32768, num_key_value_heads=2, tie_word_embeddings=True
+)
+QWEN3_06B = _config(
+    "qwen3",
+    28,
+    1024,
+    3072,
+    16,
+    151936,
+    40960,
+    num_key_value_heads=8,
+    head_dim=128,
+    attention_bias=False,
+    tie_word_embeddings=True,
+)
+GEMMA2_2B = _config(
+    "gemma2",
+    26,
+    2304,
+    9216,
+    8,
+    256000,
+    8192,
+    num_key_value_heads=4,
+    head_dim=256,
+    attention_bias=False,
+)
+GEMMA3_270M = _config(
+    "gemma3_text",
+    18,
+    640,
+    2048,
+    4,
+    262144,
+    32768,
+    num_key_value_heads=1,
+    head_dim=256,
+    attention_bias=False,
+)
+PHI2 = _config(
+    "phi",
+    32,
+    2560,
+    10240,
+    32,
+    51200,
+    2048,
+    num_key_value_heads=None,
+    qk_layernorm=False,
+    tie_word_embeddings=False,
+)
+OLMO2_1B = _config(
+    "olmo2",
+    16,
+    2048,
+    8192,
+    16,
+    100352,
+    4096,
+    num_key_value_heads=16,
+    attention_bias=False,
+    tie_word_embeddings=False,
+)
+PYTHIA_160M = _config("gpt_neox", 12, 768, 3072, 12, 50304, 2048, tie_word_embeddings=False)
+STARCODER2_3B = _config(
+    "starcoder2", 30, 3072, 12288, 24, 49152, 16384, num_key_value_heads=2, use_bias=True
+)
 GPT2 = {
     "model_type": "gpt2",
     "n_layer": 12,
@@ -81,51 +109,6 @@ GPT2 = {
     "n_positions": 1024,
     "n_ctx": 1024,
     "vocab_size": 50257,
-}
-PHI2 = {
-    "model_type": "phi",
-    "num_hidden_layers": 32,
-    "hidden_size": 2560,
-    "intermediate_size": 10240,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "vocab_size": 51200,
-    "max_position_embeddings": 2048,
-    "qk_layernorm": False,
-    "tie_word_embeddings": False,
-}
-OLMO2_1B = {
-    "model_type": "olmo2",
-    "num_hidden_layers": 16,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "vocab_size": 100352,
-    "max_position_embeddings": 4096,
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-}
-PYTHIA_160M = {
-    "model_type": "gpt_neox",
-    "num_hidden_layers": 12,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_attention_heads": 12,
-    "vocab_size": 50304,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}
-STARCODER2_3B = {
-    "model_type": "starcoder2",
-    "num_hidden_layers": 30,
-    "hidden_size": 3072,
-    "intermediate_size": 12288,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 2,
-    "vocab_size": 49152,
-    "max_position_embeddings": 16384,
-    "use_bias": True,
 }
 OPT_125M = {
     "model_type": "opt",

@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 
+from expert.planning.draft import Kept
 from expert.planning.machine.machine import Fact
 from expert.planning.machine.target import UnknownTarget, choose_target
 from expert.planning.models.presets import char_gpt_batch, verdicts
-from expert.planning.situation import Kept
 from tests.planning.planning import GIB, gpu, machine, manifest, plan
 from tests.wording import wording
 

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from expert.telemetry.ahead import Ahead
-from expert.telemetry.meter import Meter, Peak, Update
+from expert.telemetry.meter import Ahead, Meter, StepCounts
 from tests.telemetry.clocks import HandClock
-
-PEAK = Peak(flops=None, because="")
 
 
 def made(meter: Meter, clock: HandClock, done: int, seconds: float = 1.0) -> None:
-    """The updates up to this number, from 0 on."""
+    """The steps up to this number, from 0 on."""
     for step in range(done):
         clock.turn(seconds)
-        meter.add(Update(step=step, real_tokens=1, places=1, examples=1, targets=1))
+        meter.add(StepCounts(step=step, real_tokens=1, places=1, examples=1, targets=1))
 
 
 @pytest.mark.parametrize(
     ("total", "every", "left"),
     [
         (40, 10, {0: 4, 9: 4, 10: 4, 11: 3, 39: 1, 40: 1}),
-        (45, 10, {0: 5, 40: 2, 41: 1, 45: 1}),  # after the last update there is one more
+        (45, 10, {0: 5, 40: 2, 41: 1, 45: 1}),  # after the last step there is one more
         (5, 10, {0: 1, 5: 1}),
     ],
 )
@@ -42,15 +39,15 @@ def test_one_that_was_made_is_no_longer_to_come():
 def test_the_time_left_has_the_evaluations_in_it_before_one_was_measured():
     clock = HandClock()
     ahead = Ahead(total_steps=40, at_end=True, validation=60.0, test=30.0)
-    meter = Meter(clock, peak=PEAK, total_steps=40, ahead=ahead, settling=0)
+    meter = Meter(clock, total_steps=40, ahead=ahead, settling=0)
     made(meter, clock, 10, seconds=0.5)
     assert meter.eta_seconds() == 30 * 0.5 + 90 * 0.5
 
 
-def test_after_the_last_update_the_time_left_is_that_of_the_evaluations():
+def test_after_the_last_step_the_time_left_is_that_of_the_evaluations():
     clock = HandClock()
     ahead = Ahead(total_steps=4, at_end=True, validation=60.0, test=30.0)
-    meter = Meter(clock, peak=PEAK, total_steps=4, ahead=ahead, settling=0)
+    meter = Meter(clock, total_steps=4, ahead=ahead, settling=0)
     made(meter, clock, 4)
     assert meter.eta_seconds() == 90.0
     ahead.measured(20.0, cost=60.0, done=4)  # three times as fast as thought
@@ -60,7 +57,7 @@ def test_after_the_last_update_the_time_left_is_that_of_the_evaluations():
 def test_an_evaluation_that_was_measured_tells_how_long_the_next_ones_take():
     clock = HandClock()
     ahead = Ahead(total_steps=30, every=10, at_end=True, validation=6.0, test=3.0)
-    meter = Meter(clock, peak=PEAK, total_steps=30, ahead=ahead, settling=0)
+    meter = Meter(clock, total_steps=30, ahead=ahead, settling=0)
     made(meter, clock, 10)
     ahead.measured(12.0, cost=6.0, done=10)
     assert meter.eta_seconds() == 20.0 + 2 * 12.0 + 6.0

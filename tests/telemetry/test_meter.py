@@ -9,22 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.telemetry import meter as meter_module
-from expert.telemetry.meter import Meter, Peak, Update
+from expert.telemetry.meter import Meter, StepCounts
 from expert.telemetry.timeline import StepTimes
 from tests.telemetry.clocks import HandClock
-from tests.wording import wording
 
-PEAK = Peak(flops=1000.0, because="the table of cards")
-NO_PEAK = Peak(flops=None, because="this card is in no table")
-
-
-def update(step: int, **changed: Any) -> Update:
-    counts: dict[str, Any] = {"real_tokens": 90, "places": 100, "examples": 3, "targets": 50}
-    return Update(step=step, **(counts | changed))
+COUNTS = {"real_tokens": 90, "places": 100, "examples": 3, "targets": 50}
 
 
 def times(step: int, wall: float, data_wait: float) -> StepTimes:
-    return StepTimes(step=step, wall=wall, phases={"data_wait": data_wait}, host_wall=0.0, host={})
+    return StepTimes(step=step, wall=wall, phases={"data_wait": data_wait})
 
 
 @pytest.fixture
@@ -34,55 +27,35 @@ def clock() -> HandClock:
 
 @pytest.fixture
 def meter(clock) -> Meter:
-    return Meter(clock, peak=PEAK, total_steps=100)
+    return Meter(clock, peak_flops=1000.0, total_steps=100)
 
 
 def make(meter: Meter, clock: HandClock, *seconds: float, first: int = 1, **changed: Any) -> None:
+    loss_sum = changed.pop("loss_sum", None)
+    counts: dict[str, Any] = COUNTS | changed
     for step, each in enumerate(seconds, start=first):
         clock.turn(each)
-        meter.add(update(step, **changed))
-
-
-def test_rates_are_sums_over_the_time_of_their_updates(meter, clock):
-    make(meter, clock, 1.0, 3.0)
-    rates = meter.rates()
-    assert (rates.updates, rates.seconds, rates.tokens) == (2, 4.0, 180)
-    assert rates.tokens_per_second == 45.0
-    assert rates.samples_per_second == 1.5
-    assert rates.steps_per_second == 0.5
-    assert rates.padding == 0.1
-
-
-def test_a_window_looks_at_the_last_updates_only(meter, clock):
-    make(meter, clock, 50.0, 1.0, 1.0)
-    assert meter.rates(2).tokens_per_second == 90.0
-    assert meter.rates(0).tokens_per_second is None
+        meter.add(StepCounts(step=step, **counts))
+        if loss_sum is not None:
+            meter.add_loss(loss_sum, counts["targets"])
 
 
 def test_time_before_the_start_does_not_count(meter, clock):
     clock.turn(1000)
     meter.start()
     make(meter, clock, 2.0)
-    assert meter.rates().seconds == 2.0
+    assert meter.step_line()["seconds"] == 2.0
 
 
 def test_the_clock_stands_still_in_pauses_and_pauses_inside_pauses(meter, clock):
     make(meter, clock, 1.0)
-    with meter.paused():
+    with meter.paused() as pause:
         clock.turn(30)
         with meter.paused():
             clock.turn(5)
         clock.turn(5)
     make(meter, clock, 2.0, first=2)
-    assert meter.rates().seconds == 3.0
-    assert meter.paused_seconds == 40.0
-
-
-def test_a_pause_tells_how_long_it_was(meter, clock):
-    with meter.paused() as pause:
-        clock.turn(12.5)
-    clock.turn(1.0)
-    assert pause.seconds == 12.5
+    assert (meter.step_line()["seconds"], pause.seconds) == (3.0, 40.0)
 
 
 def test_a_pause_ends_when_an_evaluation_fails(meter, clock):
@@ -94,42 +67,27 @@ def test_a_pause_ends_when_an_evaluation_fails(meter, clock):
     with pytest.raises(RuntimeError):
         evaluate()
     make(meter, clock, 1.0)
-    assert meter.rates().seconds == 1.0
+    assert meter.step_line()["seconds"] == 1.0
 
 
-def test_resuming_without_a_pause_is_a_mistake(meter):
-    with pytest.raises(AssertionError, match="without pause"):
-        meter.resume()
+@pytest.mark.parametrize(
+    ("peak", "flops", "mfu"),
+    [(1000.0, (800.0, 800.0), 0.4), (None, (800.0, 800.0), None), (1000.0, (800.0, None), None)],
+    ids=["known", "of a card that nobody knows", "of a model that nobody has counted"],
+)
+def test_mfu_is_the_arithmetic_done_of_what_the_card_could_do(clock, peak, flops, mfu):
+    meter = Meter(clock, peak_flops=peak)
+    for step, (seconds, each) in enumerate(zip((1.0, 3.0), flops, strict=True)):
+        make(meter, clock, seconds, first=step, flops=each)
+    assert meter.step_line()["mfu"] == mfu
 
 
-def test_mfu_is_the_arithmetic_done_of_what_the_card_could_do(meter, clock):
-    make(meter, clock, 1.0, 3.0, flops=800.0)
-    assert meter.rates().mfu == 0.4
-    assert meter.rates().mfu_because == "the table of cards"
-
-
-def test_mfu_of_an_unknown_card_is_blank_with_the_reason(clock):
-    meter = Meter(clock, peak=NO_PEAK)
-    make(meter, clock, 1.0, flops=400.0)
-    assert meter.rates().mfu is None
-    assert meter.rates().mfu_because == wording("card-in-no-table")
-
-
-def test_mfu_is_blank_where_some_arithmetic_was_not_counted(meter, clock):
-    make(meter, clock, 1.0, flops=400.0)
-    make(meter, clock, 1.0, first=2)
-    assert meter.rates().mfu is None
-    assert wording("has-not-been-counted") in meter.rates().mfu_because
-    assert meter.rates(0).mfu_because == wording("no-time-has-been")
-
-
-def test_the_wait_for_data_is_a_share_of_the_measured_updates_in_the_window(meter, clock):
+def test_the_wait_for_data_is_a_share_of_the_steps_that_were_measured(meter, clock):
     make(meter, clock, 1.0, 1.0, 1.0)
-    assert meter.rates().data_wait is None
     meter.add_times(times(1, wall=1.0, data_wait=1.0))
     meter.add_times(times(2, wall=3.0, data_wait=0.0))
-    assert meter.rates().data_wait == 0.25
-    assert meter.rates(2).data_wait == 0.0
+    assert meter.step_line(2)["data_wait"] == 0.25
+    assert meter.step_line(3)["data_wait"] is None
 
 
 def test_the_time_left_leaves_out_compiling_and_pauses(meter, clock):
@@ -143,15 +101,15 @@ def test_the_time_left_leaves_out_compiling_and_pauses(meter, clock):
 
 
 def test_the_time_left_is_unknown_without_an_end_and_zero_after_it(clock):
-    endless = Meter(clock, peak=PEAK, settling=0)
+    endless = Meter(clock, settling=0)
     make(endless, clock, 1.0)
     assert endless.eta_seconds() is None
-    ended = Meter(clock, peak=PEAK, settling=0, total_steps=1)
+    ended = Meter(clock, settling=0, total_steps=1)
     make(ended, clock, 1.0, 1.0)
     assert ended.eta_seconds() == 0.0
 
 
-def test_after_a_fallback_the_next_updates_settle_again(meter, clock):
+def test_after_a_fallback_the_next_steps_settle_again(meter, clock):
     start = clock()
     assert meter.settled_at is None
     make(meter, clock, 9.0, 9.0, 9.0, 1.0)
@@ -160,14 +118,11 @@ def test_after_a_fallback_the_next_updates_settle_again(meter, clock):
     make(meter, clock, 9.0, 9.0, 9.0, 1.0, first=5)
     assert meter.settled_at == start + 55
     assert meter.eta_seconds() == 91 * 1.0
-    assert meter.rates(settled_only=True).seconds == 2.0
 
 
-def test_losses_are_weighed_by_their_targets_not_by_updates(meter, clock):
-    clock.turn(1)
-    meter.add(update(1, targets=2, loss_sum=10.0))
-    clock.turn(1)
-    meter.add(update(2, targets=100, loss_sum=90.0))
+def test_losses_are_weighed_by_their_targets_not_by_steps(meter, clock):
+    make(meter, clock, 1.0, targets=2, loss_sum=10.0)
+    make(meter, clock, 1.0, first=2, targets=100, loss_sum=90.0)
     assert meter.step_line()["loss"] == pytest.approx(100 / 102)  # not (5 + 0.9) / 2
 
 
@@ -200,8 +155,8 @@ def test_a_step_line_covers_what_came_since_the_last_one(meter, clock):
     }
 
 
-def test_a_line_that_is_written_late_covers_the_updates_up_to_its_own(meter, clock):
-    make(meter, clock, 1.0, 2.0, 4.0)  # updates 1, 2 and 3
+def test_a_line_that_is_written_late_covers_the_steps_up_to_its_own(meter, clock):
+    make(meter, clock, 1.0, 2.0, 4.0)  # steps 1, 2 and 3
     lines = [meter.step_line(2), meter.step_line(3)]
     assert [line["updates"] for line in lines] == [2, 1]
     assert [line["seconds"] for line in lines] == [3.0, 4.0]
@@ -213,7 +168,7 @@ def test_a_line_after_a_rollback_covers_what_was_undone_too(meter, clock):
     assert meter.step_line(2)["seconds"] == 8.0  # all of it was spent
 
 
-def test_an_epoch_line_ends_its_epoch_and_the_run_goes_on(meter, clock):
+def test_an_epoch_line_ends_its_epoch_and_the_run_continues(meter, clock):
     make(meter, clock, 2.0, loss_sum=50.0)
     assert meter.epoch_line(1, eval_loss=1.5) == {
         "epoch": 1,
@@ -230,17 +185,17 @@ def test_an_epoch_line_ends_its_epoch_and_the_run_goes_on(meter, clock):
     assert (meter.run_line()["loss"], meter.run_line()["seconds"]) == (2.0, 3.0)
 
 
-def test_old_updates_are_let_go(clock, monkeypatch):
-    monkeypatch.setattr(meter_module, "KEPT_UPDATES", 2)
-    meter = Meter(clock, peak=PEAK)
+def test_old_steps_are_let_go(clock, monkeypatch):
+    monkeypatch.setattr(meter_module, "KEPT_STEPS", 2)
+    meter = Meter(clock)
     make(meter, clock, 1.0, 1.0, 1.0)
-    assert meter.rates().updates == 2
+    assert meter.step_line()["updates"] == 2
     assert meter.run_line()["seconds"] == 3.0
 
 
 @given(st.lists(st.tuples(st.integers(1, 4096), st.floats(0, 20)), min_size=1, max_size=30))
 def test_an_epochs_loss_is_the_loss_of_all_its_tokens_at_once(batches):
-    meter = Meter(HandClock(), peak=PEAK)
+    meter = Meter(HandClock())
     for targets, mean in batches:
         meter.add_loss(mean * targets, targets)
     tokens = sum(targets for targets, _ in batches)
@@ -248,15 +203,15 @@ def test_an_epochs_loss_is_the_loss_of_all_its_tokens_at_once(batches):
     assert meter.epoch_line(1)["loss"] == pytest.approx(expected)
 
 
-def test_no_time_is_left_after_the_last_update_whose_number_counts_from_0(clock):
-    ending = Meter(clock, peak=PEAK, settling=0, total_steps=3)
+def test_no_time_is_left_after_the_last_step_whose_number_counts_from_0(clock):
+    ending = Meter(clock, settling=0, total_steps=3)
     make(ending, clock, 1.0, 1.0, first=0)
     assert ending.eta_seconds() == 1.0
     make(ending, clock, 1.0, first=2)
     assert ending.eta_seconds() == 0.0
 
 
-def test_rates_leave_out_the_updates_that_compile_and_the_seconds_do_not(meter, clock):
+def test_rates_leave_out_the_steps_that_compile_and_the_seconds_do_not(meter, clock):
     make(meter, clock, 60.0)
     assert meter.step_line()["tokens_per_second"] == 1.5  # nothing else is known yet
     make(meter, clock, 20.0, 20.0, 1.0, 2.0, first=2)
@@ -279,9 +234,9 @@ def test_sums_of_a_version_that_counted_no_settled_steps_give_no_wrong_rate(mete
     assert meter.run_line()["tokens_per_second"] == 90.0
 
 
-def test_a_resumed_meter_goes_on_with_its_sums(meter, clock):
+def test_a_resumed_meter_continues_with_its_sums(meter, clock):
     make(meter, clock, 1.0, 3.0, loss_sum=100.0)
-    other = Meter(clock, peak=PEAK, total_steps=100)
+    other = Meter(clock, total_steps=100)
     other.restore(meter.state())
     for each in (meter, other):
         each.start()
@@ -291,9 +246,9 @@ def test_a_resumed_meter_goes_on_with_its_sums(meter, clock):
     assert other.run_line()["loss"] == 1.5
 
 
-def test_a_line_that_was_begun_before_a_resume_has_the_mean_of_all_its_updates(meter, clock):
+def test_a_line_that_was_begun_before_a_resume_has_the_mean_of_all_its_steps(meter, clock):
     make(meter, clock, 1.0, loss_sum=50.0)
-    other = Meter(clock, peak=Peak(flops=None, because="none"))
+    other = Meter(clock)
     other.restore(meter.state())
     for each in (meter, other):
         make(each, clock, 1.0, first=1, loss_sum=150.0)
@@ -306,7 +261,7 @@ def test_a_line_that_was_begun_before_a_resume_has_the_mean_of_all_its_updates(m
     assert meter.step_line()["loss"] is None
 
 
-def test_losses_of_updates_that_were_undone_are_forgotten_and_their_time_is_not(meter, clock):
+def test_losses_of_steps_that_were_undone_are_forgotten_and_their_time_is_not(meter, clock):
     make(meter, clock, 1.0, loss_sum=50.0)
     before = meter.state()
     make(meter, clock, 1.0, first=2, loss_sum=5000.0)

@@ -25,7 +25,7 @@ def read():
     warnings.warn(f"{SYNCHRONISING} (Triggered internally at CUDAFunctions.cpp)", stacklevel=1)
 
 
-def test_every_read_of_the_update_is_counted_with_its_place(modes):
+def test_every_read_of_the_step_is_counted_with_its_place(modes):
     watch = SyncWatch(CUDA)
     watch.begin()
     for _ in range(3):
@@ -37,13 +37,13 @@ def test_every_read_of_the_update_is_counted_with_its_place(modes):
     assert modes == ["warn", 0]
 
 
-def test_an_update_without_reads_is_heard_too(modes):
+def test_a_step_without_reads_is_heard_too(modes):
     watch = SyncWatch(CUDA)
     watch.begin()
     assert watch.end() == []
 
 
-def test_one_update_is_listened_to_and_no_more(modes):
+def test_one_step_is_listened_to_and_no_more(modes):
     watch = SyncWatch(CUDA)
     watch.begin()
     watch.end()

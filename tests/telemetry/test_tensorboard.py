@@ -188,7 +188,7 @@ def test_a_resumed_run_hides_points_after_its_checkpoint(desk):
     assert second.scalars
 
 
-def test_a_missing_package_is_told_in_a_sentence(tmp_path, monkeypatch):
+def test_a_missing_package_is_reported_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(
         TrackerUnavailable, match=wording("needs-python-package-tensorboard")

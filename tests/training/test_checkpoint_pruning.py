@@ -33,7 +33,7 @@ def test_the_newest_and_the_protected_stay(tmp_path: Path):
         prune(tmp_path, 0, set())
 
 
-def test_those_in_between_do_not_count_and_go_once_there_is_a_newer_one(tmp_path: Path):
+def test_those_in_between_do_not_count_and_continuece_there_is_a_newer_one(tmp_path: Path):
     for step in range(1, 9):
         saved(tmp_path, step)
 
@@ -84,7 +84,7 @@ def test_survivors_are_those_of_the_specification(kinds, keep, protect, seed):
     check_pruning(kinds, keep, protect, seed)
 
 
-def test_a_run_that_goes_back_can_save_its_steps_anew(tmp_path: Path):
+def test_a_run_that_goes_back_can_save_its_steps_again(tmp_path: Path):
     for step in (1, 2, 3):
         saved(tmp_path, step)
     aside = put_aside_after(tmp_path, 1)

@@ -86,19 +86,25 @@ def test_a_full_disk_leaves_nothing_and_the_one_before_is_whole(tmp_path: Path, 
     assert_is(newest_after(tmp_path / "c"), 1)
 
 
-def test_the_room_is_looked_at_before_a_byte_is_written(tmp_path: Path):
+def test_the_room_is_looked_at_before_a_byte_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     asked: list[Path] = []
 
-    def free(place: Path) -> Any:
-        asked.append(place)
-        return Usage(0, 0, 1_199_999_999)
+    def usage(free: int) -> None:
+        def asking(place: Path) -> Any:
+            asked.append(place)
+            return Usage(0, 0, free)
 
+        monkeypatch.setattr(shutil, "disk_usage", asking)
+
+    usage(1_199_999_999)
     with pytest.raises(DiskFull) as refusal:
-        check_space(tmp_path / "not" / "yet", 1_000_000_000, free=free)
+        check_space(tmp_path / "not" / "yet", 1_000_000_000)
     assert asked == [tmp_path]
     assert str(refusal.value).startswith(wording("too-little-room-checkpoint", folder=tmp_path))
-    check_space(tmp_path, 1_000_000_000, free=lambda place: Usage(0, 0, 1_200_000_000))
-    check_space(tmp_path, 1)
+    usage(1_200_000_000)
+    check_space(tmp_path, 1_000_000_000)
 
 
 def test_a_full_disk_has_an_exit_code_of_its_own():

@@ -16,21 +16,21 @@ def copy_of(groups):
 
 def update(engine, batch=BATCH, factor=1.0):
     engine.accumulate(batch, divisor=4)
-    return engine.update(step=1, rate=1e-2, max_norm=1.0)
+    return engine.step(step=1, rate=1e-2, max_norm=1.0)
 
 
 def overflowing(model, engine):
-    """One update whose scaled gradients are not finite."""
+    """One step whose scaled gradients are not finite."""
     engine.accumulate(BATCH, divisor=4)
     model.gate.grad[0] = float("inf")
-    return engine.update(step=1, rate=1e-2, max_norm=1.0)
+    return engine.step(step=1, rate=1e-2, max_norm=1.0)
 
 
 def scale_of(learner):
     return float(learner.tensors()["optimizer"]["loss_scale.scale"])
 
 
-def test_a_scaled_loss_gives_the_same_update():
+def test_a_scaled_loss_gives_the_same_step():
     """The scale is a power of two: multiplying and dividing by it loses nothing."""
     plain, scaled = ToyModel(), ToyModel()
     first = update(toy_engine(plain)[2])
@@ -51,7 +51,7 @@ def test_an_overflow_halves_the_scale_and_changes_no_weight():
     assert bool(update(engine).applied)
 
 
-def test_the_scale_is_part_of_the_state_and_goes_on_as_it_was():
+def test_the_scale_is_part_of_the_state_and_continues_as_it_was():
     model, learner, engine = toy_engine(loss_scaling=True)
     update(engine)
     overflowing(model, engine)
@@ -86,7 +86,7 @@ def test_small_steps_on_bfloat16_weights_add_up_in_their_masters():
     start = model.gate.detach().clone()
     for _ in range(10):
         engine.accumulate(BATCH, divisor=4)
-        engine.update(step=1, rate=1e-5, max_norm=1.0)
+        engine.step(step=1, rate=1e-5, max_norm=1.0)
     master = learner.tensors()["model"]["gate"]
     assert master.dtype == torch.float32
     assert torch.equal(model.gate, start)
@@ -117,10 +117,10 @@ def test_a_loss_that_is_not_finite_counts_although_its_gradients_are(bad):
         loss = model.loss_sum(BATCH) / 4 + more
         learner.backpropagate(loss)
         learner.collect(loss.detach())
-    stats = engine.update(step=2, rate=1e-2, max_norm=1.0)
+    stats = engine.step(step=2, rate=1e-2, max_norm=1.0)
     assert not bool(stats.applied)
     assert torch.equal(learner.tensors()["model"]["matrix"], before["model"]["matrix"])
-    assert bool(update(engine).applied)  # and is forgotten with the update
+    assert bool(update(engine).applied)  # and is forgotten with the step
 
 
 def test_weights_of_another_model_are_refused():

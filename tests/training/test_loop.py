@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from expert.telemetry.late import LateNumbers
-from expert.telemetry.meter import Meter, Peak
+from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training import recorder as recorder_module
 from expert.training.evaluation import EvalResult
@@ -43,7 +43,7 @@ class Run:
     updates_per_epoch: int = 5
     epochs: int = 2
     stop_at: int | None = None
-    """A signal comes while this update is under way, counted from 1."""
+    """A signal comes while this step is under way, counted from 1."""
     stop_in_evaluation: bool = False
     dropout: float = 0.0
     log_every: int = 1
@@ -87,7 +87,7 @@ class Run:
         recorder = Recorder(
             emit,
             device=CPU,
-            meter=Meter(peak=Peak(flops=None, because="")),
+            meter=Meter(),
             timeline=Timeline(CPU),
             spikes=SpikeWatch(),
             log_every=self.log_every,
@@ -114,7 +114,7 @@ class Run:
         return [fact for fact in self.told if fact["event"] == name]
 
 
-def test_a_run_takes_every_update_once_and_saves_at_the_end():
+def test_a_run_takes_every_step_once_and_saves_at_the_end():
     run = Run()
     state, ending = run.go()
     assert ending.finished
@@ -129,7 +129,7 @@ def test_a_run_takes_every_update_once_and_saves_at_the_end():
     ("log_every", "told"),
     [(100, [(10, 10)]), (4, [(4, 4), (8, 4), (10, 2)]), (5, [(5, 5), (10, 5)])],
 )
-def test_the_steps_since_the_last_line_are_told_at_the_end(log_every, told):
+def test_the_steps_since_the_last_line_are_reported_at_the_end(log_every, told):
     run = Run(log_every=log_every, plan=replace(PLAN, eval_every=10))
     run.go()
     assert [(fact["step"], fact["updates"]) for fact in run.events("step")] == told
@@ -166,7 +166,7 @@ def test_evaluations_and_saves_come_when_they_are_due_and_at_the_end():
     assert state.evaluated == 10
 
 
-def test_an_epoch_is_told_with_its_mean_and_its_evaluation():
+def test_an_epoch_is_reported_with_its_mean_and_its_evaluation():
     run = Run(plan=replace(PLAN, eval_every=5))
     run.losses = iter([0.5, 0.25])
     run.go()
@@ -180,7 +180,7 @@ def test_an_epoch_is_told_with_its_mean_and_its_evaluation():
     assert lines[1]["loss"] == pytest.approx(sum(losses[5:]) / 5)
 
 
-def test_what_was_due_at_an_update_that_is_passed_over_happens_after_the_next():
+def test_what_was_due_at_a_step_that_is_passed_over_happens_after_the_next():
     plan = replace(PLAN, eval_every=4, save_every=4)
     run = Run(plan=plan)
     state = TrainState(skipped=Skipped().with_window(3, 4).with_window(9, 9))
@@ -206,7 +206,7 @@ def test_without_a_known_end_the_end_is_evaluated_and_saved_when_it_comes():
     ]
 
 
-def test_a_signal_is_answered_after_the_update_under_way():
+def test_a_signal_is_answered_after_the_step_under_way():
     run = Run(stop_at=4, plan=replace(PLAN, eval_every=4))
     state, ending = run.go()
     assert (state.done, ending.exit_code, ending.finished) == (4, 143, False)
@@ -293,7 +293,7 @@ def test_what_is_not_finite_ends_the_loop_by_default_and_names_its_rows():
     assert run.saved == []  # what is judged bad is not saved first
 
 
-def test_skipping_goes_on_with_the_next_rows():
+def test_skipping_continues_with_the_next_rows():
     run = Run(plan=replace(PLAN, stability=Stability(on_not_finite="skip", max_skips=2)))
     bad_in(run, 2, 3, 7)
     _, ending = run.go()
@@ -318,13 +318,24 @@ def test_a_sign_of_a_better_plan_ends_the_loop_after_what_was_due():
 
 
 def test_at_the_end_of_a_streams_epoch_late_numbers_are_read_first(monkeypatch):
-    """On a card the numbers of the last update are still on their way then."""
+    """On a card the numbers of the last step are still on their way then."""
     plan = replace(PLAN, total_steps=None, steps_per_epoch=None, eval_epochs=1, save_epochs=1)
     begun, begin = [], Recorder.begin
     monkeypatch.setattr(Recorder, "begin", lambda self, n: (begun.append(n), begin(self, n)))
     at_once = Run(plan=plan, epochs=2, updates_per_epoch=4)
     at_once.go()
-    assert begun == [0, 1, 2, 3, 4, 4, 5, 6, 7, 8]  # the fourth anew: the end of an epoch is not it
+    assert begun == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        4,
+        5,
+        6,
+        7,
+        8,
+    ]  # the fourth again: the end of an epoch is not it
     monkeypatch.setattr(recorder_module, "LateNumbers", lambda d: LateNumbers(d, lag=1))
     late = Run(plan=plan, epochs=2, updates_per_epoch=4)
     late.go()

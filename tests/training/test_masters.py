@@ -36,7 +36,7 @@ def test_masters_add_up_gradients_exactly_as_float32_does(scratch, monkeypatch):
     assert bits(found) == bits(expected)
 
 
-def test_a_new_update_does_not_remember_the_gradients_of_the_last():
+def test_a_new_step_does_not_remember_the_gradients_of_the_last():
     weight = Parameter(torch.zeros(4, 4, dtype=torch.bfloat16))
     masters = Masters([("weight", weight)])
     master = masters.named[0][1]

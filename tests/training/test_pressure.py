@@ -18,7 +18,7 @@ def watch(**changes):
 
 
 def fed(wait, shares, *, seconds=10.0):
-    """What the watch says after each of so many updates."""
+    """What the watch says after each of so many steps."""
     return [wait.add(seconds, seconds * share) for share in shares]
 
 
@@ -93,7 +93,7 @@ def test_graphs_of_the_warm_up_and_of_evaluations_are_no_storm():
     assert watched.add() is None  # told once
 
 
-def test_a_model_built_anew_may_compile_again():
+def test_a_model_built_again_may_compile_again():
     graphs = [0]
     watched = Recompiling(lambda: graphs[0], most=4)
     for _ in range(STORM_WARMUP_UPDATES):

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from expert.telemetry.late import LateNumbers
-from expert.telemetry.meter import Meter, Peak
+from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training import recorder as recorder_module
 from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
-from expert.training.recorder import SCALE_HALVINGS, Facts, Recorder, due
+from expert.training.recorder import SCALE_HALVINGS, Recorder, StepFacts, due
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.spikes import SpikeWatch
 from expert.training.step import StepStats
@@ -29,7 +29,7 @@ def made(told, **changes):
     recorder = Recorder(
         lambda event, *, step=None, **fields: told.append({"event": event, "step": step, **fields}),
         device=CPU,
-        meter=Meter(clock, peak=Peak(flops=None, because="unknown")),
+        meter=Meter(clock),
         timeline=Timeline(CPU, clock=clock),
         spikes=SpikeWatch(),
         **{"log_every": 1, **changes},
@@ -38,12 +38,12 @@ def made(told, **changes):
 
 
 def take(recorder, clock, step, loss=2.0, *, applied=True, waited=0.25, norm=1.0):
-    """An update of one second and ten targets."""
+    """A step of one second and ten targets."""
     recorder.begin(step)
     with recorder.waiting():
         clock.now += waited
     clock.now += 1.0 - waited
-    facts = Facts(
+    facts = StepFacts(
         step=step,
         epoch=0.5,
         rate=1e-3,
@@ -63,7 +63,7 @@ def take(recorder, clock, step, loss=2.0, *, applied=True, waited=0.25, norm=1.0
     return recorder.end(facts, stats, None)
 
 
-def test_every_update_is_told_with_its_own_loss_and_rates():
+def test_every_step_is_reported_with_its_own_loss_and_rates():
     told = []
     recorder, clock = made(told)
     for step, loss in enumerate((2.0, 4.0)):
@@ -95,8 +95,8 @@ def test_the_loss_of_a_line_is_never_the_mean_of_the_others_where_one_is_no_numb
     assert [(line["step"], str(line["loss"])) for line in told] == [(2, "nan")]
 
 
-def test_lines_of_a_card_that_tells_late_cover_their_own_updates_to_the_last(monkeypatch):
-    """A line without time or tokens would be read as an update that takes none."""
+def test_lines_of_a_card_that_tells_late_cover_their_own_steps_to_the_last(monkeypatch):
+    """A line without time or tokens would be read as a step that takes none."""
     monkeypatch.setattr(recorder_module, "LateNumbers", lambda device: LateNumbers(device, lag=1))
     told = []
     recorder, clock = made(told)
@@ -110,8 +110,8 @@ def test_lines_of_a_card_that_tells_late_cover_their_own_updates_to_the_last(mon
     assert [line["time_feed"] for line in told] == [0.125] * 3
 
 
-def test_times_of_the_phases_are_told_once():
-    """The times of an update are read while the next is under way."""
+def test_times_of_the_phases_are_reported_once():
+    """The times of a step are read while the next is under way."""
     told = []
     recorder, clock = made(told)
     for step in range(3):
@@ -122,7 +122,7 @@ def test_times_of_the_phases_are_told_once():
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 2.0])
-def test_an_update_that_was_not_applied_is_trouble_with_its_sequences(loss):
+def test_a_step_that_was_not_applied_is_trouble_with_its_sequences(loss):
     told = []
     recorder, clock = made(told, log_every=100)
     (trouble,) = take(recorder, clock, 3, loss, applied=False, norm=math.nan)
@@ -130,7 +130,7 @@ def test_an_update_that_was_not_applied_is_trouble_with_its_sequences(loss):
     assert [line["step"] for line in told] == [4]  # told although no line was due
 
 
-def test_updates_that_change_nothing_are_counted_in_a_row():
+def test_steps_that_change_nothing_are_counted_in_a_row():
     recorder, clock = made([], skips=1)
     counts = []
     for step, applied in enumerate((False, False, True, False)):
@@ -148,7 +148,7 @@ def test_an_overflow_of_scaled_losses_is_no_trouble_until_it_never_ends():
     assert take(recorder, clock, 0, math.nan, applied=False)  # a loss is never scaled
 
 
-def test_a_leap_is_trouble_and_what_is_not_finite_leaves_no_trace_in_the_watch():
+def test_a_spike_is_trouble_and_what_is_not_finite_leaves_no_trace_in_the_watch():
     recorder, clock = made([])
     for step in range(30):
         take(recorder, clock, step, 2.0 + 0.01 * (step % 3))
@@ -171,7 +171,7 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_mean_and_shown_as_it_was()
     assert recorder.meter.run_line()["loss"] == 2.0
 
 
-def test_numbers_that_arrive_late_are_read_an_update_later_and_all_at_the_end():
+def test_numbers_that_arrive_late_are_read_a_step_later_and_all_at_the_end():
     """As on a card; on a CPU there is nothing to wait for."""
     told = []
     recorder, clock = made(told)
@@ -189,7 +189,7 @@ def test_what_is_measured_reaches_the_watch_over_plans():
     facts = iter(range(10))
     wait = DataWait(workers=1, cores=4, window_seconds=2.0)
     pressure = Pressure(data=wait, spilling=Spilling(), recompiling=Recompiling(lambda: 0))
-    recorder, clock = made([], pressure=pressure, more=lambda: {"allocator_retries": next(facts)})
+    recorder, clock = made([], pressure=pressure, more=lambda _: {"allocator_retries": next(facts)})
     for step in range(3):
         take(recorder, clock, step)
         assert pressure.taken() is None
@@ -208,12 +208,12 @@ def test_due(step, every, expected):
     assert due(step, every) is expected
 
 
-def test_the_first_update_tells_how_long_compiling_took():
+def test_the_first_step_tells_how_long_compiling_took():
     told = []
     recorder, clock = made(told, compiles=True, log_every=0)
     for step in range(3):
         take(recorder, clock, step)
-    recorder.meter.resettle()  # another plan: it compiles anew
+    recorder.meter.resettle()  # another plan: it compiles again
     take(recorder, clock, 3)
     assert told == [
         {"event": "compiled", "step": 1, "seconds": 1.0},

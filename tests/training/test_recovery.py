@@ -58,7 +58,7 @@ def changed_values(before: RunPlan, later: RunPlan) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def usual() -> RunPlan:
-    """LoRA on a card; sixteen rows an update, all at once."""
+    """LoRA on a card; sixteen rows a step, all at once."""
     return with_batch(plan(manifest({"packing": False})), 16, 16)
 
 
@@ -169,7 +169,7 @@ def test_out_of_memory_in_evaluation_halves_only_its_own_batch(usual):
     wheres=st.lists(st.sampled_from(["training", "evaluation", "probe"]), max_size=8),
     quantization=st.sampled_from(["auto", "none", "int4"]),
 )
-def test_running_out_of_memory_ends_and_never_changes_an_update(
+def test_running_out_of_memory_ends_and_never_changes_a_step(
     sequences, micro, blocks, count, wheres, quantization
 ):
     made = PLANS[quantization]

@@ -72,7 +72,7 @@ def schedules(draw) -> Schedule:
 
 
 @given(schedules())
-def test_every_update_has_a_rate_above_zero_and_at_most_the_peak(made):
+def test_every_step_has_a_rate_above_zero_and_at_most_the_peak(made):
     for rate in rates(made):
         assert 0 < rate <= made.peak
 
@@ -148,14 +148,14 @@ def test_restarts_begin_again_at_the_peak():
         (schedule("cosine_with_restarts", num_cycles=2.5, min_lr=0.1), 0.1),
     ],
 )
-def test_past_the_last_update_the_rate_keeps_its_floor(made, floor):
+def test_past_the_last_step_the_rate_keeps_its_floor(made, floor):
     for step in (made.total_steps, made.total_steps + 1, made.total_steps + 1000):
         assert learning_rate(step, made) == pytest.approx(floor, rel=ROUNDING, abs=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_a_run_of_one_update_gets_the_peak(kind, warmup):
+def test_a_run_of_one_step_gets_the_peak(kind, warmup):
     assert rates(schedule(kind, 1, warmup)) == [1.0]
 
 
@@ -181,7 +181,7 @@ def test_a_floor_above_the_peak_is_the_peak():
     ("total", "ratio", "steps"),
     [(100, 0.03, 3), (101, 0.03, 4), (100, 0.07, 7), (1, 0.03, 1), (10, 0.0, 0), (10, 1.0, 10)],
 )
-def test_a_ratio_of_warm_up_is_rounded_up_to_whole_updates(total, ratio, steps):
+def test_a_ratio_of_warm_up_is_rounded_up_to_whole_steps(total, ratio, steps):
     assert schedule_of(optim_plan(warmup_ratio=ratio), total).warmup_steps == steps
 
 
@@ -225,7 +225,7 @@ def test_an_unknown_kind_is_an_error():
         learning_rate(3, schedule("sawtooth"))
 
 
-def test_a_run_that_is_made_longer_after_a_rollback_goes_on_learning():
+def test_a_run_that_is_made_longer_after_a_rollback_continues_learning():
     short = after_rollback(schedule("linear", 10), at=4, rate_factor=0.5, steps=0)
     longer = with_rollbacks(schedule("linear", 20), rollbacks_of(short))
     assert learning_rate(15, longer) == pytest.approx(0.5 * 0.25)

@@ -63,7 +63,7 @@ NOISES = (lognormal, laplace, student, gaussian, none)
 
 
 def alarms(losses, watch: SpikeWatch | None = None) -> list[int]:
-    """The first update of every spike."""
+    """The first step of every spike."""
     watch = watch or SpikeWatch()
     found = [watch.observe(step, loss) for step, loss in enumerate(losses)]
     return [spike.step for spike in found if spike is not None]
@@ -76,7 +76,7 @@ def alarms_at_once(losses) -> list[int]:
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_noise_is_no_spike_in_ten_thousand_updates(noise, seed):
+def test_noise_is_no_spike_in_ten_thousand_steps(noise, seed):
     draw = random.Random(seed)
     assert alarms(smooth(step) * noise(draw) for step in range(10_000)) == []
 
@@ -95,14 +95,14 @@ def test_losses_ten_times_as_high_are_found_once_it_is_certain(noise, length, at
 
 
 @pytest.mark.parametrize("length", range(1, STAYS))
-def test_a_leap_that_does_not_stay_is_no_spike(length):
+def test_a_spike_that_does_not_stay_is_no_spike(length):
     losses = [2.5] * 100
     losses[60 : 60 + length] = [25.0] * length
     assert alarms(losses) == []
 
 
-def test_rows_that_are_not_learnt_yet_leap_alone_when_the_others_are():
-    # As make demo was: in one update of twenty a row of 16 costs 1.2 nats, the others nothing.
+def test_rows_that_are_not_learned_yet_spike_alone_when_the_others_are():
+    # As make demo was: in one step of twenty a row of 16 costs 1.2 nats, the others nothing.
     draw = random.Random(11)
     losses = [0.001 + (1.2 / 16 if draw.random() < 0.05 else 0.0) for _ in range(5000)]
     assert len(alarms_at_once(losses)) > 50  # or it would prove nothing
@@ -110,7 +110,7 @@ def test_rows_that_are_not_learnt_yet_leap_alone_when_the_others_are():
 
 
 @pytest.mark.parametrize("rows", REAL)
-def test_the_losses_of_a_few_rows_leap_without_alarm(rows):
+def test_the_losses_of_a_few_rows_spike_without_alarm(rows):
     losses = REAL[rows]
     usual = median(losses)
     assert max(losses[LEAST:]) > 4 * usual  # or they would prove nothing
@@ -118,21 +118,21 @@ def test_the_losses_of_a_few_rows_leap_without_alarm(rows):
 
 
 @pytest.mark.parametrize("at", range(LEAST, 120, 15))
-def test_a_leap_among_the_losses_of_a_few_rows_is_found(at):
+def test_a_spike_among_the_losses_of_a_few_rows_is_found(at):
     losses = list(REAL["four rows an update"])
     losses[at : at + STAYS] = [10 * median(losses[at - LEAST : at])] * STAYS
     assert alarms(losses) == [at]
 
 
 @pytest.mark.parametrize("updates", [2, 5, 10])
-def test_a_leap_that_takes_a_few_updates_to_build_up_is_found(updates):
+def test_a_spike_that_takes_a_few_steps_to_build_up_is_found(updates):
     draw = random.Random(5)
     losses = [2.0 * laplace(draw) for _ in range(100)]
     losses += [2.0 * 5 ** ((1 + number) / updates) for number in range(updates)]
     assert alarms([*losses, *[10.0] * STAYS])
 
 
-def test_after_some_updates_a_new_level_is_the_usual_one():
+def test_after_some_steps_a_new_level_is_the_usual_one():
     losses = [1.0] * 100 + [10.0] * 100
     # Six of forty are more than a tenth, and the last ten do not count yet.
     assert alarms_at_once([*losses[:101], 1.0, *losses[101:]])[:2] == [100, 102]
@@ -258,7 +258,7 @@ def test_the_rate_rises_again_over_a_tenth_of_what_is_left(left, steps):
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=12))
-def test_skipped_updates_are_exactly_those_of_the_windows(windows):
+def test_skipped_steps_are_exactly_those_of_the_windows(windows):
     skipped, expected = Skipped(), set()
     for first, more in windows:
         skipped = skipped.with_window(first, first + more)

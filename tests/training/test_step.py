@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from expert.training.step import UpdateTorn, seed_update, train_step
+from expert.training.step import StepInterrupted, seed_step, train_step
 from tests.training.toys import ToyModel, toy_batches, toy_engine
 from tests.wording import wording
 
@@ -45,7 +45,7 @@ def test_batches_of_unequal_size_weigh_by_their_tokens():
     assert float(stats.grad_norm) == pytest.approx(float(norm), rel=1e-6)
 
 
-def test_an_update_without_targets_divides_by_nothing():
+def test_a_step_without_targets_divides_by_nothing():
     _, _, engine = toy_engine()
     empty = toy_batches(4, 4)[0]
     empty = type(empty)(tokens=empty.tokens[:0], labels=empty.labels[:0])
@@ -55,9 +55,9 @@ def test_an_update_without_targets_divides_by_nothing():
     assert bool(nothing.applied)
 
 
-def test_what_an_update_draws_depends_on_its_number_and_the_seed_alone():
+def test_what_a_step_draws_depends_on_its_number_and_the_seed_alone():
     def drawn(seed, step):
-        seed_update(seed, step)
+        seed_step(seed, step)
         return torch.rand(4).tolist()
 
     first = drawn(1, 5)
@@ -74,8 +74,8 @@ def test_an_error_while_weights_change_says_that_they_may_be_torn(monkeypatch):
     def fails(**_):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(learner, "update", fails)
-    with pytest.raises(UpdateTorn, match=wording("update-failed-while-changed")) as caught:
+    monkeypatch.setattr(learner, "step", fails)
+    with pytest.raises(StepInterrupted, match=wording("update-failed-while-changed")) as caught:
         train_step(engine, toy_batches(2, 2), step=7, rate=1e-2, max_norm=1.0)
     assert isinstance(caught.value.__cause__, MemoryError)
 

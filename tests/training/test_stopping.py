@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from expert.core.interrupts import show_cursor
-from expert.training.stopping import BestSoFar, Signals, Verdict
+from expert.training.stopping import BestSoFar, Observation, Signals
 
-BETTER = Verdict(improved=True, stop=False)
-NOT_BETTER = Verdict(improved=False, stop=False)
-ENOUGH = Verdict(improved=False, stop=True)
+BETTER = Observation(improved=True, stop=False)
+NOT_BETTER = Observation(improved=False, stop=False)
+ENOUGH = Observation(improved=False, stop=True)
 
 
-def follow(best: BestSoFar, values) -> list[Verdict]:
+def follow(best: BestSoFar, values) -> list[Observation]:
     return [best.observe(step, value) for step, value in enumerate(values)]
 
 
@@ -65,7 +65,11 @@ def test_without_patience_nothing_stops():
 
 def test_gains_below_the_threshold_are_the_best_but_wear_patience_out():
     best = BestSoFar("eval_loss", greater_is_better=False, threshold=0.1, patience=2)
-    assert follow(best, [1.0, 0.99, 0.98]) == [BETTER, BETTER, Verdict(improved=True, stop=True)]
+    assert follow(best, [1.0, 0.99, 0.98]) == [
+        BETTER,
+        BETTER,
+        Observation(improved=True, stop=True),
+    ]
     assert best.best == 0.98
 
 
@@ -84,7 +88,7 @@ def test_a_value_that_is_not_finite_is_never_the_best(greater, wrong):
 
 
 @pytest.mark.parametrize("cut", range(7))
-def test_what_is_read_back_from_a_checkpoint_goes_on_counting(cut):
+def test_what_is_read_back_from_a_checkpoint_continues_counting(cut):
     values = [1.0, 0.99, 0.7, math.nan, 0.69, 0.68, 0.67]
 
     def made(state=None) -> BestSoFar:
@@ -104,7 +108,7 @@ def test_what_is_read_back_from_a_checkpoint_goes_on_counting(cut):
 
 # --- signals -------------------------------------------------------------------------------------
 
-# A loop of updates that ends at the next boundary; the lines tell the test where it is.
+# A loop of steps that ends at the next boundary; the lines tell the test where it is.
 CHILD = """
 import os, signal, sys, time
 from expert.training.stopping import Signals

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from expert.parallel.engine import SingleDevice
+from expert.parallel.single_device import SingleDevice
 from expert.planning.run_plan import OptimPlan
 from expert.training.learner import OptimizerLearner
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from expert.jobs.train import train
 from expert.manifest.reader import read_manifest
-from expert.run.plan import plan
+from expert.run.open import plan
 
 MANIFEST = Path(__file__).parents[1] / "manifest.json"
 SMALL = (

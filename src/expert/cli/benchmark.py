@@ -1,110 +1,121 @@
-"""`expert benchmark`: what each thing a plan does is worth, on one's own model and data."""
+"""`expert benchmark`: what each optimization is worth, on your model and data."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli.asked_manifest import NotAsked, asked_manifest, flag_overrides
-from expert.cli.options import (
-    AllowRemoteCode,
-    BaseModelName,
-    ManifestFile,
-    MemoryLimit,
-    Overrides,
-    ResultAsJson,
-    Rows,
-    WhereToTrain,
-    manifest_option,
-    one_manifest,
-    output_option,
+from expert.cli import options
+from expert.cli.display import (
+    Sheet,
+    make_console,
+    show,
+    show_bars,
+    show_sheet,
+    write_json,
+    write_line,
 )
+from expert.cli.progress import PreparingView, facts_bar
 from expert.core.interrupts import Interrupted
+from expert.core.text import counted, duration
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, TaskID
 
-    from expert.jobs.benchmark.benchmark import Asked
+    from expert.insight.ladder.ladder import Ladder, RungResult
+    from expert.jobs.benchmark.benchmark import Asked, Watcher
+    from expert.planning.ladder import Rung
+else:
+    Watcher = object  # importing it takes as long as all of --help
+
+ALWAYS = ("rung", "tokens/s", "gain", "in all", "loss", "")
+"""Columns that are shown even where no value is known."""
+FIRST_TO_GO = ("±", "rows/s", "epoch", "MFU", "off by", "GPU", "memory", "loss")
+"""Columns that a narrow terminal has no room for, in this order."""
+BETWEEN = 3
+"""Characters between columns of a ruled table."""
+WORDS = 24
+"""Width of the last column, which is wrapped."""
 
 Minutes = Annotated[
-    float | None, typer.Option("--minutes", min=0.5, help="About so many instead of ten.")
+    float | None, typer.Option("--minutes", min=0.5, help="Time budget; default: about ten.")
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="About two minutes instead of ten.")]
 OnlyRungs = Annotated[
     list[str] | None,
-    typer.Option(metavar="RUNG", help="Measure this rung and the one below; several times."),
+    typer.Option(metavar="SETTING", help="Measure this setting and the one before; repeatable."),
 ]
 TwoResults = Annotated[
     tuple[Path, Path] | None,
-    typer.Option(metavar="A B", help="Two results or two runs side by side."),
+    typer.Option(metavar="A B", help="Compare two results or two runs."),
 ]
 ResultFile = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Where the result goes as JSON; .md and .html go beside it."),
+    Path | None, typer.Option(metavar="FILE", help="Write the result here as JSON, .md and .html.")
 ]
 NoRemember = Annotated[
-    bool, typer.Option("--no-remember", help="Later plans shall not use what won.")
+    bool, typer.Option("--no-remember", help="Do not use the winner in later plans.")
 ]
-
 Forget = Annotated[
     bool,
     typer.Option(
-        "--forget",
-        help="Measure nothing: later plans forget what won, of the manifest's model or all.",
+        "--forget", help="Measure nothing: forget the winners, of the manifest's model or all."
     ),
 ]
 
 
 def benchmark(
-    file: ManifestFile = None,
-    manifest: Annotated[Path | None, manifest_option("The manifest to measure")] = None,
-    dataset: Rows = None,
+    file: options.ManifestFile = None,
+    manifest: Annotated[Path | None, options.manifest_option("The manifest to measure")] = None,
+    dataset: options.Rows = None,
     quick: Quick = False,
     minutes: Minutes = None,
     only: OnlyRungs = None,
     compare: TwoResults = None,
     to: ResultFile = None,
     output: Annotated[
-        Path | None, output_option("Where benchmarks/ is made; runs/ by default.")
+        Path | None, options.output_option("Folder for benchmarks/; default: runs/.")
     ] = None,
-    device: WhereToTrain = None,
-    model: BaseModelName = None,
-    vram: MemoryLimit = None,
+    device: options.WhereToTrain = None,
+    model: options.BaseModelName = None,
+    vram: options.MemoryLimit = None,
     no_remember: NoRemember = False,
     forget: Forget = False,
-    remote_code: AllowRemoteCode = False,
-    overrides: Overrides = None,
-    as_json: ResultAsJson = False,
+    remote_code: options.AllowRemoteCode = False,
+    overrides: options.Overrides = None,
+    as_json: options.ResultAsJson = False,
 ) -> None:
-    """Climb from the way most people begin to all that a plan can do, and measure every rung."""
-    from expert.cli.benchmark_view import show_compared
-    from expert.cli.display import make_console
+    """Measure every optimization, from the settings most people start with to the full plan."""
     from expert.jobs.benchmark.benchmark import Asked
-    from expert.run.locate import run_or_result
+    from expert.run.stored.locate import run_or_result
 
     console = make_console(error=as_json, needed=compare is not None)
     if compare is not None:
         first, second = (run_or_result(place) for place in compare)
         show_compared(first, second, console, as_json=as_json)
         return
-    manifest = one_manifest(file, manifest)
-    flags = flag_overrides(dataset=dataset, output=output, epochs=None, device=device)
-    told = (*flags, *(overrides or ()))
+    manifest = options.one_manifest(file, manifest)
+    flags = options.flag_overrides(dataset=dataset, output=output, epochs=None, device=device)
+    changes = (*flags, *(overrides or ()))
     if manifest is None and dataset is None:
         if forget:
             _forget(None, console)
             return
-        raise NotAsked(
-            "nothing to measure is named  (expert benchmark --manifest FILE; or a text for the "
-            "built-in character GPT: expert benchmark --dataset shakespeare)"
+        raise options.UsageError(
+            "nothing to measure  (expert benchmark --manifest FILE; or a text for the built-in "
+            "character GPT: expert benchmark --dataset shakespeare)"
         )
     asked = Asked(
-        read=lambda more: asked_manifest(manifest, dataset, (*told, *more)),
-        command=command_line(),
+        read=lambda more: options.asked_manifest(manifest, dataset, (*changes, *more)),
+        command=shlex.join(["expert", *sys.argv[1:]]),
         model=model,
         vram=vram,
         quick=quick,
@@ -115,27 +126,22 @@ def benchmark(
     )
     if forget:
         _forget(asked, console)
-        return
-    _measure(asked, to, console, as_json=as_json)
+    else:
+        _measure(asked, to, console, as_json=as_json)
 
 
 def _forget(asked: Asked | None, console: Console) -> None:
-    from expert.cli.run_view import say
     from expert.jobs.benchmark.benchmark import forget
 
-    file, count = forget(asked)
-    if count:
-        ladders = "1 ladder" if count == 1 else f"{count} ladders"
-        say(console, f"later plans know nothing of {ladders} any more: {file}")
+    file, removed = forget(asked)
+    if removed:
+        show(console, f"forgot {counted(removed, 'benchmark')}: {file}")
     else:
-        say(console, f"nothing was remembered: {file}")
+        show(console, f"nothing to forget: {file}")
 
 
 def _measure(asked: Asked, to: Path | None, console: Console, *, as_json: bool) -> None:
-    """Climbs, shows the ladder, and says in which files it is kept."""
-    from expert.cli.benchmark_view import ClimbView, show_ladder
-    from expert.cli.display import write_line
-    from expert.cli.run_view import say
+    """Runs the benchmark, shows the result, and writes it; interrupted, what was measured."""
     from expert.insight.ladder.ladder import FILE
     from expert.jobs.benchmark.benchmark import benchmark as benchmark_job
     from expert.jobs.benchmark.benchmark import check_result_file, new_folder, write_result
@@ -145,12 +151,12 @@ def _measure(asked: Asked, to: Path | None, console: Console, *, as_json: bool) 
     place = None if to is not None else new_folder(asked)
     file = to or (place or Path()) / FILE
     try:
-        with ClimbView(console) as view:
+        with BenchmarkView(console) as view:
             ladder = benchmark_job(asked, folder=place, watcher=view)
     except Interrupted as end:
         if view.measured is not None:
             kept = write_result(view.measured, file)
-            end.left = f"what was measured is kept: {', '.join(map(str, kept))}"
+            end.left = f"measurements so far are in {', '.join(map(str, kept))}"
         elif place is not None:
             shutil.rmtree(place, ignore_errors=True)
         raise
@@ -159,11 +165,188 @@ def _measure(asked: Asked, to: Path | None, console: Console, *, as_json: bool) 
         write_line(ladder.model_dump_json(indent=2))
     else:
         show_ladder(ladder, console)
-    say(console, f"result: {', '.join(map(str, files))}")
+    show(console, f"result: {', '.join(map(str, files))}")
 
 
-def command_line() -> str:
-    """What was typed, without the folder of the program."""
-    import shlex
+class BenchmarkView(Watcher):
+    """The watcher of a benchmark: a bar with the setting and the time left; plain lines outside a
+    terminal."""
 
-    return shlex.join(["expert", *sys.argv[1:]])
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._ends_at = clock()
+        self._number, self._of, self._name = 0, 1, ""
+        self._open = ExitStack()
+        self._preparing: Callable[[str, int, int], None] | None = None
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self.measured: Ladder | None = None
+        """What was measured before an interruption."""
+
+    def __enter__(self) -> BenchmarkView:
+        self._preparing = self._open.enter_context(PreparingView(self._console))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def preparing(self, name: str, rows: int, tokens: int) -> None:
+        """Data is being prepared."""
+        if self._preparing is not None:
+            self._preparing(name, rows, tokens)
+
+    def begins(self, rung: Rung, number: int, of: int, left: float) -> None:
+        """A setting starts."""
+        self._of = of
+        if self._preparing is not None:
+            self._open.close()
+            self._preparing = None
+            self._open_bar()
+        self._next(number, rung.name, left, f"[{number}/{of}] {rung.name}: {rung.adds}")
+
+    def compares(self, name: str, left: float) -> None:
+        """The last comparison: the winner against the baseline."""
+        title = f"{name} against the baseline"
+        self._next(self._of + 1, title, left, f"'{name}' against the baseline, in turns")
+
+    def _next(self, number: int, name: str, left: float, line: str) -> None:
+        self._number, self._name = number, name
+        self._ends_at = self._clock() + left
+        if self._bar is None:
+            show(self._console, f"{line}{self._left()}")
+        self.goes_on("", 0, 0)
+
+    def crowded(self, words: str) -> None:
+        """Warns while something can still be done about it."""
+        fix = "end them, or measure again on an idle machine"
+        show(self._out, f"! {words}: rates and gains are uncertain  ({fix})", "yellow")
+
+    def goes_on(self, doing: str, done: int, of: int) -> None:
+        """Moves the bar."""
+        if self._bar is None or self._task is None:
+            return
+        share = done / of if of else 0.0
+        words = f"{doing} {done}/{of}" if of else doing
+        facts = f"[{self._number}/{self._of}] {self._name}  {words}{self._left()}"
+        self._bar.update(self._task, completed=self._number - 1 + min(1.0, share), facts=facts)
+        self._bar.refresh()
+
+    def ends(self, result: RungResult) -> None:
+        """Prints the result of a setting."""
+        style = {"kept": "green", "no difference": "green", "not here": "dim"}
+        show(self._out, line_of(result), style.get(result.status, "yellow"))
+
+    def cut_off(self, ladder: Ladder) -> None:
+        """Keeps what was measured, to be written."""
+        self.measured = ladder
+
+    def remembered(self, file: Path) -> None:
+        """The winner is used from now on."""
+        show(
+            self._console,
+            "later plans use the winner where the manifest says auto: expert plan --all\n"
+            f"it is stored in {file}; expert benchmark --forget removes it",
+        )
+
+    def not_remembered(self, because: str) -> None:
+        """The winner could not be stored."""
+        show(self._console, f"! later plans will not use the winner: {because}", "yellow")
+
+    @property
+    def _out(self) -> Console:
+        return self._bar.console if self._bar else self._console
+
+    def _left(self) -> str:
+        return f"  (about {duration(max(1.0, self._ends_at - self._clock()))} left)"
+
+    def _open_bar(self) -> None:
+        if self._console.is_terminal:
+            self._bar = facts_bar(self._console, 24, transient=True)
+            self._open.enter_context(self._bar)
+            self._task = self._bar.add_task("", total=self._of, facts="")
+
+
+def line_of(result: RungResult) -> str:
+    """The result of one setting in a line."""
+    from expert.insight.ladder.ladder import MARKS, outcome
+    from expert.insight.ladder.table import gain_words
+
+    seen = result.measured
+    if seen is None:
+        word = MARKS[result.status][1] or result.status
+        return f"  {result.name}: {word}: {result.because}"
+    parts = [f"{seen.tokens_per_second:,.0f} tokens/s"]
+    if result.gain is not None:
+        parts.append(gain_words(result))
+    if result.cumulative is not None and result.gain is not None:
+        parts.append(f"in all {result.cumulative:.2f}x")
+    if seen.loss is not None:
+        parts.append(f"loss {seen.loss:.4f}")
+    if result.because:
+        parts.append(outcome(result))
+    return f"  {result.name}: {', '.join(parts)}"
+
+
+def show_ladder(ladder: Ladder, console: Console) -> None:
+    """The headline, the bars, the table, and how it was measured."""
+    from expert.insight.ladder.ladder import STAND
+    from expert.insight.ladder.table import COLUMNS, headline, how_measured, table_rows
+
+    show(console, f"\n{headline(ladder)}\n", "bold")
+    if console.is_terminal:
+        bars = [_bar(rung, ladder) for rung in ladder.rungs if rung.status in STAND]
+        show_bars(bars, max((amount for _, amount, _ in bars), default=0.0), console)
+    rows = table_rows(ladder)
+    room = console.width if console.is_terminal else None
+    kept = [COLUMNS.index(column) for column in _columns(COLUMNS, rows, room)]
+    columns = tuple(COLUMNS[place] for place in kept)
+    show_sheet(Sheet(columns, [[[row[p] for p in kept] for row in rows]]), console)
+    for line in how_measured(ladder):
+        show(console, line, "dim")
+
+
+def _columns(columns: tuple[str, ...], rows: list[tuple[str, ...]], room: int | None) -> list[str]:
+    """Those with values, as many as fit: a number broken over two lines cannot be read. The
+    Markdown and the page have all of them."""
+    cells = {column: [row[place] for row in rows] for place, column in enumerate(columns)}
+    kept = [c for c in columns if c in ALWAYS or any(cell != "–" for cell in cells[c])]
+    widths = {c: max(len(c), *map(len, cells[c]), 0) + BETWEEN for c in kept}
+    widths[""] = min(widths[""], WORDS)
+    for column in FIRST_TO_GO:
+        if room is not None and sum(widths[c] for c in kept) > room and column in kept:
+            kept.remove(column)
+    return kept
+
+
+def _bar(rung: RungResult, ladder: Ladder) -> tuple[str, float, str]:
+    """The speed against the baseline, or tokens per second where that is unknown."""
+    assert rung.measured is not None
+    if ladder.is_held_against_baseline and rung.cumulative is not None:
+        return rung.name, rung.cumulative, f"{rung.cumulative:.2f}x"
+    rate = rung.measured.tokens_per_second
+    return rung.name, rate, f"{rate:,.0f}"
+
+
+def show_compared(first: Path, second: Path, console: Console, *, as_json: bool) -> None:
+    """Two results or two runs, with their ratio."""
+    from expert.insight.ladder.ladder import compare, doubts_about
+
+    found = compare(first, second)
+    for doubt in doubts_about(first, second):  # with --json: on standard error
+        show(console, f"! {doubt}", "yellow")
+    if as_json:
+        keys = ("what", "first", "second", "ratio")
+        write_json([dict(zip(keys, row, strict=True)) for row in found])
+        return
+    lines = [[name, _number(one), _number(two), _times(ratio)] for name, one, two, ratio in found]
+    show_sheet(Sheet(("", str(first), str(second), "ratio"), [lines]), console)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _times(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.3f}x"

@@ -1,12 +1,16 @@
-"""`expert dataset check` and `expert find-datasets`: what is in the data, and where it lies."""
+"""`expert dataset check` and `expert find-datasets`: what is in the data, and where it is."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from expert.cli.display import Sheet, make_console, show, show_problems, show_sheet, write_json
 from expert.cli.options import (
     BaseModelName,
     ManifestFile,
@@ -15,29 +19,31 @@ from expert.cli.options import (
     manifest_option,
     one_manifest,
 )
+from expert.cli.rows import show_rows
 from expert.core.errors import EXIT_USAGE
+from expert.core.text import count, gib
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.data.inspect.audit import SplitReport
-    from expert.jobs.datasets.datasets import DatasetReport
-    from expert.jobs.datasets.finding import DatasetUser, FoundDataset
-    from expert.jobs.datasets.gathering import Gathered
+    from expert.data.inspect.check_rows import DatasetReport
+    from expert.jobs.datasets.find import DatasetUser, FoundDataset
+    from expert.jobs.datasets.gather import Gathered
     from expert.jobs.datasets.hub_copies import Caches
 
-app = typer.Typer(help="Look into data sets.", no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.callback()
 def _dataset() -> None:
-    """Look into data sets."""
+    """Inspect datasets."""
 
 
 @app.command()
 def check(
     file: ManifestFile = None,
-    manifest: Annotated[Path | None, manifest_option("Whose data is looked at")] = None,
+    manifest: Annotated[Path | None, manifest_option("Check the data of this manifest")] = None,
     model: BaseModelName = None,
     overrides: Overrides = None,
     rows: Annotated[
@@ -46,42 +52,40 @@ def check(
             "--rows",
             min=0,
             metavar="N",
-            help="Rows shown as the model sees them, the longest among them; 3 by default.",
+            help="Rows to show as the model sees them, including the longest; default: 3.",
         ),
     ] = None,
     lines: Annotated[
         list[str] | None,
         typer.Option(
-            "--row",
-            metavar="[FILE:]LINE",
-            help="Show the row at this line, as messages name it; may be given several times.",
+            "--row", metavar="[FILE:]LINE", help="Show this row, as messages name it; repeatable."
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Show long rows in full.")] = False,
-    as_json: Annotated[bool, json_option("Findings as JSON.")] = False,
+    as_json: Annotated[bool, json_option("Print findings as JSON.")] = False,
 ) -> None:
-    """Read every row as preparing would, write nothing, show some rows as the model sees them, and
-    report what is wrong with the data."""
-    from expert.cli.display import make_console, show_problems, write_line
-    from expert.jobs.datasets.datasets import check_dataset
-    from expert.jobs.datasets.showing import DEFAULT_ROWS, JSON_TOKENS, SCREEN_TOKENS, RowsToShow
+    """Read every row as training would, without writing; show some as the model sees them and
+    report every problem."""
+    from expert.data.inspect.pick_rows import (
+        DEFAULT_ROWS,
+        JSON_TOKENS,
+        SCREEN_TOKENS,
+        RowsToShow,
+    )
+    from expert.jobs.datasets.check import check_dataset
 
     chosen = one_manifest(file, manifest)
     if chosen is None:
-        raise typer.BadParameter("name a manifest: expert dataset check FILE")
-    by_default = 0 if lines else DEFAULT_ROWS
-    show = RowsToShow(
-        by_default if rows is None else rows,
+        raise typer.BadParameter("give a manifest: expert dataset check FILE")
+    default = 0 if lines else DEFAULT_ROWS
+    wanted = RowsToShow(
+        default if rows is None else rows,
         tuple(lines or ()),
         most_tokens=None if full else JSON_TOKENS if as_json else SCREEN_TOKENS,
     )
-    report = check_dataset(chosen, model=model, overrides=tuple(overrides or ()), show=show)
+    report = check_dataset(chosen, model=model, overrides=tuple(overrides or ()), show=wanted)
     if as_json:
-        import json
-        from dataclasses import asdict
-
-        data = {**asdict(report), "warnings": report.warnings()}
-        write_line(json.dumps(data, indent=2, ensure_ascii=False))
+        write_json({**asdict(report), "warnings": report.warnings()})
     else:
         _show_report(report, make_console())
         if report.problems:
@@ -93,12 +97,6 @@ def check(
 
 
 def _show_report(report: DatasetReport, console: Console) -> None:
-    from rich.text import Text
-
-    from expert.cli.display import Sheet, show_sheet
-    from expert.cli.row_view import show_rows
-    from expert.core.visible import visible
-
     facts = [_facts(split, report.max_seq_length) for split in report.splits]
     if facts:
         table = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
@@ -106,37 +104,33 @@ def _show_report(report: DatasetReport, console: Console) -> None:
         columns = ("", *(split.name for split in report.splits))
         show_sheet(Sheet(columns, [table], title=title), console)
     for note in report.notes:
-        console.print(Text(visible(note), style="dim"))
+        show(console, note, "dim")
     show_rows(report.rows, console)
     if report.rows:
-        console.print("")
+        show(console, "")
     for split in report.splits:
         if split.bad_rows:
-            console.print(Text(f"{split.name}: bad rows", style="bold"))
+            show(console, f"{split.name}: bad rows", "bold")
             for line in split.bad_row_lines():
-                console.print(Text(f"  {visible(line)}"))
+                show(console, f"  {line}")
     warnings = report.warnings()
     for line in warnings:
         inner = line.startswith(" ")
-        line = visible(line)
-        console.print(Text(line if inner else f"warning: {line}", style="" if inner else "yellow"))
+        show(console, line if inner else f"warning: {line}", "" if inner else "yellow")
     if not report.problems:
-        style = "bold yellow" if warnings else "bold green"
-        console.print(Text(report.verdict(), style=style))
+        show(console, report.verdict(), "bold yellow" if warnings else "bold green")
 
 
 def _facts(split: SplitReport, max_seq_length: int) -> dict[str, str]:
-    from expert.cli.words import count
-
     lengths = split.lengths
-    left_out = ", ".join(f"{number:,} {reason}" for reason, number in split.dropped.items())
+    dropped = ", ".join(f"{number:,} {reason}" for reason, number in split.dropped.items())
     leaked = sum(pairs.count for pairs in split.leaks.values())
     over = lengths["over_long_share"]
     read = {
         "rows read": f"{split.rows:,}",
         "bad rows": f"{split.bad_rows:,}",
         "without an answer": f"{split.empty_answers:,}",
-        "left out": left_out or "0",
+        "left out": dropped or "0",
     }
     if split.split_off:
         read = {**dict.fromkeys(read, "–"), "rows read": "drawn from train"}
@@ -144,95 +138,80 @@ def _facts(split: SplitReport, max_seq_length: int) -> dict[str, str]:
         **read,
         "examples": f"{lengths['examples']:,}",
         "tokens": count(lengths["tokens"]),
-        "learnt": f"{lengths['learnt_share']:.1%}",
+        "trained on": f"{lengths['learnt_share']:.1%}",
         "lengths p50 / p90 / p95": " / ".join(str(lengths[key]) for key in ("p50", "p90", "p95")),
         "lengths p99 / longest": f"{lengths['p99']} / {lengths['longest']}",
         f"longer than {max_seq_length} tokens": "–" if over is None else f"{over:.1%}",
         "tokens lost to cutting": "–" if over is None else f"{lengths['tokens_lost']:,}",
-        "nothing of them is learnt": f"{lengths['unlearnt']:,}",
+        "without trainable tokens": f"{lengths['unlearnt']:,}",
         "duplicates": f"{split.duplicates.count:,}" if split.duplicates else "0",
         "also in train": f"{leaked:,}" if split.leaks else "–",
         "template remnants": "–" if split.split_off else f"{sum(split.remnants.values()):,}",
     }
 
 
+# --- find-datasets -------------------------------------------------------------------------------
+
+
 def find_datasets(
     folders: Annotated[
-        list[Path] | None, typer.Argument(help="Folders to look in; this one by default.")
+        list[Path] | None, typer.Argument(help="Folders to search; default: this one.")
     ] = None,
     manifests: Annotated[
-        Path | None, typer.Option("--manifests", help="Say which manifests below use the data.")
+        Path | None, typer.Option("--manifests", help="Show which manifests below use the data.")
     ] = None,
     destination: Annotated[
         Path | None,
         typer.Option("--consolidate", metavar="DEST", help="Copy what the manifests need to here."),
     ] = None,
-    as_json: Annotated[bool, json_option("The list as JSON.")] = False,
+    as_json: Annotated[bool, json_option("Print the list as JSON.")] = False,
 ) -> None:
-    """List the data sets on this machine, or gather what manifests need in one place."""
-    import os
-
-    from expert.cli.display import make_console, show_problems, write_line
-    from expert.jobs.datasets.finding import datasets_cache, hub_cache, read_users
-    from expert.jobs.datasets.finding import find_datasets as find
-    from expert.jobs.datasets.gathering import consolidate
+    """List the datasets on this machine, or copy what manifests need to one place."""
+    from expert.jobs.datasets.find import datasets_cache, hub_cache, read_users
+    from expert.jobs.datasets.find import find_datasets as find
+    from expert.jobs.datasets.gather import consolidate
     from expert.jobs.datasets.hub_copies import Caches
 
     if destination is not None and manifests is None:
-        raise typer.BadParameter("--consolidate needs the manifests: --manifests FOLDER")
+        raise typer.BadParameter("--consolidate needs --manifests FOLDER")
+    home = Path.home()
     users, unread = read_users(manifests) if manifests else ([], [])
-    caches = Caches(hub_cache(os.environ, Path.home()), datasets_cache(os.environ, Path.home()))
-    console = make_console()
+    caches = Caches(hub_cache(os.environ, home), datasets_cache(os.environ, home))
+    found: list[FoundDataset] = []
+    gathered: list[Gathered] = []
     if destination is not None:
         gathered = consolidate(users, destination, caches)
-        if as_json:
-            write_line(_as_json("gathered", gathered, unread, caches))
-        else:
-            _show_gathered(gathered, console)
     else:
-        looked_in = folders or [manifests or Path()]
-        found = find(looked_in, environ=os.environ, home=Path.home(), users=users)
-        if as_json:
-            write_line(_as_json("datasets", found, unread, caches))
-        else:
-            _show_found(found, console, with_users=manifests is not None)
-    if not as_json:
-        _show_caches(caches, users, console)
-    if unread and not as_json:
-        show_problems("\n".join(["some manifests were passed over", *unread]))
+        searched = folders or [manifests or Path()]
+        found = find(searched, environ=os.environ, home=home, users=users)
+    if as_json:
+        listed = [*map(asdict, found), *map(asdict, gathered)]
+        places = {"hub": str(caches.hub), "datasets": str(caches.datasets)}
+        name = "datasets" if destination is None else "gathered"
+        write_json({name: listed, "manifests_not_read": unread, "caches": places})
+        return
+    console = make_console()
+    if destination is None:
+        _show_found(found, console, with_users=manifests is not None)
+    for one in gathered:
+        _show_gathered(one, console)
+    _show_caches(caches, users, console)
+    if unread:
+        show_problems("\n".join(["manifests that could not be read", *unread]))
 
 
 def _show_caches(caches: Caches, users: list[DatasetUser], console: Console) -> None:
-    """Where what was fetched and what was prepared lies, whether or not anything is there."""
-    from expert.cli.run_view import say
-
+    """The cache folders, whether or not they exist."""
     places = {"hub cache": caches.hub, "datasets cache": caches.datasets}
     places |= {f"prepared tokens of {user.name}": user.cache for user in users}
     for name, folder in places.items():
-        there = "" if folder.is_dir() else " (not there)"
-        say(console, f"{name}: {folder}{there}", "dim")
-
-
-def _as_json(
-    name: str, entries: list[FoundDataset] | list[Gathered], unread: list[str], caches: Caches
-) -> str:
-    import json
-    from dataclasses import asdict
-
-    data = {
-        name: [asdict(entry) for entry in entries],
-        "manifests_not_read": unread,
-        "caches": {"hub": str(caches.hub), "datasets": str(caches.datasets)},
-    }
-    return json.dumps(data, indent=2, ensure_ascii=False)
+        show(console, f"{name}: {folder}{'' if folder.is_dir() else ' (missing)'}", "dim")
 
 
 def _show_found(found: list[FoundDataset], console: Console, *, with_users: bool) -> None:
-    from datetime import datetime
-
-    from expert.cli.display import Sheet, show_sheet
-    from expert.cli.words import count, gib
-
+    if not found:
+        show(console, "no datasets found")
+        return
     rows = []
     for entry in found:
         used = datetime.fromtimestamp(entry.last_used) if entry.last_used is not None else None
@@ -240,36 +219,25 @@ def _show_found(found: list[FoundDataset], console: Console, *, with_users: bool
         if entry.tokens is not None:
             amount += f" ({count(entry.tokens)} tokens)"
         local = entry.kind not in ("hub cache", "datasets cache")
-        rows.append(
-            (
-                entry.kind,
-                entry.path if local else f"{entry.name}\n{entry.path}",
-                ", ".join(entry.splits) or "–",
-                amount,
-                gib(entry.size),
-                f"{used:%Y-%m-%d %H:%M}" if used else "–",
-                *([", ".join(entry.used_by) or "–"] if with_users else []),
-            )
+        row = (
+            entry.kind,
+            entry.path if local else f"{entry.name}\n{entry.path}",
+            ", ".join(entry.splits) or "–",
+            amount,
+            gib(entry.size),
+            f"{used:%Y-%m-%d %H:%M}" if used else "–",
         )
-    if not rows:
-        console.print("no data sets were found")
-        return
-    columns = ("kind", "name", "splits", "rows", "size", "last used")
-    show_sheet(Sheet((*columns, *(["used by"] if with_users else [])), [rows]), console)
+        rows.append((*row, ", ".join(entry.used_by) or "–") if with_users else row)
+    columns = ("kind", "name", "splits", "rows", "size", "last used", "used by")
+    show_sheet(Sheet(columns if with_users else columns[:-1], [rows]), console)
 
 
-def _show_gathered(gathered: list[Gathered], console: Console) -> None:
-    from rich.text import Text
-
-    from expert.cli.words import gib
-
-    for one in gathered:
-        console.print(Text(one.expert, style="bold"))
-        for copy in one.copies:
-            console.print(
-                Text(f"  {copy.done}: {copy.target}  ({gib(copy.size)}, sha256 {copy.sha256[:12]})")
-            )
-        for line in one.left:
-            console.print(Text(f"  not copied: {line}", style="yellow"))
-        if one.set_options:
-            console.print(Text(f"  use it with: {one.set_options}"))
+def _show_gathered(one: Gathered, console: Console) -> None:
+    show(console, one.expert, "bold")
+    for copy in one.copies:
+        proof = f"({gib(copy.size)}, sha256 {copy.sha256[:12]})"
+        show(console, f"  {copy.done}: {copy.target}  {proof}")
+    for line in one.left:
+        show(console, f"  not copied: {line}", "yellow")
+    if one.set_options:
+        show(console, f"  use it with: {one.set_options}")

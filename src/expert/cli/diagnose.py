@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from expert.cli.display import Sheet, make_console, show, show_bars, show_sheet, write_json
 from expert.cli.options import (
     RUN_HELP,
     BaseModelName,
@@ -16,63 +19,116 @@ from expert.cli.options import (
     one_manifest,
     remote_code_option,
 )
+from expert.core.errors import EXIT_OK
+from expert.core.text import counted, duration, gib, loss, percent, span, times
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from expert.insight.findings.finding import Finding
+    from expert.insight.step.anatomy import RunTimes, StepAnatomy
+    from expert.jobs.diagnose.check import Check
+    from expert.jobs.diagnose.diagnose import Diagnosis
+    from expert.jobs.diagnose.kernel_trials import Tried as TriedKernel
+    from expert.jobs.diagnose.one_step import Measured, Tried
+    from expert.jobs.diagnose.parity import Parity
+    from expert.jobs.diagnose.profile import Profile
+    from expert.manifest.reader import ReadManifest
 
 DIAGNOSE_EPILOG = (
-    "Exit codes besides: 2 where a finding before a run is an error, so that it would not start; "
-    "4 where --parity finds a difference beyond its tolerance."
+    "Exit codes: 2 if a finding before a run is an error, so that the run would not start; 4 if "
+    "--parity finds a difference beyond its tolerance."
 )
-
+MARKS = {"error": "✗ error", "warning": "! warning", "note": "· note", "good": "✓ good"}
+STATES = {"equal": "✓ equal", "differs": "✗ differs", "left out": "· left out"}
+PHASE_NAMES = {
+    "data_wait": "waiting for data",
+    "copy": "copying",
+    "compute": "computing",
+    "update": "not separated",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "other": "between and other",
+}
+SHOWN_KERNELS = 15
+LONGEST_NAME = 70
 
 WhichRun = Annotated[
     Path | None,
     typer.Argument(help=f"{RUN_HELP} A file: a manifest. Without: this machine."),
 ]
-Card = Annotated[str | None, typer.Option(help="Check for this card; no kernel is tried.")]
-CardMemory = Annotated[str | None, typer.Option(help='Memory to check for, such as "16GB".')]
+Card = Annotated[str | None, typer.Option(help="Check for this card; no kernels are run.")]
+CardMemory = Annotated[str | None, typer.Option(help='GPU memory to check for, such as "16GB".')]
 NoKernels = Annotated[bool, typer.Option("--no-kernels", help="Do not run each kernel once.")]
-Parity = Annotated[
-    bool, typer.Option("--parity", help="Compare packed, compiled, fused with the plain way.")
+ParityFlag = Annotated[
+    bool, typer.Option("--parity", help="Compare packed, compiled and fused with the baseline.")
 ]
-ProfiledUpdates = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Trace N settled updates of a short run.")
+ProfiledSteps = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Trace N steps of a short run.")
 ]
 TryIt = Annotated[bool, typer.Option("--try", help="Measure the first fix in two short runs.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseOptions:
+    """The options of the command."""
+
+    run: Path | None
+    manifest: Path | None
+    model: str | None
+    gpu: str | None
+    vram: str | None
+    overrides: tuple[str, ...]
+    allow_remote_code: bool
+
+    def read(self, more: tuple[str, ...] = ()) -> ReadManifest:
+        """The given manifest, or that of the given run, with further overrides."""
+        from expert.jobs.diagnose.one_step import read_again
+        from expert.manifest.reader import read_manifest
+        from expert.run.stored.locate import find_trained
+
+        overrides = (*self.overrides, *more)
+        if self.manifest is not None:
+            return read_manifest(self.manifest, overrides=overrides)
+        return read_again(find_trained(self.run).path, overrides)
+
+    @property
+    def of_short_runs(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "vram": self.vram,
+            "allow_remote_code": self.allow_remote_code,
+        }
 
 
 def diagnose(
     run: WhichRun = None,
     manifest: Annotated[
-        Path | None, manifest_option("Look at a run of this before it begins")
+        Path | None, manifest_option("Check a run of this before it starts")
     ] = None,
     model: BaseModelName = None,
     gpu: Card = None,
     vram: CardMemory = None,
     overrides: Overrides = None,
     no_kernels: NoKernels = False,
-    parity: Parity = False,
-    profile: ProfiledUpdates = None,
+    parity: ParityFlag = False,
+    profile: ProfiledSteps = None,
     try_it: TryIt = False,
-    remote_code: Annotated[bool, remote_code_option("Run the model's own Python program.")] = False,
-    as_json: Annotated[bool, json_option("Everything found as JSON.")] = False,
+    remote_code: Annotated[
+        bool, remote_code_option("Run Python code that ships with the model.")
+    ] = False,
+    as_json: Annotated[bool, json_option("Print everything found as JSON.")] = False,
 ) -> None:
-    """Say where the time of a run went and what mends that; or, before one, what is in its way.
+    """Show where the time of a run went and how to fix it; or, before a run, what would stop it.
 
-    With a run only its folder is read: it may still be going on, or come from another machine. The
-    exit code is 0 whatever is found about it. Without one the machine is looked at, and with
-    --manifest the data and the configuration too.
+    With a run, only its folder is read: it may still be running, or come from another machine. The
+    exit code is then always 0. Without a run the machine is checked, and with --manifest also the
+    data and the configuration.
     """
-    from expert.cli.check import (
-        Asked,
-        check_before,
-        check_parity,
-        refuse_contradictions,
-        take_profile,
-        try_first_fix,
-    )
-
     if run is not None and run.is_file():  # a run is a folder: this can only be a manifest
         run, manifest = None, one_manifest(run, manifest)
-    asked = Asked(
+    asked = DiagnoseOptions(
         run=run,
         manifest=manifest,
         model=model,
@@ -80,34 +136,335 @@ def diagnose(
         vram=vram,
         overrides=tuple(overrides or ()),
         allow_remote_code=remote_code,
-        kernels=not no_kernels,
-        as_json=as_json,
     )
-    refuse_contradictions(asked, parity=parity, profile=profile, try_it=try_it)
+    _refuse_contradictions(asked, parity=parity, profile=profile, try_it=try_it)
+    found: Any
+    display: Callable[[Any, Console], None]
     if parity:
-        code = check_parity(asked)
+        from expert.jobs.diagnose.parity import parity as parity_job
+
+        found = parity_job(asked.read(), **asked.of_short_runs, tell=_progress)
+        display = show_parity
     elif profile is not None:
-        code = take_profile(asked, profile)
+        found, display = _profile(asked, profile), show_profile
     elif try_it:
-        code = try_first_fix(asked)
+        found, display = _try_first_fix(asked), show_tried
     elif run is None:
-        code = check_before(asked)
+        found, display = _check(asked, kernels=not no_kernels), show_check
     else:
-        code = _diagnose_run(run, as_json=as_json)
-    if code:
+        from expert.jobs.diagnose.diagnose import diagnose_run
+
+        found, display = diagnose_run(run), show_diagnosis
+    if as_json:
+        write_json(found.as_dict())
+    else:
+        display(found, make_console())
+    if code := getattr(found, "exit_code", EXIT_OK):
         raise typer.Exit(code)
 
 
-def _diagnose_run(run: Path, *, as_json: bool) -> int:
-    import json
+def _refuse_contradictions(
+    asked: DiagnoseOptions, *, parity: bool, profile: int | None, try_it: bool
+) -> None:
+    wanted = [
+        name for name, on in (("--parity", parity), ("--profile", profile), ("--try", try_it)) if on
+    ]
+    if asked.run is not None and asked.manifest is not None:
+        raise typer.BadParameter("give a run or a manifest, not both")
+    if len(wanted) > 1:
+        raise typer.BadParameter(f"{' and '.join(wanted)}: choose one")
+    if wanted and asked.run is None and asked.manifest is None:
+        raise typer.BadParameter(f"{wanted[0]} needs --manifest FILE, or a run")
+    if wanted and asked.gpu is not None:
+        raise typer.BadParameter(f"{wanted[0]} runs on this machine: leave out --gpu")
+    if asked.gpu is not None and asked.run is not None:
+        raise typer.BadParameter("--gpu is for --manifest; a run has its own card")
 
-    from expert.cli.diagnose_view import show_diagnosis
-    from expert.cli.display import make_console, write_line
-    from expert.jobs.diagnose.diagnose import diagnose_run
 
-    found = diagnose_run(run)
-    if as_json:
-        write_line(json.dumps(found.as_dict(), indent=2))
+def _progress(text: str) -> None:
+    """A line in a terminal for each thing that takes a while."""
+    notes = make_console(error=True)
+    if notes.is_terminal:
+        show(notes, f"{text} …", "dim")
+
+
+def _check(asked: DiagnoseOptions, *, kernels: bool) -> Check:
+    from expert.jobs.diagnose.check import check
+
+    read = asked.read() if asked.manifest is not None else None
+    return check(
+        read,
+        gpu=asked.gpu,
+        vram=asked.vram,
+        model=asked.model,
+        try_out=kernels,
+        replan=asked.read if read is not None else None,
+        tell=_progress,
+    )
+
+
+def _profile(asked: DiagnoseOptions, steps: int) -> Profile:
+    from expert.jobs.diagnose.profile import profile
+    from expert.run.stored.locate import find_trained
+
+    _progress(f"a short run, {counted(steps, 'step')} traced")
+    folder = find_trained(asked.run).path / "profile" if asked.manifest is None else None
+    return profile(asked.read(), updates=steps, folder=folder, **asked.of_short_runs)
+
+
+def _try_first_fix(asked: DiagnoseOptions) -> Tried:
+    from expert.jobs.diagnose.one_step import first_fix, try_fix
+
+    title, name = "", ""
+    keys: tuple[str, ...] = ()
+    if asked.manifest is None:
+        from expert.jobs.diagnose.diagnose import diagnose_run
+
+        diagnosis = diagnose_run(asked.run)
+        verdict, findings = diagnosis.verdict, diagnosis.findings
+        title, name, keys = verdict.sentence, verdict.kind, verdict.overrides
     else:
-        show_diagnosis(found, make_console())
-    return 0
+        findings = _check(asked, kernels=False).findings
+    if not keys:
+        first = first_fix(findings)
+        title, name, keys = first.title, first.name, first.overrides
+    short = asked.of_short_runs
+    return try_fix(asked.read, name=name, title=title, overrides=keys, **short, tell=_progress)
+
+
+# --- a run ---------------------------------------------------------------------------------------
+
+
+def show_diagnosis(found: Diagnosis, console: Console) -> None:
+    """The verdict; then what it rests on; then what to do."""
+    verdict, learning = found.verdict, found.learning
+    good = verdict.kind == "compute-bound" and not verdict.fix
+    show(console, verdict.sentence, "bold green" if good else "bold yellow")
+    if verdict.fix:
+        show(console, f"fix: {verdict.fix}")
+    for gain in verdict.gains:
+        show(console, f"expected gain: {gain}")
+    if learning.kind != "unknown":
+        style = "bold green" if learning.is_good else "bold yellow"
+        show(console, f"{learning.kind}: {learning.sentence}", style)
+        if learning.fix:
+            show(console, f"fix: {learning.fix}")
+    if found.step_verdict != verdict:
+        show(console, f"a step by itself: {found.step_verdict.sentence}")
+    if found.anatomy.step is not None:
+        _show_step(found.anatomy.step, console)
+    _show_run(found.anatomy.run, console)
+    show(console, "")
+    if found.findings:
+        rows = [
+            (
+                MARKS[each.severity],
+                each.name,
+                f"{each.title}\n{each.evidence}",
+                each.fix,
+                times(each.gain) if each.gain else "",
+            )
+            for each in found.findings
+        ]
+        columns = ("severity", "name", "finding", "fix", "up to")
+        show_sheet(Sheet(columns, [rows], dim=("name",)), console)
+    else:
+        show(console, "No issues found.", "green")
+    show(console, "")
+    show(console, _next_command(found))
+
+
+def _show_step(step: StepAnatomy, console: Console) -> None:
+    """Where every millisecond of an average step went."""
+    first = "" if step.settled else ", the first ones: the run was too short to settle"
+    show(console, f"\none step: {span(step.wall)} (median of {step.updates}{first})", "bold")
+    parts = []
+    for name, seconds in step.phases.items():
+        beside = " overlapped" if name == "copy" and step.copies_beside else ""
+        share = percent(seconds / step.wall) if step.wall > 0 else "–"
+        parts.append((PHASE_NAMES.get(name, name), seconds, f"{span(seconds)}  {share}{beside}"))
+    show_bars(parts, step.wall, console)
+    rates = {"tokens/s": step.tokens_per_second, "samples/s": step.samples_per_second}
+    shares = {
+        "MFU": step.mfu,
+        "idle": step.idle_share,
+        "GPU use": step.gpu_utilization,
+        "steps that waited for data": step.ran_dry,
+        "padding": step.padding,
+    }
+    facts = [
+        f"{rate:,.0f} {unit}" if rate >= 10 else f"{rate:.2g} {unit}"
+        for unit, rate in rates.items()
+        if rate is not None
+    ]
+    facts += [f"{name} {percent(share)}" for name, share in shares.items() if share is not None]
+    if facts:
+        show(console, "  " + ", ".join(facts))
+
+
+def _show_run(spent: RunTimes, console: Console) -> None:
+    """Where the time of the whole run went."""
+    if spent.total <= 0:
+        return
+    show(console, f"\nthe run so far: {span(spent.total)}", "bold")
+    names = ("loading", "compiling", "training", "evaluating", "saving", "rest")
+    parts = [(name, float(getattr(spent, name))) for name in names]
+    bars = [(name, s, f"{span(s)}  {percent(s / spent.total)}") for name, s in parts if s > 0]
+    show_bars(bars, spent.total, console)
+
+
+def _next_command(found: Diagnosis) -> str:
+    from expert.core.rundir import named_manifest
+
+    keys = found.verdict.overrides or next(
+        (each.overrides for each in found.findings if each.overrides and each.severity != "note"),
+        (),
+    )
+    if keys:
+        manifest = named_manifest(next(reversed(found.run.of("started")), {}))
+        sets = " ".join(f"--set {key}" for key in keys)
+        return f"next: expert train --manifest {manifest} {sets}"
+    if found.verdict.fix and found.verdict.kind != "unknown":
+        return f"next: {found.verdict.fix}"
+    if found.state == "running":
+        return f"next: expert watch {found.folder}"
+    sample = f'expert sample {found.folder} --prompt "…"'
+    return f"next: {found.go_on or sample}"
+
+
+# --- before a run --------------------------------------------------------------------------------
+
+
+def show_check(found: Check, console: Console) -> None:
+    """Kernels, then findings, the worst first, and one sentence at the end."""
+    if found.trials.tried:
+        _show_trials(found.trials.tried, found.trials.device, console)
+    rows = []
+    for each in found.findings:
+        what = "\n".join(part for part in (each.title, each.evidence) if part)
+        gain = f" (up to {each.gain:.2g}×)" if each.gain and each.fix else ""
+        rows.append((MARKS[each.severity], each.name, what, each.consequence, each.fix + gain))
+    show(console, "")
+    columns = ("", "name", "finding", "consequence", "fix")
+    show_sheet(Sheet(columns, [rows], dim=("name",)), console)
+    show(console, "")
+    show(console, *_summary(found.findings, found.target))
+
+
+def _summary(findings: Sequence[Finding], target: str) -> tuple[str, str]:
+    errors = sum(each.severity == "error" for each in findings)
+    warnings = sum(each.severity == "warning" for each in findings)
+    if errors:
+        return f"✗ {counted(errors, 'error')}: a run would not start on {target}", "bold red"
+    if warnings:
+        words = counted(warnings, "warning")
+        return f"! {words}; a run would start on {target}", "bold yellow"
+    return f"✓ nothing prevents a run on {target}", "bold green"
+
+
+def _show_trials(tried: Sequence[TriedKernel], device: str, console: Console) -> None:
+    """One line for every kernel."""
+    marks = {"works": "✓", "absent": "·", "not tried": "·"}
+    rows = []
+    for each in tried:
+        off = ""
+        if each.off_by is not None and each.tolerance is not None:
+            off = f"{each.off_by:.1e} of {each.tolerance:.0e}"
+        took = f"{each.seconds * 1000:.1f} ms" if each.seconds is not None else ""
+        mark = marks.get(each.state, "✗")
+        rows.append((f"{mark} {each.name}", each.state, off, took, each.because))
+    columns = ("kernel", "state", "error, of tolerance", "one call", "because")
+    where = "the GPU" if device == "cuda" else "the CPU"
+    title = f"kernels on {where}, forward and backward, against float32"
+    show_sheet(Sheet(columns, [rows], title, dim=("one call",)), console)
+
+
+def show_parity(found: Parity, console: Console) -> None:
+    """Every claim with its differences and tolerances."""
+    rows = [
+        (
+            STATES[each.state],
+            each.claim,
+            _off(each.loss, each.loss_tolerance),
+            _off(each.gradient, each.gradient_tolerance),
+            each.because,
+        )
+        for each in found.compared
+    ]
+    title = (
+        f"{found.model} on {found.device}: {found.sequences} sequences, {found.targets} targets, "
+        "after one step"
+    )
+    columns = ("", "claim", "loss error (tolerance)", "gradient error (tolerance)", "because")
+    show_sheet(Sheet(columns, [rows], title, dim=("because",)), console)
+    wrong = [each.claim for each in found.compared if each.state == "differs"]
+    if wrong:
+        show(console, f"✗ does not hold: {'; '.join(wrong)}", "bold red")
+    else:
+        show(console, "✓ the fast paths compute the same as the baseline", "bold green")
+
+
+def _off(value: float | None, tolerance: float | None) -> str:
+    return "" if value is None or tolerance is None else f"{value:.1e} ({tolerance:.0e})"
+
+
+def show_profile(found: Profile, console: Console) -> None:
+    """Purposes as bars, then the kernels that took most."""
+    steps = max(1, found.updates)
+    title = f"{counted(found.updates, 'step')} on {found.device}, {duration(found.seconds / steps)}"
+    show(console, f"{title} each", "bold")
+    ran = sum(found.purposes.values())
+    bars = [
+        (name, seconds, f"{seconds / steps * 1000:.1f} ms  {seconds / ran:.0%}")
+        for name, seconds in found.purposes.items()
+    ]
+    show_bars(bars, ran, console)
+    what = "kernels" if found.on_gpu else "operators"
+    show(
+        console,
+        f"  {what} ran {found.busy:.0%} of the time; {found.gaps} gaps longer than 20 µs, "
+        f"{duration(found.gap_seconds)} in total, the longest "
+        f"{found.longest_gap_seconds * 1e3:.1f} ms",
+    )
+    rows = []
+    for kernel in found.kernels[:SHOWN_KERNELS]:
+        name = kernel.name if len(kernel.name) <= LONGEST_NAME else f"{kernel.name[:67]}..."
+        took = f"{kernel.seconds / steps * 1000:.2f} ms"
+        share = f"{kernel.seconds / ran:.1%}" if ran else ""
+        rows.append((name, kernel.purpose, took, share, f"{kernel.calls / steps:.0f}"))
+    columns = (what[:-1], "purpose", "per step", "share", "calls per step")
+    show_sheet(Sheet(columns, [rows]), console)
+    show(console, f"full trace: {found.trace}  (open it at https://ui.perfetto.dev)")
+
+
+def show_tried(found: Tried, console: Console) -> None:
+    """Before and after, side by side."""
+    before, after = _measured(found.before), _measured(found.after)
+    rows = [(name, value, after[name]) for name, value in before.items()]
+    title = f"{found.title}: {' '.join(f'--set {each}' for each in found.overrides)}"
+    show_sheet(Sheet(("", "before", "after"), [rows], title), console)
+    if found.gain is None:
+        return
+    words = f"{found.gain:.2f}× the tokens per second, measured on {found.device}"
+    if not found.certain:
+        show(console, f"{words}: within the variation between steps", "bold yellow")
+    else:
+        show(console, words, "bold green" if found.gain > 1 else "bold yellow")
+
+
+def _measured(run: Measured) -> dict[str, str]:
+    def written(value: float | None, form: Callable[[float], str]) -> str:
+        return "–" if value is None else form(value)
+
+    return {
+        "tokens per second": written(run.tokens_per_second, "{:,.0f}".format),
+        "variation between steps": written(run.spread, "{:.1%}".format),
+        "one step": f"{(run.seconds_an_update or 0) * 1000:.1f} ms",
+        "waiting for data": written(run.data_wait, "{:.1%}".format),
+        "GPU use": written(run.gpu_utilization, "{:.0f} %".format),
+        "memory": written(run.peak_reserved_bytes, gib),
+        "steps measured": f"{run.updates}",
+        "rows in them": f"{run.examples:,}",
+        "mean loss": written(run.loss, loss),
+        "fell back": "; ".join(run.fallbacks) or "no",
+    }

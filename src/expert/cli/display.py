@@ -3,43 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from itertools import zip_longest
+from textwrap import wrap
 from typing import IO, TYPE_CHECKING, Any, cast
+
+from expert.core.text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Row = Sequence[str]
+Line = tuple[str, str]
+"""A line of text and its style in a terminal."""
 PLAIN_WIDTH = 100
-"""Columns of a table that is not in a terminal: what a log or a mail shows without wrapping."""
+"""Columns of a table outside a terminal: what a log or a mail shows without wrapping."""
 NARROWEST = 24
-"""A sentence in less than so many columns is a ladder of words."""
+"""A sentence in fewer columns is a ladder of words."""
 MOST_NARROWED = 2
-"""Three columns of wrapped sentences side by side are read with difficulty."""
+"""Three columns of wrapped sentences side by side are hard to read."""
 GAP = "  "
 
 
 @dataclass
 class Sheet:
-    """A table: columns, and rows in sections that a line sets apart."""
+    """A table: columns, and rows in sections separated by a line."""
 
     columns: tuple[str, ...]
     sections: Sequence[Sequence[Row]] = ()
     title: str = ""
     dim: tuple[str, ...] = ()
-    """Columns that stand back."""
+    """Columns of less importance."""
 
     def rows(self) -> list[Row]:
         return [row for section in self.sections for row in section]
 
 
 class _Optional:
-    """A stream for what nobody needs to read: the first write that fails is told on standard error,
-    and the rest goes nowhere. A log on a full disk must not end a run of hours."""
+    """A stream for output nobody needs: the first write that fails is reported on standard error,
+    the rest is discarded. A log on a full disk must not end a run of hours."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -61,16 +68,16 @@ class _Optional:
         try:
             yield
         except OSError as error:
-            say_no_more(self._stream)
+            silence(self._stream)
             if not isinstance(error, BrokenPipeError) and self._stream is not sys.stderr:
-                show_problems(f"output: {error.strerror}: nothing more is shown, the run goes on")
+                show_problems(f"output: {error.strerror}: no more output; the run continues")
 
 
 def make_console(*, error: bool = False, needed: bool = True) -> Console:
     """A console on standard output, or on standard error for problems.
 
-    When the reader of a pipe leaves it falls silent (`quiet`), and the command goes on to its own
-    end and exit code: rich would end it with 1, a run in the midst of training too. What is not
+    When the reader of a pipe leaves, it falls silent (`quiet`) and the command continues to its own
+    end and exit code: rich would end it with 1, in the middle of training too. Output that is not
     `needed` may also be lost on a full disk.
     """
     from rich.console import Console
@@ -78,15 +85,15 @@ def make_console(*, error: bool = False, needed: bool = True) -> Console:
     class QuietlyLeft(Console):
         def on_broken_pipe(self) -> None:
             self.quiet = True
-            say_no_more(self.file)
+            silence(self.file)
 
     stream = sys.stderr if error else sys.stdout
     file = None if needed or stream is None else cast(IO[str], _Optional(stream))
     return QuietlyLeft(file=file, stderr=error, highlight=False, soft_wrap=True)
 
 
-def say_no_more(stream: IO[str]) -> None:
-    """Let what is still written to a pipe without a reader go nowhere."""
+def silence(stream: IO[str]) -> None:
+    """Discard whatever else is written to a pipe without a reader."""
     # A stream in memory has no descriptor, and a closed one is None.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -95,9 +102,7 @@ def say_no_more(stream: IO[str]) -> None:
 
 
 def nobody_reads(descriptor: int) -> bool:
-    """Whether the reader of a pipe has gone; where the system cannot tell, it is thought so."""
-    import select
-
+    """Whether the reader of a pipe has gone; assumed where the system cannot tell."""
     if not hasattr(select, "poll"):
         return True
     watch = select.poll()
@@ -109,8 +114,8 @@ def nobody_reads(descriptor: int) -> bool:
 
 
 def outputs() -> list[int]:
-    """Standard output and error as they are now, to be asked later whether somebody reads them:
-    rich and typer lead a pipe that is closed to nowhere before they leave."""
+    """Duplicates of standard output and error, to check later whether somebody reads them: rich and
+    typer redirect a closed pipe before they leave."""
     found = []
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or in memory
@@ -119,21 +124,19 @@ def outputs() -> list[int]:
 
 
 def flush_outputs() -> None:
-    """Write what waits in buffers; to a reader that has gone, nothing: Python would complain at the
-    end."""
+    """Write what is buffered; discard it where the reader has gone, or Python complains at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:  # `>&-`, and programs without a console
                 stream.flush()
-        except BrokenPipeError:
-            say_no_more(stream)
-        except OSError:
-            say_no_more(stream)
-            raise
+        except OSError as error:
+            silence(stream)
+            if not isinstance(error, BrokenPipeError):
+                raise
 
 
 def show_sheet(sheet: Sheet, console: Console) -> None:
-    """A ruled table in a terminal; aligned columns elsewhere, long cells over several lines."""
+    """A ruled table in a terminal; aligned columns elsewhere, with long cells wrapped."""
     if not console.is_terminal:
         for line in plain_lines(sheet):
             console.out(line, highlight=False)
@@ -222,8 +225,6 @@ def _paragraph(name: str, text: str) -> list[str]:
 
 def _wrapped(cell: str, width: int) -> list[str]:
     """The lines of a cell; a word that is longer stays whole, so that it can be copied."""
-    from textwrap import wrap
-
     if len(cell) <= width:
         return [cell]
     return wrap(cell, width, break_long_words=False, break_on_hyphens=False) or [""]
@@ -247,13 +248,11 @@ def bar_of(share: float, width: int = 40) -> str:
     return filled.ljust(width, "·")
 
 
-def show_problems(text: str, *, error: bool = True) -> None:
-    """A problem list or message, on standard error."""
+def show_problems(text: str) -> None:
+    """An error message or a list of problems, on standard error."""
     from rich.text import Text
 
-    from expert.core.visible import visible
-
-    console = make_console(error=error)
+    console = make_console(error=True)
     first, _, rest = visible(text, keep="\n\t").partition("\n")  # messages quote what files hold
     console.print(Text(first, style="bold red"))
     if rest:
@@ -267,4 +266,39 @@ def write_line(text: str) -> None:
     try:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
     except BrokenPipeError:
-        say_no_more(sys.stdout)
+        silence(sys.stdout)
+
+
+def write_json(found: Any) -> None:
+    """A result as indented JSON; records as objects, paths as text."""
+    data = asdict(found) if is_dataclass(found) and not isinstance(found, type) else found
+    write_line(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+
+
+@contextlib.contextmanager
+def waiting(console: Console, what: str) -> Iterator[None]:
+    """A spinner in a terminal, a line elsewhere."""
+    if console.is_terminal:
+        with console.status(what):
+            yield
+    else:
+        console.out(f"{what} …", highlight=False)
+        yield
+
+
+def show(console: Console, text: str, style: str = "") -> None:
+    """A line of text. Brackets in it are not markup, and control characters it quotes from rows are
+    written out."""
+    from rich.text import Text
+
+    text = visible(text, keep="\n\t")
+    if console.is_terminal:
+        console.print(Text(text, style=style))
+    else:
+        console.out(text, highlight=False)
+
+
+def show_lines(console: Console, lines: Sequence[Line]) -> None:
+    """Lines of text, each with its style."""
+    for text, style in lines:
+        show(console, text, style)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from expert.cli.display import (
+    Sheet,
+    make_console,
+    show,
+    show_problems,
+    show_sheet,
+    write_json,
+    write_line,
+)
 from expert.cli.options import Overrides, Strict, json_option, output_option
+from expert.cli.plan import show_notice, show_notices, time_in_words
 from expert.core.errors import EXIT_USAGE
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from expert.manifest.notices import Notice
-    from expert.manifest.reader import ReadManifest
+    from expert.jobs.manifest import Checked
 
 app = typer.Typer(
     help="Check, explain and upgrade manifests.",
@@ -28,16 +36,14 @@ def check(
     files: Annotated[list[Path], typer.Argument(help="Manifests, JSON or YAML.")],
     overrides: Overrides = None,
     strict: Strict = False,
-    as_json: Annotated[bool, json_option("Findings as JSON.")] = False,
+    as_json: Annotated[bool, json_option("Print findings as JSON.")] = False,
 ) -> None:
-    """Read manifests and tell every problem at once, with file and line."""
-    from expert.cli.display import make_console, show_problems, write_line
-    from expert.cli.plan_view import time_in_words
+    """Check manifests and report every problem at once, with file and line."""
     from expert.jobs.manifest import check_manifests
 
     results = list(check_manifests(files, overrides=overrides or (), strict=strict))
     if as_json:
-        write_line(_as_json(results))
+        write_json([_as_dict(result) for result in results])
     else:
         console = make_console()
         for result in results:
@@ -48,95 +54,53 @@ def check(
                 for doubt in result.doubts:
                     show_notice(doubt, console)
                 if result.plan is not None and result.plan.length.expected_seconds is not None:
-                    console.print(f"  {time_in_words(result.plan)}", style="dim")
+                    show(console, f"  {time_in_words(result.plan)}", "dim")
     if any(result.error is not None for result in results):
         raise typer.Exit(EXIT_USAGE)
 
 
-def _as_json(results: list) -> str:  # type: ignore[type-arg]
-    import json
-    from dataclasses import asdict
-
-    return json.dumps(
-        [
-            {
-                "source": result.source,
-                "problems": [asdict(p) for p in result.error.problems] if result.error else [],
-                "notices": [
-                    asdict(n)
-                    for n in (*(result.read.notices if result.read else ()), *result.doubts)
-                ],
-                "expected_seconds": result.plan.length.expected_seconds if result.plan else None,
-            }
-            for result in results
-        ],
-        indent=2,
-    )
-
-
-def show_notices(read: ReadManifest, console: Console, *, brief: bool) -> None:
-    """What became of keys that were not simply honoured; brief: only what changes the run."""
-    from rich.text import Text
-
-    from expert.cli.words import counted
-
-    console.print(Text(f"✓ {read.source}: {read.manifest.name} reads", style="bold green"))
-    shown = [n for n in read.notices if not brief or n.kind in ("warning", "superseded")]
-    for one in shown:
-        show_notice(one, console)
-    if brief and len(read.notices) > len(shown):
-        rest = len(read.notices) - len(shown)
-        text = f"  {counted(rest, 'more notice')}: expert manifest check {read.source}"
-        console.print(Text(text, style="dim"))
-
-
-def show_notice(notice: Notice, console: Console) -> None:
-    """One line, in the colour of its kind."""
-    from rich.text import Text
-
-    styles = {"warning": "bold yellow", "superseded": "cyan", "read as": "", "note": "dim"}
-    console.print(Text(f"  {notice}", style=styles[notice.kind]))
+def _as_dict(result: Checked) -> dict[str, Any]:
+    notices = (*(result.read.notices if result.read else ()), *result.doubts)
+    return {
+        "source": result.source,
+        "problems": [asdict(problem) for problem in result.error.problems] if result.error else [],
+        "notices": [asdict(notice) for notice in notices],
+        "expected_seconds": result.plan.length.expected_seconds if result.plan else None,
+    }
 
 
 @app.command()
 def explain(
-    key: Annotated[str | None, typer.Argument(help="A key, a section, or another name.")] = None,
-    as_json: Annotated[bool, json_option("The same as JSON.")] = False,
+    key: Annotated[str | None, typer.Argument(help="A key, a section or an alias.")] = None,
+    as_json: Annotated[bool, json_option("Print the same as JSON.")] = False,
 ) -> None:
-    """Say what keys mean, what they may be and what they are by default, from the schema."""
-    from expert.cli.display import Sheet, make_console, show_sheet, write_line
-    from expert.manifest.schema.explain import explain as explain_key
+    """Explain keys: meaning, allowed values and defaults, from the schema."""
+    from expert.manifest.explain import explain as explain_key
 
     found = explain_key(key)
     if as_json:
-        import json
-        from dataclasses import asdict
-
-        write_line(json.dumps([asdict(entry) for entry in found], indent=2))
+        write_json([asdict(entry) for entry in found])
         return
     rows = [
         (
             entry.path,
             entry.expected,
             entry.default,
-            " ".join(entry.meaning.split()),  # a meaning of several lines is one sentence
+            " ".join(entry.meaning.split()),
             ", ".join(entry.also_written),
         )
         for entry in found
     ]
-    columns = ("key", "may be", "by default", "means", "also written")
-    show_sheet(Sheet(columns, [rows], dim=("also written",)), make_console())
+    columns = ("key", "allowed", "default", "meaning", "aliases")
+    show_sheet(Sheet(columns, [rows], dim=("aliases",)), make_console())
 
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema that editors check and complete manifests with."""
-    import json
+    """Print the JSON Schema with which editors check and complete manifests."""
+    from expert.manifest.editor import editor_schema
 
-    from expert.cli.display import write_line
-    from expert.manifest.schema.editor import editor_schema
-
-    write_line(json.dumps(editor_schema(), indent=2))
+    write_json(editor_schema())
 
 
 @app.command()
@@ -148,11 +112,8 @@ def upgrade(
     ] = False,
     stdout: Annotated[bool, typer.Option("--stdout", help="Print instead of writing.")] = False,
 ) -> None:
-    """Write a manifest anew beside the old file, as NAME-2.0, in the 2.0 layout with the
-    performance fields; comments are kept."""
-    from rich.text import Text
-
-    from expert.cli.display import make_console, write_line
+    """Rewrite a manifest in the 2.0 layout with the performance fields, as NAME-2.0 next to the old
+    file; comments are kept."""
     from expert.jobs.manifest import upgrade_file, upgraded_text
 
     if stdout:
@@ -160,8 +121,8 @@ def upgrade(
         return
     done = upgrade_file(file, output=output, in_place=in_place)
     console = make_console()
-    for one in done.notices:
-        console.print(Text(f"  {one}"))
-    console.print(Text(f"✓ wrote {done.path}", style="bold green"))
+    for notice in done.notices:
+        show(console, f"  {notice}")
+    show(console, f"✓ wrote {done.path}", "bold green")
     if done.backup:
-        console.print(Text(f"  the old one is {done.backup}"))
+        show(console, f"  the old file is {done.backup}")

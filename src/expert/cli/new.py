@@ -1,60 +1,55 @@
-"""`expert new`: a folder to begin an expert with."""
+"""`expert new`: a folder to start an expert with."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from expert.cli.display import Line, make_console, show_lines, write_json
 from expert.cli.options import json_option, output_option
+from expert.core.text import counted
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from expert.jobs.new.new_expert import NewExpert
     from expert.jobs.new.row_lengths import LengthChoice
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="Name of the expert, and of its folder.")],
+    name: Annotated[str, typer.Argument(help="Name of the expert and of its folder.")],
     data: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="FILE", help="Rows to learn from; they are copied."),
+        Path | None, typer.Option("--from", metavar="FILE", help="Training rows; they are copied.")
     ] = None,
     template: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="json, sql, cypher, typescript or text."),
+        str | None, typer.Option(metavar="NAME", help="json, sql, cypher, typescript or text.")
     ] = None,
     mapping: Annotated[
         list[str] | None,
         typer.Option(
             "--map",
             metavar="PART=COLUMN",
-            help="A column: instruction, input, response, system, messages, tools or text.",
+            help="Map a column: instruction, input, response, system, messages, tools or text.",
         ),
     ] = None,
     preferred: Annotated[
-        bool,
-        typer.Option("--preferred", help="Of preference rows (DPO, KTO): the preferred answers."),
+        bool, typer.Option("--preferred", help="Preference rows (DPO, KTO): use the preferred.")
     ] = False,
     json_values: Annotated[
-        bool,
-        typer.Option("--json-values", help="Train on lists and objects as JSON text."),
+        bool, typer.Option("--json-values", help="Train on lists and objects as JSON text.")
     ] = False,
     model: Annotated[
         str,
         typer.Option(
-            "--model",
             metavar="NAME",
-            help="The base model: a folder, a name or a hub id. Settings are those of its size.",
+            help="The base model: a folder, a name or a hub id; settings fit its size.",
         ),
     ] = "tiny",
-    output: Annotated[Path | None, output_option("Where the folder goes; here by default.")] = None,
-    as_json: Annotated[bool, json_option("What was made, as JSON.")] = False,
+    output: Annotated[Path | None, output_option("Parent folder; default: this one.")] = None,
+    as_json: Annotated[bool, json_option("Print what was made as JSON.")] = False,
 ) -> None:
-    """Make a folder with a manifest, from a template or from a file of rows."""
-    from expert.cli.display import make_console, write_line
-    from expert.core.text import counted
+    """Create a folder with a manifest, from a template or from a file of rows."""
     from expert.jobs.new.new_expert import new_expert
 
     made = new_expert(
@@ -68,52 +63,46 @@ def new(
         model=model,
     )
     if as_json:
-        import json
-        from dataclasses import asdict
+        write_json(made)
+    else:
+        show_lines(make_console(), list(_lines(made)))
 
-        write_line(json.dumps(asdict(made), default=str, indent=2))
-        return
-    console = make_console()
-    what = "calls of tools" if made.calls else made.template
-    console.print(f"✓ made {made.folder}: an expert for {what}", style="bold green")
+
+def _lines(made: NewExpert) -> Iterator[Line]:
+    """What was made, from which rows, and the next commands."""
+    what = "tool calls" if made.calls else made.template
+    yield f"✓ made {made.folder}: an expert for {what}", "bold green"
     if made.columns:
         parts = ", ".join(f"{part}: {column}" for part, column in made.columns.items())
         left = ", ".join(f"{n} (in {counted(rows, 'row')})" for n, rows in made.unused.items())
-        unused = f"; not used: {left}" if left else ""
-        write_line(f"  rows in {made.data}: {parts}{unused}")
+        yield f"  rows in {made.data}: {parts}{f'; not used: {left}' if left else ''}", ""
         if made.warning:
-            console.print(f"  warning: {made.warning}", style="yellow")
+            yield f"  warning: {made.warning}", "yellow"
         if made.bad_rows:
-            first = counted(made.looked_at, "row")
-            bad = f"{made.bad_rows} of the first {first} cannot be used"
-            console.print(f"  {bad}: expert dataset check lists them", style="yellow")
+            bad = f"{made.bad_rows} of the first {counted(made.looked_at, 'row')} cannot be used"
+            yield f"  {bad}: expert dataset check lists them", "yellow"
         if made.unread:
-            write_line(f"  not read: {', '.join(made.unread)}")
+            yield f"  not read: {', '.join(made.unread)}", ""
     else:
-        write_line(f"  a few rows to begin with, to be replaced: {made.data}")
-    write_line(f"  base model {made.model}: {made.settings_because}")
+        yield f"  example rows to replace: {made.data}", ""
+    yield f"  base model {made.model}: {made.settings_because}", ""
     if made.length is not None:
-        _show_length(made.length, made.model, console)
-    write_line("next:")
+        yield from _length_lines(made.length, made.model)
+    yield "next:", ""
     for command in ("dataset check", "plan", "train"):
-        write_line(f"  expert {command} --manifest {made.manifest}")
+        yield f"  expert {command} --manifest {made.manifest}", ""
     judge, ask = f"validate --expert {made.folder}", f'sample {made.folder} --prompt "…"'
-    write_line(f"  expert {judge if made.has_answers else ask}")
+    yield f"  expert {judge if made.has_answers else ask}", ""
 
 
-def _show_length(found: LengthChoice, model: str, console: Console) -> None:
-    """The length that was written, and what shorter ones would cut."""
-    from expert.cli.display import write_line
-
-    write_line(f"  max_seq_length {found.length}: {found.because}")
+def _length_lines(found: LengthChoice, model: str) -> Iterator[Line]:
+    """The chosen length, and what shorter ones would cut."""
+    yield f"  max_seq_length {found.length}: {found.because}", ""
     if found.estimated:
-        text = f"the tokenizer of {model} is not on this machine; expert dataset check counts"
-        write_line(f"    {text} exactly where it is")
+        text = f"estimated: the tokenizer of {model} is not on this machine"
+        yield f"    {text}; expert dataset check counts exactly where it is", ""
     for one in found.cuts:
-        chosen = one.length == found.length
-        if not one.rows:
-            continue
-        if chosen and found.bound:
-            console.print(f"    {one.words()}: {found.bound}", style="yellow")
-        else:
-            write_line(f"    {one.words()}")
+        if one.rows and one.length == found.length and found.bound:
+            yield f"    {one.words()}: {found.bound}", "yellow"
+        elif one.rows:
+            yield f"    {one.words()}", ""

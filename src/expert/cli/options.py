@@ -1,18 +1,30 @@
-"""Options that several commands take, declared once: the same name, value and words everywhere.
+"""Options that several commands share, declared once, and the manifest they name.
 
 An alias is an option that means the same in every command. A function is one whose help says what
-it means there. An option of one command stands above that command.
+it means there. An option of a single command stands above that command.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-RUN_HELP = "A run folder; of a folder of runs or an expert's folder, the newest."
+from expert.cli.display import make_console, show
+from expert.core.errors import ExpertError, ManifestError
+
+if TYPE_CHECKING:
+    from expert.manifest.reader import ReadManifest
+
+RUN_HELP = "A run folder, or a folder of runs or of an expert: its newest run."
+SETTINGS_FILE = "config.yaml"
+"""Settings of the character GPT, read from the working directory."""
+# Keys of a manifest that describe its own rows, not those given with --dataset.
+_OF_OWN_ROWS = ("tasks", "type", "format", "validation_path", "test_path")
 
 
 class Device(StrEnum):
@@ -23,60 +35,14 @@ class Device(StrEnum):
     cpu = "cpu"
 
 
-RunFolder = Annotated[Path, typer.Argument(help=RUN_HELP)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override a key of the manifest."),
-]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse every unknown key.")]
-BaseModelName = Annotated[str | None, typer.Option("--model", help="Which of the base models.")]
-Rows = Annotated[
-    str | None,
-    typer.Option(
-        "--dataset",
-        metavar="NAME|FILE",
-        help="Other rows than the manifest's; without a manifest a text (shakespeare, "
-        "python-stdlib or a .txt file) for the built-in character GPT.",
-    ),
-]
-MemoryLimit = Annotated[
-    str | None, typer.Option("--vram", help='Memory to use at most, as "16GB".')
-]
-WhereToTrain = Annotated[Device | None, typer.Option("--device", help="Where to train.")]
-WhereToCompute = Annotated[Device, typer.Option("--device", help="Where to compute.")]
+class UsageError(ExpertError):
+    """Options that are missing or contradict each other."""
 
 
 def manifest_option(what: str) -> Any:
     """`--manifest FILE`, with what it is for; a folder means the manifest in it."""
-    text = f"{what}; of a folder, the one in it."
+    text = f"{what}; a folder means the manifest in it."
     return typer.Option("--manifest", "-m", help=text, callback=named_file)
-
-
-def named_file(place: Path | None) -> Path | None:
-    """The file that is meant, and a line that says which where a folder was named."""
-    from expert.cli.display import make_console
-    from expert.cli.run_view import say
-    from expert.manifest.text.document import manifest_in
-
-    if place is None or not place.is_dir():
-        return place
-    file = manifest_in(place)
-    if file is None:
-        return place  # reading it says what is wrong
-    say(make_console(error=True), f"the manifest is {file}", "dim")
-    return file
-
-
-ManifestFile = Annotated[
-    Path | None, typer.Argument(help="The manifest, as with --manifest.", callback=named_file)
-]
-
-
-def one_manifest(file: Path | None, manifest: Path | None) -> Path | None:
-    """The manifest that was named, with the option or without."""
-    if file is not None and manifest is not None:
-        raise typer.BadParameter(f"{file} and --manifest {manifest}: name one manifest")
-    return file or manifest
 
 
 def output_option(what: str) -> Any:
@@ -85,23 +51,143 @@ def output_option(what: str) -> Any:
 
 
 def json_option(what: str) -> Any:
-    """`--json`, with what is written instead of words."""
+    """`--json`, with what is printed instead of text."""
     return typer.Option("--json", help=what)
 
 
 def remote_code_option(what: str) -> Any:
-    """`--allow-remote-code`, with what it lets happen."""
+    """`--allow-remote-code`, with what it permits."""
     return typer.Option("--allow-remote-code", help=what)
 
 
-def checkpoint_option(by_default: str) -> Any:
-    """`--checkpoint`, with what decides where it is not given."""
-    text = f"Which state of the run; by default {by_default}."
+def checkpoint_option(default: str) -> Any:
+    """`--checkpoint`, with where its default comes from."""
+    text = f"Which checkpoint of the run; default: {default}."
     return typer.Option("--checkpoint", metavar="final|best|N", help=text)
 
 
+def named_file(place: Path | None) -> Path | None:
+    """The manifest file; where a folder was given, the one in it, whose path is shown."""
+    from expert.manifest.text.document import manifest_in
+
+    if place is None or not place.is_dir():
+        return place
+    file = manifest_in(place)
+    if file is None:
+        return place  # reading it reports what is wrong
+    show(make_console(error=True), f"manifest: {file}", "dim")
+    return file
+
+
+RunFolder = Annotated[Path, typer.Argument(help=RUN_HELP)]
+ManifestFile = Annotated[
+    Path | None, typer.Argument(help="The manifest, same as --manifest.", callback=named_file)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Override a key of the manifest."),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Reject unknown keys.")]
+BaseModelName = Annotated[
+    str | None, typer.Option("--model", help="Which base model of the manifest; default: first.")
+]
+Rows = Annotated[
+    str | None,
+    typer.Option(
+        "--dataset",
+        metavar="NAME|FILE",
+        help="Train on this data instead of the manifest's. Without a manifest: a text "
+        "(shakespeare, python-stdlib or a .txt file) for the built-in character GPT.",
+    ),
+]
+MemoryLimit = Annotated[
+    str | None, typer.Option("--vram", help='Use at most this much GPU memory, such as "16GB".')
+]
+WhereToTrain = Annotated[Device | None, typer.Option("--device", help="Device to train on.")]
+WhereToCompute = Annotated[Device, typer.Option("--device", help="Device to compute on.")]
 AllowRemoteCode = Annotated[
     bool,
-    remote_code_option("Run Python code that comes with the model; needs a revision of 40 digits."),
+    remote_code_option("Run Python code that ships with the model; needs a 40-digit revision."),
 ]
-ResultAsJson = Annotated[bool, json_option("The result as JSON; progress goes to standard error.")]
+ResultAsJson = Annotated[
+    bool, json_option("Print the result as JSON; progress goes to standard error.")
+]
+
+
+def one_manifest(file: Path | None, manifest: Path | None) -> Path | None:
+    """The manifest that was given, as an argument or with --manifest."""
+    if file is not None and manifest is not None:
+        raise typer.BadParameter(f"{file} and --manifest {manifest}: give one manifest")
+    return file or manifest
+
+
+def flag_overrides(
+    *, dataset: str | None, output: Path | None, epochs: float | None, device: Device | None
+) -> list[str]:
+    """The flags as overrides of the manifest. Paths are relative to the working directory."""
+    found = []
+    if dataset is not None:
+        local = Path(dataset)
+        path = str(local.absolute()) if local.exists() else dataset
+        found.append(f"training.dataset.path={json.dumps(path)}")
+        found += [f"training.dataset.{key}=null" for key in _OF_OWN_ROWS]
+    if output is not None:
+        found.append(f"training.config.output_dir={json.dumps(str(output.resolve()))}")
+    if epochs is not None:
+        found.append(f"training.config.epochs={epochs:g}")
+    if device is not None:
+        found.append(f"training.config.device={device.value}")
+    return found
+
+
+def asked_manifest(
+    manifest: Path | None, dataset: str | None, overrides: tuple[str, ...]
+) -> ReadManifest:
+    """The manifest that was given; without one, that of the character GPT on the given text."""
+    from expert.manifest.migrate.aliases import CORPORA
+    from expert.manifest.reader import read_manifest
+    from expert.run.text_manifest import character_manifest
+
+    if manifest is not None:
+        return read_manifest(manifest, overrides=overrides)
+    if dataset is None:
+        raise UsageError(
+            "nothing to train  (expert train --manifest FILE; or a text for the built-in "
+            "character GPT: expert train --dataset shakespeare)"
+        )
+    if dataset not in CORPORA and Path(dataset).suffix != ".txt":
+        raise UsageError(
+            f"--dataset {dataset}: without a manifest the built-in character GPT is trained, on "
+            f"{', '.join(CORPORA)} or a .txt file  (for other data give --manifest FILE)"
+        )
+    if dataset not in CORPORA and not Path(dataset).is_file():
+        raise UsageError(f"--dataset {dataset}: file not found  (check the path)")
+    if not Path(SETTINGS_FILE).is_file():
+        return character_manifest(dataset, overrides)
+    return _with_settings_file(dataset, overrides)
+
+
+def _with_settings_file(dataset: str, overrides: tuple[str, ...]) -> ReadManifest:
+    """With the settings of config.yaml in the working directory; whether it is used is shown."""
+    from expert.manifest.text.document import read_document
+    from expert.run.text_manifest import OfSomethingElse, character_manifest, configured_manifest
+
+    console, file = make_console(error=True), Path(SETTINGS_FILE)
+    try:
+        read = configured_manifest(file, dataset, overrides)
+    except OfSomethingElse as why:
+        show(console, f"{SETTINGS_FILE} is not used: {why}", "yellow")
+        return character_manifest(dataset, overrides)
+    except ManifestError:
+        try:
+            read_document(file)
+        except ManifestError as error:  # a file of that name that holds no settings
+            show(console, f"{SETTINGS_FILE} is not used: {error.problems[0].what}", "yellow")
+            return character_manifest(dataset, overrides)
+        raise
+    show(console, f"using the settings in {SETTINGS_FILE}", "dim")
+    warnings = tuple(notice for notice in read.notices if notice.kind == "warning")
+    for notice in read.notices:
+        if notice not in warnings:  # those are shown with the plan
+            show(console, f"  {notice}", "dim")
+    return replace(read, notices=warnings)

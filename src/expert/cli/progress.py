@@ -1,43 +1,84 @@
-"""A run as a person sees it: a bar in a terminal, plain lines anywhere else.
+"""How far a command is: bars in a terminal, plain lines anywhere else.
 
-The view reads events as plain dictionaries, one at a time, from a run that goes on or from a file.
+`RunView` reads events as plain dictionaries, one at a time, from a live run or from a file.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from types import TracebackType
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from expert.cli.evaluation_pace import EvaluationPace
-from expert.cli.event_lines import GAP, Event, lines_of, step_parts
-from expert.cli.event_words import number, time_in_words, whole
+from expert.cli.display import GAP, show, show_lines, waiting
+from expert.core.text import count, counted
+from expert.insight.event_text import Event, lines_of, number, step_parts, time_in_words, whole
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
+    from expert.data.line import Tell
+
 SECONDS_BETWEEN_FRAMES = 0.1
 """The bar is drawn at most this often: a frame costs about 1 ms of the thread that trains."""
-
-SECONDS_BETWEEN_SIGNS = 20.0
-"""Where nobody watches, a run that logs rarely says so often how far it is."""
-
+SECONDS_BETWEEN_STEPS = 20.0
+"""Outside a terminal, a run that logs rarely prints its step this often."""
+SECONDS_BETWEEN_LINES = 5.0
+"""Outside a terminal, preparing and validating print their progress this often."""
+SECONDS_UNSEEN = 2.0
+"""A shorter evaluation is over before anybody asks how far it is."""
 WIDE = 130
 BAR_CELLS, BAR_CELLS_WIDE = 8, 24
-"""With 8 cells everything but the wait for data fits into 100 columns."""
-
-# What goes first where a terminal is too narrow for everything.
+"""With 8 cells everything but the data wait fits into 100 columns."""
+# Dropped in this order where a terminal is too narrow for everything.
 DISPENSABLE = ("data_wait", "epoch", "rate", "memory", "steps", "gpu", "speed", "eta", "loss")
-
 ONLY_IN_THE_BAR = ("epoch",)
-"""A log is read as a column of numbers, and has a line for the end of every epoch."""
+"""A log is read as a column of numbers, and has a line at the end of every epoch."""
+
+
+def facts_bar(console: Console, cells: int, **more: Any) -> Progress:
+    """A bar with a line of facts. It is drawn on request: a drawing thread would take Python's lock
+    from training, or a core from what is measured."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    facts = TextColumn("{task.fields[facts]}", markup=False)
+    return Progress(BarColumn(cells), facts, console=console, auto_refresh=False, **more)
+
+
+@dataclass
+class EvaluationPace:
+    """Progress of one evaluation, from its first batch on."""
+
+    split: str
+    total: int
+    began: float
+    first: tuple[int, float] | None = None
+    """Rows of the first batch, and when it was launched: that one may compile."""
+
+    def moved(self, rows: int, now: float) -> None:
+        """`rows` rows were launched by now."""
+        if self.first is None and rows:
+            self.first = (rows, now)
+
+    def is_long(self, now: float) -> bool:
+        return now - self.began >= SECONDS_UNSEEN
+
+    def parts(self, rows: int, now: float) -> dict[str, str]:
+        """What is shown, in order; the rate is unknown before the second batch."""
+        words = {"step": f"evaluating {self.split}: {rows:,}/{self.total:,} rows"}
+        before, since = self.first or (rows, now)
+        if rows <= before or now <= since:
+            return words
+        rate = (rows - before) / (now - since)
+        left = max(0, self.total - rows) / rate
+        fast = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+        return words | {"speed": f"{fast} rows/s", "eta": f"ETA {time_in_words(left)}"}
 
 
 class ProgressView:
-    """A reader of events that shows them; used as a context manager, so that the bar is closed."""
+    """Shows the events of a run; a context manager, so that the bar is closed."""
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -48,37 +89,37 @@ class ProgressView:
         self._drawn = -SECONDS_BETWEEN_FRAMES
         self._undrawn: int | None = None
         self._parts: dict[str, str] = {}
-        self._said: float | None = None
+        self._printed: float | None = None
         self._gone = False
         self._first: tuple[int, float] | None = None
-        """The first update that was told of, and when: what comes after it tells the pace."""
+        """The first step seen, and when: the pace is that of the steps after it."""
         self._evaluation: EvaluationPace | None = None
         self._evaluation_task: TaskID | None = None
 
     def __enter__(self) -> ProgressView:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __call__(self, event: Event) -> None:
-        """Shows one event; when nobody is there to see it any more, nothing happens."""
-        if self._gone:
-            return
+    @contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        """After the pipe or terminal is closed, nothing is shown and training continues."""
         try:
-            self._show(event)
-        except OSError:  # a closed pipe or terminal: training goes on unseen
+            yield
+        except OSError:
             self._gone = True
 
-    def progress(self, step: int) -> None:
-        """An update was launched: the bar moves, plain output has a sign of life now and then.
+    def __call__(self, event: Event) -> None:
+        """Shows one event."""
+        if not self._gone:
+            with self._until_closed():
+                self._show(event)
 
-        Called after every update by the thread that trains, so it mostly only looks at the clock.
+    def progress(self, step: int) -> None:
+        """A step was launched: the bar moves, plain output has a line now and then.
+
+        Called after every step by the thread that trains, so mostly it only reads the clock.
         """
         now = self._clock()
         if self._gone:
@@ -88,14 +129,12 @@ class ProgressView:
         if self._console.is_terminal and too_soon and step != self._started.get("total_steps"):
             self._undrawn = step
             return
-        try:
+        with self._until_closed():
             self._moved(step, now)
-        except OSError:  # as above
-            self._gone = True
 
     def evaluating(self, split: str, rows: int, total: int) -> None:
-        """So many of the rows that a run is judged by were launched: one that takes long has a bar
-        of its own, or a line now and then. Called after every batch, as `progress` is."""
+        """`rows` rows of an evaluation were launched; a long one has its own bar, or a line now and
+        then. Called after every batch, like `progress`."""
         now = self._clock()
         if self._gone:
             return
@@ -103,31 +142,24 @@ class ProgressView:
         if pace is None or rows == 0:
             pace = self._evaluation = EvaluationPace(split, total, began=now)
         pace.moved(rows, now)
-        if not pace.is_long(now):
-            return
-        try:
-            self._show_evaluation(pace, rows, now)
-        except OSError:  # as above
-            self._gone = True
+        if pace.is_long(now):
+            with self._until_closed():
+                self._show_evaluation(pace, rows, now)
 
     def _show_evaluation(self, pace: EvaluationPace, rows: int, now: float) -> None:
         if not self._console.is_terminal:
-            since = pace.began if self._said is None else self._said
-            if now - since >= SECONDS_BETWEEN_SIGNS:
-                self._console.out(GAP.join(pace.parts(rows, now).values()), highlight=False)
-                self._said = now
+            since = pace.began if self._printed is None else self._printed
+            if now - since >= SECONDS_BETWEEN_STEPS:
+                self._print(GAP.join(pace.parts(rows, now).values()))
             return
         if now - self._drawn < SECONDS_BETWEEN_FRAMES:
             return
-        cells = self._cells()
-        if self._bar is None:
-            self._open_bar(whole(self._started, "total_steps"), cells)
-        assert self._bar is not None
+        bar, cells = self._opened(), self._cells()
         if self._evaluation_task is None:
-            self._evaluation_task = self._bar.add_task("", total=pace.total, facts="")
+            self._evaluation_task = bar.add_task("", total=pace.total, facts="")
         facts = fitting(pace.parts(rows, now), self._console.width - cells - 1)
-        self._bar.update(self._evaluation_task, completed=rows, facts=facts)
-        self._bar.refresh()
+        bar.update(self._evaluation_task, completed=rows, facts=facts)
+        bar.refresh()
         self._drawn = now
 
     def _evaluation_over(self) -> None:
@@ -136,25 +168,29 @@ class ProgressView:
             self._bar.remove_task(task)
 
     def _moved(self, step: int, now: float) -> None:
-        total = whole(self._started, "total_steps")
+        total = self._total
         parts = {**self._parts, "step": f"{step}/{total}" if total is not None else f"{step}"}
         if not self._parts:
             parts |= self._time_left(step, total, now)
-        if step == total:  # what the last step line expected is over
+        if step == total:  # the estimate of the last step line is over
             parts.pop("eta", None)
         if self._console.is_terminal:
             self._draw(step, total, parts)
             return
-        if self._said is not None and now - self._said < SECONDS_BETWEEN_SIGNS:
+        if self._printed is not None and now - self._printed < SECONDS_BETWEEN_STEPS:
             return
-        # The first update has a line of its own where each has one.
-        if self._said is not None or whole(self._started, "logging_steps") != 1:
-            self._console.out(f"step {parts['step']}", highlight=False)
-        self._said = now
+        # With logging_steps 1 the first step has a line of its own.
+        if self._printed is not None or whole(self._started, "logging_steps") != 1:
+            self._print(f"step {parts['step']}")
+        self._printed = now
+
+    @property
+    def _total(self) -> int | None:
+        return whole(self._started, "total_steps")
 
     def _time_left(self, step: int, total: int | None, now: float) -> dict[str, str]:
-        """By the pace of the updates so far, until the first step line tells it: that may be ten
-        updates away. The first one, which loads and compiles, is left out."""
+        """From the pace so far, until the first step line, which may be ten steps away. The first
+        step, which loads and compiles, is left out."""
         first, began = self._first or (step, now)
         if total is None or step <= first or now <= began:
             return {}
@@ -163,14 +199,14 @@ class ProgressView:
         return {"eta": f"ETA {time_in_words(left)}"}
 
     def close(self) -> None:
-        """Leaves the bar where the run stands."""
-        with suppress(OSError):  # as above
+        """Leaves the bar at the last step."""
+        with suppress(OSError):  # closed, as above
             if self._bar is not None and self._undrawn is not None:
                 self._moved(self._undrawn, self._clock())
         self._evaluation_over()
         bar, self._bar = self._bar, None
         if bar is not None:
-            with suppress(OSError):  # as above
+            with suppress(OSError):
                 bar.stop()
 
     def _show(self, event: Event) -> None:
@@ -179,77 +215,152 @@ class ProgressView:
         if kind == "started":
             self.close()
             self._started = dict(event)
-            self._parts, self._said, self._first = {}, None, None
+            self._parts, self._printed, self._first = {}, None, None
         if kind == "step":
             self._step(event)
             return
         if kind in ("finished", "stopped"):
             self.close()
         known = {"epochs": self._started.get("epochs")}  # an epoch event has its own number only
-        for text, style in lines_of({**known, **event}):
-            self._print(text, style)
+        show_lines(self._console, lines_of({**known, **event}))
 
-    def _print(self, text: str, style: str) -> None:
-        if not self._console.is_terminal:
-            self._console.out(text, highlight=False)
-            return
-        from rich.text import Text
-
-        self._console.print(Text(text, style=style))
+    def _print(self, text: str) -> None:
+        show(self._console, text)
+        self._printed = self._clock()
 
     def _step(self, event: Event) -> None:
-        total = whole(self._started, "total_steps")
+        total = self._total
         parts = step_parts(event, total=total, epochs=number(self._started, "epochs"))
         if not self._console.is_terminal:
             shown = [text for name, text in parts.items() if name not in ONLY_IN_THE_BAR]
-            self._console.out(GAP.join(["step " + shown[0], *shown[1:]]), highlight=False)
-            self._said = self._clock()
+            self._print(GAP.join(["step " + shown[0], *shown[1:]]))
             return
         step = whole(event, "step") or 0
         self._parts = parts
-        if step == total:  # nothing more is launched: the evaluations of the end are what is left
+        if step == total:  # no more steps: the evaluations at the end are left
             self._parts = {name: text for name, text in parts.items() if name != "eta"}
-            left = number(event, "eta_seconds")
-            parts = parts if left else self._parts
+            parts = parts if number(event, "eta_seconds") else self._parts
         self._draw(step, total, parts)
 
     def _cells(self) -> int:
         return BAR_CELLS if self._console.width < WIDE else BAR_CELLS_WIDE
 
-    def _draw(self, step: int, total: int | None, parts: Mapping[str, str]) -> None:
-        """Move the bar, and show it where the last frame is long enough ago."""
-        self._undrawn = None
-        bar_cells = self._cells()
-        facts = fitting(parts, self._console.width - bar_cells - 1)
+    def _opened(self) -> Progress:
         if self._bar is None:
-            self._open_bar(total, bar_cells)
-        assert self._bar is not None
+            self._bar = facts_bar(self._console, self._cells(), get_time=self._clock)
+            self._task = self._bar.add_task("", total=self._total, facts="")
+            self._bar.start()
+        return self._bar
+
+    def _draw(self, step: int, total: int | None, parts: Mapping[str, str]) -> None:
+        """Move the bar, and draw it if the last frame is long enough ago."""
+        self._undrawn = None
+        bar = self._opened()
         assert self._task is not None
-        self._bar.update(self._task, completed=step, facts=facts)
+        facts = fitting(parts, self._console.width - self._cells() - 1)
+        bar.update(self._task, completed=step, facts=facts)
         if self._clock() - self._drawn >= SECONDS_BETWEEN_FRAMES or step == total:
-            self._bar.refresh()
+            bar.refresh()
             self._drawn = self._clock()
-
-    def _open_bar(self, total: int | None, cells: int) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        # Drawn when an event comes: a drawing thread would take Python's lock from training.
-        self._bar = Progress(
-            BarColumn(bar_width=cells),
-            TextColumn("{task.fields[facts]}", markup=False),
-            console=self._console,
-            auto_refresh=False,
-            get_time=self._clock,
-        )
-        self._task = self._bar.add_task("", total=total, facts="")
-        self._bar.start()
 
 
 def fitting(parts: Mapping[str, str], room: int) -> str:
-    """As many parts as the room allows, the dispensable ones left out first."""
+    """As many parts as fit, the dispensable ones dropped first."""
     left = dict(parts)
     for name in DISPENSABLE:
         if len(GAP.join(left.values())) <= room:
             break
         left.pop(name, None)
     return GAP.join(left.values())
+
+
+class Stages:
+    """What is being waited for, one thing after the other."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._now = console, ExitStack()
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._now.close()
+
+    def __call__(self, what: str = "") -> None:
+        """The next thing; nothing where `what` is empty."""
+        self._now.close()
+        if what:
+            self._now.enter_context(waiting(self._console, what))
+
+
+class RunView(ProgressView):
+    """The progress view of a whole run; a spinner while the model loads. Where the run is `live`,
+    its failure is shown by the error itself."""
+
+    def __init__(self, console: Console, *, live: bool = False) -> None:
+        super().__init__(console)
+        self._live = live
+        self._waiting = Stages(console)
+
+    def __call__(self, event: Event) -> None:
+        self._waiting()
+        if not (self._live and event.get("event") == "failed"):
+            super().__call__(event)
+        if self._live and event.get("event") == "kernels":
+            self._waiting("loading the model")
+
+    def close(self) -> None:
+        self._waiting()
+        super().close()
+
+
+class PreparingView:
+    """Progress of preparing data: bars in a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._shown = ExitStack()
+        self._bars: Tell | None = None
+        self._printed = clock()
+
+    def __enter__(self) -> PreparingView:
+        self._shown.enter_context(waiting(self._console, "reading the data"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shown.close()
+
+    def __call__(self, name: str, rows: int, tokens: int) -> None:
+        """Rows and tokens of a source that are done."""
+        if self._console.is_terminal:
+            if self._bars is None:
+                self._shown.close()
+                self._bars = self._shown.enter_context(preparing_bars(self._console))
+            self._bars(name, rows, tokens)
+        elif self._clock() - self._printed >= SECONDS_BETWEEN_LINES:
+            self._printed = self._clock()
+            show(self._console, f"preparing {name}: {counted(rows, 'row')}, {count(tokens)} tokens")
+
+
+@contextmanager
+def preparing_bars(console: Console) -> Iterator[Tell]:
+    """Rows and tokens per second while tokenizing; nothing outside a terminal."""
+    if not console.is_terminal:
+        yield lambda name, rows, tokens: None
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = ("[bold]{task.description}", "{task.fields[rows]:,} rows", "{task.fields[rate]}")
+    with Progress(
+        SpinnerColumn(), *map(TextColumn, columns), TimeElapsedColumn(), console=console
+    ) as bar:
+        tasks: dict[str, Any] = {}
+
+        def update(name: str, rows: int, tokens: int) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=None, rows=0, rate="")
+            seconds = bar.tasks[bar.task_ids.index(tasks[name])].elapsed or 0.0
+            rate = f"{tokens / seconds:,.0f} tokens/s" if seconds else ""
+            bar.update(tasks[name], rows=rows, rate=rate)
+
+        yield update

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import webbrowser
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from expert.cli.display import Line, make_console, show_lines, write_json
 from expert.cli.options import RUN_HELP, json_option
+from expert.core.text import counted, gib
 
 if TYPE_CHECKING:
     from expert.jobs.report import Written
@@ -18,83 +22,62 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
 def report(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="[RUN]",
-            help=f"{RUN_HELP} runs/",
-            show_default=False,
-        ),
+        typer.Argument(metavar="[RUN]", help=f"{RUN_HELP} Default: runs/.", show_default=False),
     ] = None,
     compare: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="RUN", help="Another run on the same axes; several may follow or be named."
-        ),
+        typer.Option(metavar="RUN", help="Compare with this run on the same axes; repeatable."),
     ] = None,
     ladder: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="A result of expert benchmark; by default RUN/ladder.json."
-        ),
+        typer.Option(metavar="FILE", help="A benchmark result; default: RUN/ladder.json."),
     ] = None,
     to: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER|FILE.html",
-            help="Write into this folder, or this page with its .md beside it, not into the run.",
+            help="Write into this folder, or to this file and its .md, instead of the run folder.",
         ),
     ] = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
-    as_json: Annotated[bool, json_option("What was written, as JSON.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    as_json: Annotated[bool, json_option("Print what was written as JSON.")] = False,
 ) -> None:
-    """Make one HTML page of a run, and the same in Markdown: verdict, curves, reasons, hashes."""
-    from expert.cli.display import make_console, write_line
-    from expert.cli.run_view import say
+    """Write one HTML page about a run, and the same as Markdown: verdict, curves, reasons,
+    hashes."""
     from expert.jobs.report import report as report_job
 
     named = runs or []
     if len(named) > 1 and not compare:
-        raise typer.BadParameter("name one run; others are compared with --compare RUN")
+        raise typer.BadParameter("give one run; compare with others by --compare RUN")
     others = [*(compare or ()), *named[1:]]
     done = report_job(named[0] if named else None, compare=others, ladder=ladder, to=to)
     if as_json:
-        import json
-
-        write_line(json.dumps(written_as_dict(done), indent=2))
+        write_json(_as_dict(done))
     else:
-        console = make_console()
-        for text, style in written_lines(done):
-            say(console, text, style)
+        show_lines(make_console(), _lines(done))
     if open_it:
-        import webbrowser
-
         webbrowser.open(done.html.resolve().as_uri())
 
 
-def written_lines(done: Written) -> list[tuple[str, str]]:
-    """The verdict, how much was found, and where the page lies."""
-    from collections import Counter
-
-    from expert.cli.words import gib
+def _lines(done: Written) -> list[Line]:
+    """The verdict, how much was found, and where the page is."""
     from expert.insight.findings.finding import ORDER
 
-    counted = Counter(finding.severity for finding in done.findings)
-    bad = [kind for kind in ORDER if counted[kind] and kind != "good"]
-    found = ", ".join(f"{counted[kind]} {kind}{'s' * (counted[kind] > 1)}" for kind in bad)
+    found = Counter(finding.severity for finding in done.findings)
+    bad = [kind for kind in ORDER if found[kind] and kind != "good"]
     lines = [(done.verdict.sentence, "bold")]
     if done.learning is not None and done.learning.kind != "unknown":
         style = "bold" if done.learning.is_good else "bold yellow"
         lines.insert(0, (f"{done.learning.kind}: {done.learning.sentence}", style))
     if bad:
+        counts = ", ".join(counted(found[kind], kind) for kind in bad)
         where = f"see the page, or expert diagnose {done.run}"
-        lines.append((f"  {found}: {where}", _STYLES[bad[0]]))
+        lines.append((f"  {counts}: {where}", _STYLES[bad[0]]))
     size = f"{gib(done.html_bytes)}, {len(done.figures)} figures"
-    lines.append((f"✓ wrote {done.html}  ({size})", ""))
-    lines.append((f"  and {done.markdown}", "dim"))
-    return lines
+    return [*lines, (f"✓ wrote {done.html}  ({size})", ""), (f"  and {done.markdown}", "dim")]
 
 
-def written_as_dict(done: Written) -> dict[str, Any]:
-    """The same for machines."""
+def _as_dict(done: Written) -> dict[str, Any]:
     return {
         "run": str(done.run),
         "html": str(done.html),

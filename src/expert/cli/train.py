@@ -1,18 +1,18 @@
-"""`expert train`: start a run, or go on with one."""
+"""`expert train`: start a run, or resume one."""
 
 from __future__ import annotations
 
 import os
 import sys
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from expert.cli.asked_manifest import NotAsked, asked_manifest, flag_overrides
-from expert.cli.dry_run_view import show_dry_run
+from expert.cli.display import make_console, show, write_json
 from expert.cli.options import (
     AllowRemoteCode,
     BaseModelName,
@@ -21,58 +21,67 @@ from expert.cli.options import (
     Overrides,
     ResultAsJson,
     Rows,
+    UsageError,
     WhereToTrain,
+    asked_manifest,
+    flag_overrides,
     manifest_option,
     one_manifest,
     output_option,
 )
-from expert.core.errors import EXIT_OK, ExpertError
+from expert.cli.plan import show_notices, show_plan, show_warnings
+from expert.cli.progress import PreparingView, RunView
+from expert.cli.rows import show_rows
+from expert.core.errors import EXIT_DOES_NOT_FIT, EXIT_OK, ExpertError
 from expert.core.interrupts import Interrupted
-from expert.jobs.resumable import EPOCHS, RESUME, command_to_go_on, with_resume_value
+from expert.core.text import counted, gib
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.jobs.train import RunResult
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
+    from expert.run.open import Opened
+    from expert.run.session.finish import RunResult
 
-STOPPING = "stopping after this update; once more to stop now"
+STOPPING = "Finishing this step; press Ctrl-C again to stop immediately."
 TRAIN_EPILOG = (
-    "Exit codes of a run: 0 finished; 2 command line, manifest or data wrong; 3 the plan does not "
-    "fit (with --dry-run); 4 the run could not go on; 75 no room for a checkpoint; 130 stopped "
-    "with Ctrl-C and 143 with SIGTERM, after a checkpoint was saved: --resume goes on."
+    "Exit codes: 0 finished; 2 wrong command line, manifest or data; 3 the plan does not fit (with "
+    "--dry-run); 4 the run failed; 75 no space for a checkpoint; 130 stopped by Ctrl-C and 143 by "
+    "SIGTERM, after a checkpoint was saved: --resume continues after it."
 )
 
 
 class TrainCommand(TyperCommand):
-    """`--resume` alone means `--resume auto`. Typer has no option whose value may be left out."""
+    """`--resume` alone means `--resume auto`. Typer has no option with an optional value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from expert.run.stored.resume_command import with_resume_value
+
         return super().parse_args(ctx, with_resume_value(args))
 
 
-Epochs = Annotated[float | None, typer.Option(EPOCHS, help="Passes over the data.")]
+Epochs = Annotated[float | None, typer.Option("--epochs", help="Passes over the data.")]
 Resume = Annotated[
     str | None,
     typer.Option(
-        RESUME,
+        "--resume",
         metavar="[auto|PATH]",
-        help="Go on with the newest run of this expert, or with a run, the newest of a folder, or "
-        "a checkpoint.",
+        help="Resume the newest run of this expert, a run, the newest run in a folder, or a "
+        "checkpoint.",
     ),
 ]
 AllowChanged = Annotated[
-    bool, typer.Option("--allow-changed", help="Resume although data, model or schedule changed.")
+    bool, typer.Option("--allow-changed", help="Resume even if data, model or schedule changed.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show plan and data, write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show plan and data; write nothing.")]
 
 
 def train(
     file: ManifestFile = None,
     manifest: Annotated[Path | None, manifest_option("The manifest to train")] = None,
     dataset: Rows = None,
-    output: Annotated[Path | None, output_option("Where run folders go; runs/ by default.")] = None,
+    output: Annotated[Path | None, output_option("Folder for runs; default: runs/.")] = None,
     epochs: Epochs = None,
     device: WhereToTrain = None,
     resume: Resume = None,
@@ -85,86 +94,64 @@ def train(
     as_json: ResultAsJson = False,
 ) -> None:
     """Train an expert from its manifest, or the built-in character GPT on a text."""
-    from expert.cli.display import make_console
-    from expert.jobs.train import kept_by_run
-    from expert.run.plan import plan as plan_job
+    from expert.run.open import open_run, refuse_absent_gpu
 
     flags = flag_overrides(dataset=dataset, output=output, epochs=epochs, device=device)
     read = asked_manifest(one_manifest(file, manifest), dataset, (*flags, *(overrides or ())))
     if vram is not None and read.manifest.training.config.device == "cpu":
-        raise NotAsked("--vram: limits the memory of a card, and device is cpu  (leave one out)")
+        raise UsageError("--vram limits GPU memory, but device is cpu  (leave one out)")
     if resume not in (None, "auto") and not Path(resume or "").is_dir():
-        what = "is no folder" if Path(resume or "").exists() else "there is no such folder"
-        raise NotAsked(
-            f"{RESUME} {resume}: {what}  (name one under runs/; a manifest stands before {RESUME})"
-        )
-    kept = kept_by_run(read, resume, model=model, vram=vram) if dry_run else None
-    plan = plan_job(read, model=model, vram=vram, look=dry_run, kept=kept)
-    if read.manifest.training.config.device == "cuda" and plan.kernels.device == "cpu":
-        raise NotAsked(
-            "device: cuda was asked for, and no GPU was found: see expert machine  (use --device "
-            "cpu, or auto)"
-        )
-    resume = _run_that_is_meant(resume, plan)
+        what = "not a folder" if Path(resume or "").exists() else "folder not found"
+        fix = "give a run folder such as those in runs/; put the manifest before --resume"
+        raise UsageError(f"--resume {resume}: {what}  ({fix})")
     console = make_console(error=as_json, needed=False)
+    asked: dict[str, Any] = {"model": model, "vram": vram, "resume": resume}
     if dry_run:
-        show_dry_run(read, plan, resume, console, as_json=as_json)
+        opened = open_run(read, data="counted", **asked)
+        refuse_absent_gpu(opened)
+        _show_resumed(opened, resume)
+        _show_dry_run(opened, console, as_json=as_json)
         return
-    _show_warnings(read, plan, console)
-    result = _run(
-        read,
-        console,
-        model=model,
-        vram=vram,
-        resume=resume,
-        allow_changed=allow_changed,
-        allow_remote_code=remote_code,
-    )
+    show_warnings(read, console)
+    options = {"allow_changed": allow_changed, "allow_remote_code": remote_code}
+    result, plan = _run(read, console, asked, **options)
     _show_result(result, plan, console, as_json=as_json)
     if result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
 
 
-def _run_that_is_meant(resume: str | None, plan: RunPlan) -> str | None:
-    """What to go on with; where a folder of runs or of an expert was named, its newest run, which
-    is said."""
-    from expert.cli.display import make_console
-    from expert.cli.run_view import say
-    from expert.run.locate import run_to_resume
-
-    if resume in (None, "auto"):
-        return resume
-    named = Path(str(resume))
-    runs = Path(plan.watch.output_dir)
-    folder, _ = run_to_resume(str(resume), runs=runs, expert=plan.expert)
-    if folder.path in (named, *named.parents):  # the run itself, or a checkpoint of it
-        return resume
-    say(make_console(error=True), f"the run is {folder.path}", "dim")
-    return str(folder.path)
+def _show_resumed(opened: Opened, resume: str | None) -> None:
+    """Which run is resumed, where a folder of runs or of an expert was given."""
+    if opened.resumed is None or resume == "auto":
+        return
+    named, path = Path(str(resume)), opened.resumed.folder.path
+    if path not in (named, *named.parents):  # neither the run itself nor a checkpoint of it
+        show(make_console(error=True), f"run: {path}", "dim")
 
 
 def _run(
-    read: ReadManifest,
-    console: Console,
-    **options: Any,
-) -> RunResult:
-    from expert.cli.run_view import PreparingView, RunView, say
+    read: ReadManifest, console: Console, asked: dict[str, Any], **options: Any
+) -> tuple[RunResult, RunPlan]:
     from expert.jobs.train import train as train_job
+    from expert.run.open import open_run
+    from expert.run.stored.resume_command import command_to_go_on
 
+    resume = asked["resume"]
     with RunView(console, live=True) as view, ExitStack() as before:
         tell = before.enter_context(PreparingView(console))
 
-        def show(event: dict[str, Any]) -> None:
+        def show_event(event: dict[str, Any]) -> None:
             before.close()  # the data is ready: its display makes room for that of the run
             view(event)
 
         try:
+            opened = open_run(read, tell=tell, **asked)
+            _show_resumed(opened, resume)
             result = train_job(
-                read,
+                opened,
                 **options,
-                sinks=(show,),
-                tell=tell,
-                acknowledge=_say_stopping,
+                sinks=(show_event,),
+                acknowledge=_show_stopping,
                 progress=view.progress,
                 evaluating=view.evaluating,
             )
@@ -172,61 +159,103 @@ def _run(
             started_with = getattr(error, "started_with", None)
             if not started_with:
                 raise
-            run = None if options["resume"] == "auto" else Path(options["resume"])
+            run = opened.resumed.folder.path if opened.resumed and resume != "auto" else None
             command = command_to_go_on(sys.argv, run, started_with)
-            raise ExpertError(f"{error}\n  go on as it was started: {command}") from None
+            raise ExpertError(f"{error}\n  resume it as it was started: {command}") from None
         except Interrupted as end:  # before the run itself listens for it
             before.close()
-            left = "no run was begun" if options["resume"] is None else "the run is as it was"
-            kept = "what is prepared of the data stays so; the same command goes on from there"
-            say(console, f"stopped by {end.by} before the first update: {left}; {kept}")
+            left = "no run was started" if resume is None else "the run is unchanged"
+            kept = "prepared data is kept; the same command continues from there"
+            show(console, f"stopped by {end.by} before the first step: {left}; {kept}")
             end.told = True
             raise
         before.close()
-        return result
+        return result, opened.plan
 
 
-def _say_stopping() -> None:
-    """Written past Python's buffers: it is called in the middle of anything, even of writing."""
-    start = b"\r\x1b[K" if os.isatty(2) else b""  # a bar may stand there
+def _show_stopping() -> None:
+    """Bypasses Python's buffers: it is called in the middle of anything, even of writing."""
+    start = b"\r\x1b[K" if os.isatty(2) else b""  # there may be a bar on this line
     with suppress(OSError):
         os.write(2, start + f"{STOPPING}\n".encode())
 
 
-def _show_warnings(read: ReadManifest, plan: RunPlan, console: Console) -> None:
-    from expert.cli.run_view import say
-
-    for notice in read.notices:
-        if notice.kind == "warning":
-            say(console, f"warning: {read.source}: {notice.where}: {notice.text}", "yellow")
-    for remark in plan.remarks:
-        if remark.kind == "warning":
-            say(console, f"warning: {remark.path}: {remark.text}", "yellow")
-
-
 def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json: bool) -> None:
-    import json
-    from dataclasses import asdict
-
-    from expert.cli.display import write_line
-    from expert.cli.run_view import say
-    from expert.run.row_kind import trained_on_text
+    from expert.data.plain_text import trained_on_text
+    from expert.run.stored.resume_command import command_to_go_on
 
     if as_json:
-        write_line(json.dumps(asdict(result), indent=2, default=str))
+        write_json(result)
         return
     if result.nothing_left:
         longer = command_to_go_on(sys.argv, result.folder, [("training.config.epochs", "N")])
-        say(console, f"✓ nothing left to do: {result.folder} is finished")
-        say(console, f"to train it longer: {longer} --allow-changed")
-    if result.final is not None:
-        # What continues a text gives no answers to judge.
-        rows = "" if result.held_out else " --test-set FILE"  # it has learnt all it was given
-        judge = f"expert validate --expert {result.folder}{rows} --baseline base"
-        commands = [] if trained_on_text(plan) else [judge]
-        commands.append(f'expert sample {result.folder} --prompt "…"')
-        commands.append(f"expert export {result.folder} --to FOLDER")
-        for number, command in enumerate(commands):
-            say(console, f"{'      ' if number else 'next: '}{command}")
+        show(console, f"✓ nothing left to do: {result.folder} is finished")
+        show(console, f"to train it longer: {longer} --allow-changed")
+    if result.final is None:
+        show(console, f"resume with: {command_to_go_on(sys.argv, result.folder)}")
+        return
+    rows = "" if result.held_out else " --test-set FILE"  # it was trained on all its rows
+    commands = [
+        f"expert validate --expert {result.folder}{rows} --baseline base",
+        f'expert sample {result.folder} --prompt "…"',
+        f"expert export {result.folder} --to FOLDER",
+    ]
+    for place, command in enumerate(commands[trained_on_text(plan) :]):  # text has no answers
+        show(console, f"{'      ' if place else 'next: '}{command}")
+
+
+# --- --dry-run -----------------------------------------------------------------------------------
+
+
+def _show_dry_run(opened: Opened, console: Console, *, as_json: bool) -> None:
+    """Plan, data, a row and the run folder; the exit code says whether it fits."""
+    from expert.data.inspect.pick_rows import JSON_TOKENS, SCREEN_TOKENS
+    from expert.jobs.datasets.check import first_row_of
+
+    plan, data = opened.plan, would_prepare(opened)
+    resume = str(opened.resumed.folder.path) if opened.resumed else None
+    row, absent = first_row_of(opened, most_tokens=JSON_TOKENS if as_json else SCREEN_TOKENS)
+    if as_json:
+        found = {"plan": plan.model_dump(mode="json"), "data": data, "resume": resume}
+        write_json(found | {"row": asdict(row) if row else None, "no_row_because": absent})
     else:
-        say(console, f"go on with: {command_to_go_on(sys.argv, result.folder)}")
+        show_notices(opened.read, console, brief=True)
+        show_plan(plan, console, everything=False)
+        show(console, "\ndata to read", "bold")
+        for entry in data["sources"]:
+            show(console, f"  {entry['split']}: {entry['text']}")
+        show(console, f"  prepared tokens: {data['cache']}")
+        if row is not None:
+            show_rows([row], console)
+            show(console, "  expert dataset check shows more", "dim")
+        else:
+            show(console, f"  no row to show: {absent}", "dim")
+        where = f"resume {resume}" if resume else f"create a folder in {plan.watch.output_dir}"
+        show(console, f"the run would {where}; nothing was written")
+    if not plan.fits:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def would_prepare(opened: Opened) -> dict[str, Any]:
+    """Where the rows would come from and where their tokens would go; nothing is read."""
+    from expert.data.tokens.tokenised import columns_in
+
+    asked = opened.named
+    groups = [("", asked.first), *((f"{task.name} ", task) for task in asked.first.tasks)]
+    sources = []
+    for name, group in groups:
+        for split in ("train", "validation", "test"):
+            source = getattr(group, split)
+            if source is None:
+                continue
+            sizes = [path.stat().st_size for path in source.files if path.is_file()]
+            size = f", {gib(sum(sizes))}" if sizes else ""
+            are_tokens = asked.tokens is not None and columns_in(source) is not None
+            kind = "pretokenized" if are_tokens else source.kind
+            text = f"{source.name} ({kind}{size})"
+            files = [str(path) for path in source.files]
+            sources.append({"split": f"{name}{split}", "text": text, "files": files})
+    cache = opened.plan.data.cache or str(opened.read.folder / "datasets_optimized")
+    made = len(list(Path(cache).glob("tokens-*"))) if Path(cache).is_dir() else 0
+    state = f"{counted(made, 'set')}, reused where the content matches" if made else "none yet"
+    return {"sources": sources, "cache": f"{cache} ({state})"}

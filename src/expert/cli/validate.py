@@ -1,19 +1,35 @@
-"""`expert validate`: whether an expert is good enough, by rows it has not learnt."""
+"""`expert validate`: whether an expert is good enough, measured on held-out rows."""
 
 from __future__ import annotations
 
+import shlex
 import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from expert.cli.display import Line, Sheet, make_console, show, show_lines, show_sheet, write_json
 from expert.cli.options import Device, WhereToCompute, checkpoint_option, json_option
+from expert.cli.progress import SECONDS_BETWEEN_LINES
 from expert.core.errors import EXIT_GATE_FAILED
+from expert.core.text import counted, duration, loss
 
 if TYPE_CHECKING:
-    from expert.jobs.validate.validation import Validation
+    from rich.console import Console
+
+    from expert.jobs.validate.validation import Judged, Reached, Validation
+    from expert.judging.score import Score
+    from expert.training.evaluation import EvalResult
+
+SHOWN = 3
+"""Examples of wrong answers, losses among them, and of wins."""
+SHOWN_CHARACTERS = 160
+_DOMAIN_NAMES = {"open": "open text"}
 
 
 class Domain(StrEnum):
@@ -29,9 +45,13 @@ class Domain(StrEnum):
 
 
 class Checkpoints(StrEnum):
-    """Which states of a run are compared."""
+    """Which checkpoints of a run are compared."""
 
     all = "all"
+
+
+def _share(what: str) -> Any:
+    return typer.Option(min=0, max=1, help=what)
 
 
 ExpertPlace = Annotated[
@@ -39,8 +59,7 @@ ExpertPlace = Annotated[
     typer.Option(
         "--expert",
         metavar="DIR|RUN",
-        help="A run folder, a folder of runs, or an expert's folder: its newest run; "
-        "by default in runs/.",
+        help="A run folder, or a folder of runs or of an expert: its newest run; default: runs/.",
         show_default=False,
     ),
 ]
@@ -48,68 +67,50 @@ TestSetFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Cases (test_cases.json) or rows; by default those that the manifest holds out.",
+        help="Cases (test_cases.json) or rows; default: the rows that the manifest holds out.",
     ),
 ]
 Baseline = Annotated[
     str | None,
-    typer.Option(metavar="RUN|base", help="Compare with this run, or with the base alone."),
+    typer.Option(metavar="RUN|base", help="Compare with this run, or with the base model."),
 ]
-MinAccuracy = Annotated[
-    float | None,
-    typer.Option(
-        min=0, max=1, help="Share of right answers that the gate asks for; 0.95 by default."
-    ),
-]
+MinAccuracy = Annotated[float | None, _share("Share of correct answers required; default: 0.95.")]
 MinImprovement = Annotated[
     float | None,
-    typer.Option(
-        min=0,
-        max=1,
-        help="Open text: how far the loss is to be below the base's, as a share of it; by default "
-        "below it at all.",
-    ),
+    _share("Open text: required drop of the loss below the base's, as a share; default: any drop."),
 ]
 MinTokenAccuracy = Annotated[
-    float | None,
-    typer.Option(
-        min=0, max=1, help="Open text: share of tokens to be right; by default the base's."
-    ),
+    float | None, _share("Open text: required share of correct tokens; default: the base's.")
 ]
 JudgeProgram = Annotated[
     str | None,
     typer.Option(
         metavar="COMMAND",
-        help="A program of yours that scores the answers: JSON lines with id, prompt, expected and "
-        "answer on its standard input; id, score (0 to 1) and reason on its output.",
+        help="Your program that scores answers: it reads JSON lines with id, prompt, expected and "
+        "answer, and writes JSON lines with id, score (0 to 1) and reason.",
     ),
 ]
 JudgeSeconds = Annotated[
     float | None,
-    typer.Option(min=1, help="Time for --judge-command, all cases together; 600 by default."),
+    typer.Option(min=1, help="Time limit of --judge-command for all cases; default: 600."),
 ]
-MinScore = Annotated[
-    float | None,
-    typer.Option(min=0, max=1, help="Mean score of --judge-command to reach; 0.5 by default."),
-]
-MaxRegression = Annotated[
-    float, typer.Option(min=0, max=1, help="How much worse than the baseline, as a share of it.")
-]
+MinScore = Annotated[float | None, _share("Mean score of --judge-command required; default: 0.5.")]
+MaxRegression = Annotated[float, _share("How much worse than the baseline it may be, as a share.")]
 Compared = Annotated[
-    Checkpoints | None, typer.Option(help="Compare all states of the run; the best is named.")
+    Checkpoints | None, typer.Option(help="Compare all checkpoints of the run and name the best.")
 ]
 Judge = Annotated[
     Domain | None,
     typer.Option(
-        help="Who judges; by default as the manifest says, else by the answers: text (exact match) "
-        "where they are short, open (loss against the base) where they are not."
+        help="Who judges; default: as the manifest says, else by the answers: text (exact match) "
+        "if they are short, open (loss against the base) if not."
     ),
 ]
-CaseLimit = Annotated[int | None, typer.Option(min=1, help="So many cases, spread over all.")]
+CaseLimit = Annotated[int | None, typer.Option(min=1, help="Use this many cases, evenly spread.")]
 
 
 def validate(
-    run: Annotated[Path | None, typer.Argument(help="The expert, as with --expert.")] = None,
+    run: Annotated[Path | None, typer.Argument(help="The expert, same as --expert.")] = None,
     expert: ExpertPlace = None,
     test_set: TestSetFile = None,
     baseline: Baseline = None,
@@ -124,21 +125,16 @@ def validate(
     checkpoints: Compared = None,
     domain: Judge = None,
     limit: CaseLimit = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of answers that are drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of sampled answers.")] = 0,
     device: WhereToCompute = Device.auto,
-    as_json: Annotated[
-        bool, json_option("What validation.json holds, on standard output.")
-    ] = False,
+    as_json: Annotated[bool, json_option("Print the contents of validation.json.")] = False,
 ) -> None:
-    """Judge an expert's answers with parsers and databases, open text by its loss against the base;
-    exit code 5 when the gate fails."""
-    from expert.cli.display import make_console, write_line
-    from expert.cli.run_view import say
-    from expert.cli.validate_view import ValidatingView, show_validation
+    """Judge an expert's answers with parsers and databases, or open text by its loss against the
+    base model; exit code 5 if the gate fails."""
     from expert.jobs.validate.validate import validate as validate_job
 
     if run is not None and expert is not None:
-        raise typer.BadParameter(f"{run} and --expert {expert}: name one expert")
+        raise typer.BadParameter(f"{run} and --expert {expert}: give one expert")
     with ValidatingView(make_console(error=as_json)) as view:
         done = validate_job(
             run or expert,
@@ -160,29 +156,270 @@ def validate(
             tell=view,
         )
     if as_json:
-        import json
-
-        write_line(json.dumps(done.as_dict(), indent=2, ensure_ascii=False))
+        write_json(done.as_dict())
     else:
-        console = make_console()
-        show_validation(done, console)
-        for line in _next(done):
-            say(console, line)
+        _show_validation(done, make_console())
     if done.gate.passed is False:
         raise typer.Exit(EXIT_GATE_FAILED)
 
 
-def _next(done: Validation) -> list[str]:
-    """What helps further where the gate is not passed; the command that was given, whole, where it
-    is to be given again."""
-    import shlex
+class ValidatingView:
+    """A bar with rate and time left in a terminal, a line now and then elsewhere."""
 
-    from expert.cli.validate_view import next_lines
-    from expert.core.rundir import RunFolder
-    from expert.run.choose_checkpoint import states
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._shown = ExitStack()
+        self._bar: Any = None
+        self._now, self._began, self._printed = "", 0.0, 0.0
 
-    if done.gate.passed is not False:
-        return []
-    is_open = not done.checkpoints and len(states(RunFolder(done.folder))) > 1
-    again = shlex.join(["expert", *sys.argv[1:], "--checkpoints", "all"]) if is_open else ""
-    return next_lines(done.folder, done.reached.standing.score, again, judge=bool(done.judge))
+    def __enter__(self) -> ValidatingView:
+        if self._console.is_terminal:
+            from rich import progress as rich
+
+            columns = (
+                rich.TextColumn("[bold]{task.description}"),
+                rich.BarColumn(),
+                rich.MofNCompleteColumn(),
+                rich.TextColumn("{task.fields[rate]}"),
+                rich.TimeRemainingColumn(),
+            )
+            bar = rich.Progress(*columns, console=self._console, transient=True)
+            self._bar = self._shown.enter_context(bar)
+            self._bar.add_task("", total=None, rate="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shown.close()
+
+    def __call__(self, what: str, done: int, of: int) -> None:
+        """`done` of `of` are done; `of` is 0 where the total is unknown."""
+        now = self._clock()
+        if what != self._now:
+            self._now, self._began = what, now
+            self._begin(what, of)
+        seconds = now - self._began
+        rate = f"{done / seconds:.1f}/s" if done and seconds > 0 else ""
+        if self._bar is not None:
+            task = self._bar.task_ids[0]
+            self._bar.update(task, completed=done, total=of or None, rate=rate)
+        elif of and done < of and now - self._printed >= SECONDS_BETWEEN_LINES:
+            self._printed = now
+            left = f", {duration(seconds / done * (of - done))} left" if done else ""
+            show(self._console, f"{what}: {done} of {of}, {rate}{left}")
+
+    def _begin(self, what: str, of: int) -> None:
+        if self._bar is None:
+            self._printed = self._clock()
+            show(self._console, f"{what} …", "dim")
+        else:
+            self._bar.reset(self._bar.task_ids[0], description=what, total=of or None)
+
+
+# --- what was found ------------------------------------------------------------------------------
+
+
+def _show_validation(done: Validation, console: Console) -> None:
+    """The table, examples, whether the gate passes, and what to do where it fails."""
+    show_sheet(score_sheet(done), console)
+    if done.checkpoints:
+        show_sheet(_checkpoint_sheet(done), console)
+        best = done.best
+        assert best is not None
+        by = "correct answers" if best.score.cases else "loss"
+        by = "score" if best.scores.mean is not None else by
+        show(console, f"best by {by}: {best.name}", "bold")
+    show_lines(console, [*_example_lines(done), *gate_lines(done)])
+    if done.gate.passed is False:
+        from expert.core.rundir import RunFolder
+        from expert.run.stored.choose_checkpoint import states
+
+        several = not done.checkpoints and len(states(RunFolder(done.folder))) > 1
+        again = shlex.join(["expert", *sys.argv[1:], "--checkpoints", "all"]) if several else ""
+        score = done.reached.standing.score
+        for line in next_lines(done.folder, score, again, judge=bool(done.judge)):
+            show(console, line)
+
+
+def score_sheet(done: Validation) -> Sheet:
+    """The scores, next to the baseline where there is one; tasks below."""
+    sides = {done.reached.name: done.reached}
+    if done.baseline is not None:
+        sides[f"baseline: {_baseline_name(done)}"] = done.baseline
+    facts = {name: _facts(side) for name, side in sides.items()}
+    if done.base is not None and (done.baseline is None or done.baseline.name != "base"):
+        facts["base"] = _of_rows(done.base)
+    rows = [
+        [name, *(each.get(name, "–") for each in facts.values())]
+        for name in facts[done.reached.name]
+    ]
+    tasks = [
+        [f"  {task}", *(_task_share(sides.get(name), task) for name in facts)]
+        for task in done.reached.by_task()
+        if done.reached.score.cases
+    ]
+    title = f"{done.expert} on {done.model}: {_what_was_judged(done)} ({done.test_set})"
+    return Sheet(("", *facts), [rows, tasks], title=title)
+
+
+def _task_share(side: Reached | None, task: str) -> str:
+    score = side.by_task().get(task) if side is not None else None
+    return f"{_percent(score.accuracy)} of {score.judged}" if score is not None else "–"
+
+
+def _what_was_judged(done: Validation) -> str:
+    """`16 cases, judged as json`; where rows have several answers each, `16 cases of 4 rows`."""
+    judged = done.reached.cases
+    if not judged:
+        return f"no answers, {counted(done.reached.rows.targets, 'token')}"
+    cases, rows = len(judged), len({each.row for each in judged})
+    of = f" of {counted(rows, 'row')}" if rows != cases else ""
+    domains = (each.case.domain or done.domain for each in judged)
+    ways = dict.fromkeys(_DOMAIN_NAMES.get(name, name) for name in domains)
+    by = f"scored by {done.judge}" if done.judge else f"judged as {' and '.join(ways)}"
+    return f"{counted(cases, 'case')}{of}, {by}"
+
+
+def _checkpoint_sheet(done: Validation) -> Sheet:
+    """Every checkpoint of the run."""
+    rows = [
+        (
+            f"{each.name}{' ← best' if each is done.best else ''}",
+            loss(each.rows.loss),
+            _percent(each.score.accuracy),
+            _interval(each.score.interval),
+            f"{each.score.passed} of {each.score.judged}",
+        )
+        for each in done.checkpoints
+    ]
+    return Sheet(("checkpoint", "loss", "accuracy", "95 % interval", "correct"), [rows])
+
+
+def gate_lines(done: Validation) -> list[Line]:
+    """Notes, the verdict with its reasons, and where the result is."""
+    lines = [(f"note: {note}", "dim") for note in done.notes]
+    remark = done.learnt_remark()
+    lines += [(f"⚠ {remark}", "yellow")] if remark else []
+    if done.gate.asked and done.reached.cases:
+        lines.append((f"judged this way because: {done.because}", "dim"))
+        lines.append((f"required: {'; '.join(done.gate.asked)}", "dim"))
+    if done.gate.passed is None:
+        lines.append(("no gate: there are no answers to judge", "bold"))
+    elif done.gate.passed:
+        by = "" if done.reached.cases else " by the loss: there are no answers to judge"
+        if done.base is not None and not done.reached.score.cases and done.reached.cases:
+            by = " by loss and token accuracy against the base"
+        lines.append((f"✓ the gate passes{by}", "bold green"))
+    else:
+        lines.append(("✗ the gate fails", "bold red"))
+        lines += [(f"  - {reason}", "") for reason in done.gate.reasons]
+    return [*lines, (f"wrote {done.file}", "dim")]
+
+
+def next_lines(folder: Path, score: Score, again: str, *, judge: bool = False) -> list[str]:
+    """What to do where the gate fails. `again`: the command that compares all checkpoints; ""
+    where there is nothing to compare or that was done."""
+    from expert.judging.gate import MOST_WITHOUT_ORACLE
+
+    if judge and score.share_without_oracle > MOST_WITHOUT_ORACLE:
+        return ["next: fix what the notes report about the judge command, and validate again"]
+    if score.share_without_oracle > MOST_WITHOUT_ORACLE:  # training cannot change that
+        return ["next: give cases that can be judged (--test-set FILE) or a judge (--domain)"]
+    report = f"expert report {folder}"
+    lines = [f"next: {report} shows whether the loss was still falling; if so, train longer"]
+    return lines + ([f"      {again} finds the best checkpoint"] if again else [])
+
+
+def _facts(side: Reached) -> dict[str, str]:
+    known = _of_rows(side.rows)
+    if not side.cases:
+        return known
+    score, exact, facts = side.score, _matches(side), {}
+    counts = " / ".join(map(str, (score.passed, score.failed, score.without_oracle)))
+    if side.is_scored:
+        mean = "–" if side.scores.mean is None else f"{side.scores.mean:.3g}"
+        facts["mean score"] = f"{mean} of {side.scores.scored}"
+        facts["enough / too low / no score"] = counts
+        facts |= exact | known
+    elif score.cases:
+        facts["accuracy"] = _percent(score.accuracy)
+        facts["95 % interval"] = _interval(score.interval)
+        facts["correct / wrong / not judged"] = counts
+        facts |= exact | known
+    else:  # open text: an exact match is shown, but not required
+        facts |= known | {f"{name} (not required)": text for name, text in exact.items()}
+    rate = side.tokens / side.seconds if side.seconds > 0 else 0.0
+    facts["generated"] = f"{side.tokens:,} tokens in {duration(side.seconds)}, {rate:,.0f}/s"
+    return facts
+
+
+def _matches(side: Reached) -> dict[str, str]:
+    total = len(side.cases)
+    return {
+        "exact match": _percent(sum(each.exact for each in side.cases) / total),
+        "match ignoring whitespace": _percent(sum(each.normalised for each in side.cases) / total),
+    }
+
+
+def _of_rows(rows: EvalResult) -> dict[str, str]:
+    return {
+        "loss": loss(rows.loss),
+        "perplexity": f"{rows.perplexity:.4g}",
+        "token accuracy": _percent(rows.token_accuracy),
+    }
+
+
+def _example_lines(done: Validation) -> list[Line]:
+    """Some wrong answers; next to a baseline, those that it has right come first, and some wins."""
+    compared, cases = done.comparison, done.reached.cases
+    wrong = [each for each in cases if each.judgement.passed is False]
+    if compared is None or compared.difference is None:
+        answered = [each for each in cases if each.is_open]
+        if answered and not wrong:
+            return _cases(answered[:SHOWN], counted(len(answered), "open answer"), "")
+        return _cases(wrong[:SHOWN], counted(len(wrong), "wrong answer"), "yellow")
+    low, high = compared.interval or (0.0, 0.0)
+    against = (
+        f"against the baseline {compared.difference:+.1%} ({low:+.1%} to {high:+.1%}): "
+        f"{len(compared.wins)} won, {len(compared.losses)} lost, p = {compared.p_value or 0.0:.2g}"
+    )
+    lost = [each for each in wrong if each.case.id in set(compared.losses)]
+    others = [each for each in wrong if each.case.id not in set(compared.losses)]
+    won = [each for each in cases if each.case.id in set(compared.wins)]
+    head = counted(len(others), "other wrong answer" if lost else "wrong answer")
+    return [
+        (against, "bold"),
+        *_cases(lost[:SHOWN], "lost", "red"),
+        *_cases(others[: max(0, SHOWN - len(lost))], head, "yellow"),
+        *_cases(won[:SHOWN], "won", "green"),
+    ]
+
+
+def _cases(cases: Sequence[Judged], title: str, style: str) -> list[Line]:
+    lines = [(f"{title}:", style)] if cases else []
+    for each in cases:
+        lines.append((f"  {each.case.id}: {_short(each.case.prompt)}", ""))
+        lines.append((f"    expected {_short(each.case.expected)}", "dim"))
+        lines.append((f"    answered {_short(each.answer) or 'nothing'}", "dim"))
+        if each.judgement.reason:
+            lines.append((f"    {_short(each.judgement.reason)}", "dim"))
+    return lines
+
+
+def _baseline_name(done: Validation) -> str:
+    assert done.baseline is not None
+    other = done.baseline
+    return other.name if other.run == str(done.folder) else f"{other.name} of {other.run}"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
+
+
+def _interval(ends: tuple[float, float] | None) -> str:
+    return "–" if ends is None else f"{ends[0]:.1%} to {ends[1]:.1%}"
+
+
+def _short(text: str) -> str:
+    """One line without control characters: the output of a model may move the cursor."""
+    line = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"

@@ -1,9 +1,11 @@
-"""What can go wrong in a way a person can mend, and the exit code each kind ends with."""
+"""What can go wrong in a way a person can fix, and the exit code each kind ends with."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from expert.core.text import counted
 
 EXIT_OK = 0
 EXIT_INTERNAL = 1
@@ -20,7 +22,7 @@ EXIT_MEANINGS = {
     EXIT_INTERNAL: "a fault of Expert itself; the details were written to a file that is named",
     EXIT_USAGE: "the command line or the manifest is wrong; every problem is listed",
     EXIT_DOES_NOT_FIT: "the plan does not fit the card; the table says by how much",
-    EXIT_RUN_FAILED: "the run could not go on and nothing was left to try; checkpoints are kept",
+    EXIT_RUN_FAILED: "the run could not continue and nothing was left to try; checkpoints are kept",
     EXIT_GATE_FAILED: "the expert was validated and is not good enough; the reasons are listed",
     EXIT_NO_SPACE: "the disk has no room for a checkpoint; the ones before are whole",
     EXIT_INTERRUPTED: "stopped with Ctrl-C; a run can be resumed",
@@ -29,7 +31,7 @@ EXIT_MEANINGS = {
 
 
 class ExpertError(Exception):
-    """A fault the user can mend; its text is complete and needs no traceback."""
+    """A fault the user can fix; its text is complete and needs no traceback."""
 
     exit_code = EXIT_USAGE
 
@@ -65,7 +67,6 @@ class ManifestError(ExpertError):
         super().__init__(source, self.problems, self.remarks)
 
     def __str__(self) -> str:
-        count = len(self.problems)
-        head = f"{self.source}: {count} problem{'s' if count != 1 else ''}"
+        head = f"{self.source}: {counted(len(self.problems), 'problem')}"
         remarks = [f"  {remark}" for remark in self.remarks]
         return "\n".join([head, *(f"  - {problem}" for problem in self.problems), *remarks])

@@ -88,7 +88,7 @@ class EventLog:
                 self._waiting.popleft()
         except (OSError, ExpertError) as error:
             why = f"{self.path}: {getattr(error, 'strerror', None) or error}"
-            self._warn(-1, "the event file cannot be written, training goes on", why)
+            self._warn(-1, "the event file cannot be written; training continues", why)
         else:
             self._failing.discard(-1)
 
@@ -111,7 +111,7 @@ class EventLog:
                 sink(dict(fact))
             except Exception as error:  # noqa: BLE001 - a display that fails must not stop training
                 name = getattr(sink, "__qualname__", type(sink).__qualname__)
-                self._warn(index, f"{name} failed, training goes on", f"{error!r}")
+                self._warn(index, f"{name} failed; training continues", f"{error!r}")
             else:
                 self._failing.discard(index)
 

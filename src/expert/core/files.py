@@ -6,7 +6,11 @@ import hashlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from expert.core.links import open_plain
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -39,6 +43,17 @@ def _keep_mode(path: Path, temporary: str) -> None:
         os.umask(mask)
         mode = 0o666 & ~mask
     os.chmod(temporary, mode)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keep other processes from writing a file in between; the lock ends with its process."""
+    from filelock import FileLock
+
+    lock = path.with_name(f".{path.name}.lock")
+    os.close(open_plain(lock, os.O_RDWR | os.O_CREAT))  # refuses a link
+    with FileLock(lock, fallback_to_soft=False):
+        yield
 
 
 def sync_file(path: Path) -> None:

@@ -196,14 +196,14 @@ def _files_of(folder: Path) -> dict[str, os.stat_result]:
         if stat.S_ISREG(status.st_mode):
             found[name] = status
         elif not stat.S_ISDIR(status.st_mode):
-            raise PublishError(f"{name} is no plain file")
+            raise PublishError(f"{name} is not a plain file")
     return found
 
 
 def _listing(folder: Path) -> dict[str, dict[str, Any]]:
     """What DONE lists; PublishError where there is no DONE or it is no listing."""
     if not folder.is_dir():
-        raise PublishError("it is no folder" if os.path.lexists(folder) else "it does not exist")
+        raise PublishError("it is not a folder" if os.path.lexists(folder) else "it does not exist")
     done = folder / DONE
     if not done.is_file():
         empty = next(folder.iterdir(), None) is None

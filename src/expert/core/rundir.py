@@ -1,4 +1,5 @@
-"""The folder of one run: its name, where everything in it lies, and who may write into it."""
+"""The folder of one run: its name, what lies where in it, who may write into it, and how runs and
+checkpoints are found."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ import os
 import re
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,18 +20,14 @@ from expert.core.errors import ExpertError
 from expert.core.events import plain, secrets_of_environment
 from expert.core.files import sync_folder, write_text_atomically
 from expert.core.links import open_plain, refuse_links, refuse_links_inside
-from expert.core.publish import is_alive
-
-if sys.platform != "win32":
-    import fcntl
+from expert.core.publish import damage, is_alive
 
 NAMING_TRIES = 20
 NAMING_WAIT_SECONDS = 0.05
 
-_STAMP = re.compile(r"(\d{8}-\d{6})(?:-(\d+))?")
 _NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
-_held: dict[int, Path] = {}  # open lock files of this process
-_forks_watched = False
+_RUN = re.compile(r"(.+)-(\d{8}-\d{6})(?:-(\d+))?")
+_CHECKPOINT = re.compile(r"step-(\d{6,})")
 
 
 class RunFolderError(ExpertError):
@@ -50,6 +46,21 @@ class Holder:
     host: str
     since: str
     process: str
+
+    def is_at_work(self, *, has_locks: bool) -> bool:
+        """Whether this process lives although its lock could be taken.
+
+        Some file systems give a lock to everyone, so a living holder of this machine counts. One
+        of another machine counts only where there are no locks at all.
+        """
+        if self.host != socket.gethostname():
+            return not has_locks
+        if not is_alive(self.pid):
+            return False
+        process = _started(self.pid)
+        if not process or not self.process:  # not Linux: a number may have been given away
+            return not has_locks
+        return process == self.process and self.pid != os.getpid()
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,7 @@ class RunFolder:
                     return cls(path)
         except OSError as error:
             raise RunFolderError(
-                f"{parent}: no run folder can be made here: {error.strerror}  (mend that, or name "
+                f"{parent}: no run folder can be made here: {error.strerror}  (fix that, or set "
                 "another folder in training.config.output_dir)"
             ) from error
 
@@ -91,7 +102,7 @@ class RunFolder:
             raise RunFolderError(f"{path}: there is no such folder  (name a folder under runs/)")
         if not folder.was_started:
             raise RunFolderError(
-                f"{path}: is no run folder, it has no {folder.plan.name}  (name a folder under "
+                f"{path}: is not a run folder: it has no {folder.plan.name}  (name a folder under "
                 "runs/)"
             )
         folder.refuse_links()
@@ -160,7 +171,7 @@ class RunFolder:
 
     def write_json(self, name: str, data: Any) -> Path:
         """Write a file of the folder as a whole; values of secret variables become "***"."""
-        assert Path(name).name == name, f"{name} is no plain file name"
+        assert Path(name).name == name, f"{name} is not a plain file name"
         text = json.dumps(
             plain(data, secrets_of_environment()), indent=2, ensure_ascii=False, allow_nan=False
         )
@@ -169,43 +180,62 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[Holder | None]:
-        """Keep other trainers out; gives the dead holder whose lock was taken over, if any.
-
-        The system's file lock ends with its process, however it ends; what the file says names the
-        holder, and decides where a file system has no locks.
-        """
+        """Keep other trainers out; gives the dead holder whose lock was taken over, if any."""
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path}: there is no such folder  (name a folder of runs)")
         self.refuse_links()
-        with suppress(OSError):  # not there yet, or not to be written to: training goes on
+        with suppress(OSError):  # not there yet, or not to be written to: training continues
             os.close(open_plain(self.events, os.O_RDWR))
-        descriptor, previous = _acquire(self.lock_file)
-        try:
+        with held(self.lock_file) as previous:
             yield previous
-        finally:
-            _release(descriptor)
 
 
-def latest_run(parent: Path, expert: str) -> RunFolder | None:
-    """The newest run of the expert that has a plan, by the time in its name; None without one."""
-    if not parent.is_dir():
-        return None
-    prefix = f"{_folder_name(expert)}-"
+def checkpoint_name(step: int) -> str:
+    """The name of the folder of a step's checkpoint."""
+    return f"step-{step:06d}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """The step of a checkpoint by the name of its folder; None where that is another name."""
+    match = _CHECKPOINT.fullmatch(name)
+    return int(match[1]) if match and name == checkpoint_name(int(match[1])) else None
+
+
+def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
+    """Everything that is named like a checkpoint, by its step, whole or not."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted(
+        (step, path) for path in paths if (step := checkpoint_step(path.name)) is not None
+    )
+
+
+def runs_in(parent: Path, expert: str | None = None) -> list[RunFolder]:
+    """The runs of a folder, or those of one expert, that have a plan, newest first by the time in
+    their names."""
+    wanted = None if expert is None else _folder_name(expert)
     found = []
-    for path in parent.iterdir():
-        match = _STAMP.fullmatch(path.name.removeprefix(prefix))
-        if path.name.startswith(prefix) and match and RunFolder(path).was_started:
-            found.append((match[1], int(match[2] or 1), RunFolder(path)))
-    return found_in(parent, max(found, key=lambda run: run[:2])[2].path.name) if found else None
+    for path in parent.iterdir() if parent.is_dir() else ():
+        match = _RUN.fullmatch(path.name)
+        if match and wanted in (None, match[1]) and RunFolder(path).was_started:
+            found.append((match[2], int(match[3] or 1), path.name))
+    return [RunFolder(parent / name) for _, _, name in sorted(found, reverse=True)]
 
 
-def found_in(parent: Path, name: str) -> RunFolder:
-    """A run that was found in a folder of runs, and not named by the user: the folder itself, no
-    link to another one."""
-    run = RunFolder(parent / name)
-    refuse_links(run.path, below=parent, instead="or name the folder that is meant")
-    run.refuse_links()
+def latest_run(parent: Path, expert: str | None = None) -> RunFolder | None:
+    """The newest run in a folder of runs; None without one. It was found, not named by the user:
+    it must be the folder itself, not a link to another one."""
+    run = next(iter(runs_in(parent, expert)), None)
+    if run is not None:
+        refuse_links(run.path, below=parent, instead="or name the folder that is meant")
+        run.refuse_links()
     return run
+
+
+def finished_beside(folder: RunFolder) -> RunFolder | None:
+    """The newest run of the same expert in the same folder that has a finished expert."""
+    match = _RUN.fullmatch(folder.path.absolute().name)
+    runs = runs_in(folder.path.parent, match[1]) if match else []
+    return next((run for run in runs if not damage(run.final, contents=False)), None)
 
 
 def named_manifest(started: Mapping[str, Any]) -> str:
@@ -222,114 +252,114 @@ def _folder_name(expert: str) -> str:
     return re.sub(r"[^\w.-]+", "-", expert).strip("-.")[:100] or "expert"
 
 
-def _acquire(path: Path) -> tuple[int, Holder | None]:
-    """The open lock file, now ours, and who left the lock behind."""
-    _watch_forks()
+def found_again(recorded: str, *, runs_then: str, runs_now: Path) -> Path:
+    """Where a recorded path lies now; where nothing lies there any more, where it would.
+
+    Data, tokens and runs of an expert are moved together: the way from the folder of its runs,
+    as recorded, leads from where the run lies now to the same place. Earlier versions recorded
+    both as seen from the folder the run was started in, which nobody knows any more.
+    """
+    then = Path(recorded)
+    if then.is_absolute() != Path(runs_then).is_absolute():
+        return then.absolute()
     try:
-        while True:
-            descriptor = open_plain(path, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                previous = _take(descriptor, path)
-                if _is_at(descriptor, path):
-                    _write_holder(descriptor, _this_process())
-                    break
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)  # its holder removed it between our opening and our locking it
-    except OSError as error:
-        raise RunFolderError(
-            f"{path.parent}: cannot be written: {error.strerror}  (mend that, or copy the run "
-            "folder to a place that can)"
-        ) from error
-    _held[descriptor] = path.absolute()
-    return descriptor, previous
+        way = os.path.relpath(recorded, runs_then)
+    except ValueError:  # on another drive of a Windows machine, to which no way leads
+        return then.absolute()
+    beside = Path(os.path.normpath(runs_now.absolute() / way))
+    if beside.exists():
+        return beside
+    # What never lay beside the runs was not moved with them.
+    was_beside = Path(runs_then).parent in then.parents
+    return then.absolute() if then.exists() or not was_beside else beside
 
 
-def _release(descriptor: int) -> None:
-    """Give the lock back and remove its file; in a forked child, which has closed its copy, there
-    is none. The file goes while it is still locked: who has opened it by then finds that it is no
-    longer there, so that two never hold two files."""
-    path = _held.pop(descriptor, None)
-    if path is not None:
-        _write_holder(descriptor, None)
-        with suppress(OSError):  # Windows removes no open file: an empty one is left
-            if _is_at(descriptor, path):
-                path.unlink()
-        os.close(descriptor)
+@contextmanager
+def held(path: Path) -> Iterator[Holder | None]:
+    """Hold a lock file, which is gone afterwards; gives the dead holder that left it behind.
 
+    Workers that are forked meanwhile do not keep the lock.
+    """
+    from filelock import FileLock, Timeout  # 20 ms, for who trains
 
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is the one that a path names now."""
+    lock = FileLock(path, fallback_to_soft=False)
+    has_locks = True
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _take(descriptor: int, path: Path) -> Holder | None:
-    """Get the lock or raise RunInUse; returns who left it behind."""
-    try:
-        has_locks = _lock(descriptor)
-        taken = path.absolute() in _held.values()
-    except BlockingIOError:
-        has_locks, taken = True, True
-    holder = _read_holder(descriptor)
-    for _ in range(NAMING_TRIES if taken else 0):  # it may be about to write its name
-        if holder is not None:
-            break
-        time.sleep(NAMING_WAIT_SECONDS)
-        holder = _read_holder(descriptor)
-    if taken or (holder and _still_at_work(holder, has_locks)):
-        by = f"process {holder.pid} on {holder.host} since {holder.since}" if holder else "another"
-        raise RunInUse(
-            f"{path.parent}: is in use by {by}  (stop that one first; if it is surely gone, "
-            f"remove {path})"
-        )
-    return holder
-
-
-def _lock(descriptor: int) -> bool:
-    """Take the system's lock; False where there are none, BlockingIOError where it is taken."""
-    if sys.platform == "win32":
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
+        os.close(open_plain(path, os.O_RDWR | os.O_CREAT, 0o644))  # refuses what is a link by now
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise _in_use(path, _named(path)) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS_HERE:
-            raise
-        return False
-    return True
+            raise _unwritable(path, error) from error
+        has_locks = False
+    try:
+        previous = holder_of(path)
+        if previous is not None and previous.is_at_work(has_locks=has_locks):
+            raise _in_use(path, previous)
+        own = _write(path)
+        try:
+            yield previous
+        finally:
+            with suppress(OSError):  # still locked: whoever opened it by then finds it unlinked
+                if os.path.samestat(own, path.stat()):
+                    path.unlink()
+    finally:
+        lock.release()
 
 
-def _still_at_work(holder: Holder, has_locks: bool) -> bool:
-    """Whether the named process lives although its lock could be taken.
-
-    Some file systems take a lock and give it to everyone, so a living holder of this machine
-    counts. One of another machine counts only where there are no locks at all.
-    """
-    if holder.host != socket.gethostname():
-        return not has_locks
-    if not is_alive(holder.pid):
-        return False
-    process = _process(holder.pid)
-    if not process or not holder.process:  # not Linux: a number may have been given away
-        return not has_locks
-    return process == holder.process and holder.pid != os.getpid()
+def holder_of(path: Path) -> Holder | None:
+    """Who a lock file names; None where it is not there or says nothing."""
+    try:
+        told = json.loads(path.read_bytes())
+        return Holder(
+            pid=int(told["pid"]),
+            host=str(told["host"]),
+            since=str(told["since"]),
+            process=str(told["process"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
-def _this_process() -> Holder:
-    return Holder(
-        pid=os.getpid(),
-        host=socket.gethostname(),
-        since=time.strftime("%Y-%m-%d %H:%M:%S"),
-        process=_process(os.getpid()),
+def _named(path: Path) -> Holder | None:
+    """Who holds a lock that is taken; it may be about to write its name."""
+    for _ in range(NAMING_TRIES):
+        if (holder := holder_of(path)) is not None:
+            return holder
+        time.sleep(NAMING_WAIT_SECONDS)
+    return None
+
+
+def _write(path: Path) -> os.stat_result:
+    """Name this process as the holder."""
+    pid = os.getpid()
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    holder = Holder(pid=pid, host=socket.gethostname(), since=since, process=_started(pid))
+    try:
+        with open(open_plain(path, os.O_RDWR), "w", encoding="utf-8") as stream:
+            json.dump(asdict(holder), stream)
+            return os.fstat(stream.fileno())
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _in_use(path: Path, holder: Holder | None) -> RunInUse:
+    by = f"process {holder.pid} on {holder.host} since {holder.since}" if holder else "another"
+    return RunInUse(
+        f"{path.parent}: is in use by {by}  (stop that one first; if it is surely gone, "
+        f"remove {path})"
     )
 
 
-def _process(pid: int) -> str:
+def _unwritable(path: Path, error: OSError) -> RunFolderError:
+    return RunFolderError(
+        f"{path.parent}: cannot be written: {error.strerror}  (mend that, or copy the run "
+        "folder to a place that can)"
+    )
+
+
+def _started(pid: int) -> str:
     """Boot and start time of a process; "" where the system does not tell."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -338,39 +368,3 @@ def _process(pid: int) -> str:
         return ""
     # The second field is the command in brackets and may hold anything; start time is the 22nd.
     return f"{boot}:{fields.rpartition(')')[2].split()[19]}"
-
-
-def _read_holder(descriptor: int) -> Holder | None:
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    try:
-        told = json.loads(os.read(descriptor, 4096))
-        return Holder(
-            pid=int(told["pid"]),
-            host=str(told["host"]),
-            since=str(told["since"]),
-            process=str(told["process"]),
-        )
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def _write_holder(descriptor: int, holder: Holder | None) -> None:
-    """Say who holds the lock."""
-    os.ftruncate(descriptor, 0)
-    if holder is not None:
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        os.write(descriptor, json.dumps(asdict(holder)).encode("utf-8"))
-
-
-def _watch_forks() -> None:
-    """Forked workers close their copy of the lock, else they would hold it after our death."""
-    global _forks_watched
-    if not _forks_watched and hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_forget_locks)
-    _forks_watched = True
-
-
-def _forget_locks() -> None:
-    for descriptor in _held:
-        os.close(descriptor)
-    _held.clear()

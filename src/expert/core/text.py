@@ -1,7 +1,8 @@
-"""Numbers as people say them."""
+"""Numbers as people say them, and text of others made safe to show."""
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any
 
 
@@ -102,3 +103,47 @@ def _inside(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "–" if value is None else str(value)
+
+
+def span(seconds: float) -> str:
+    """`3.2 ms`, `280 ms`, `4.1 s`, `95 s`, `12 min`: a part of a step or of a run."""
+    if seconds < 1:
+        return f"{1000 * seconds:.2g} ms" if seconds < 0.00995 else f"{1000 * seconds:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min"
+
+
+def percent(share: float) -> str:
+    """`82 %`; below one percent with a digit more."""
+    return f"{100 * share:.0f} %" if share >= 0.0095 or share <= 0 else f"{100 * share:.1g} %"
+
+
+def times(factor: float) -> str:
+    """`3.5x`; below 1.5 with a digit more."""
+    return f"{factor:.1f}x" if factor >= 1.5 else f"{factor:.2f}x"
+
+
+_UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+"""Control, format (marks of direction, zero width), half a pair, private, line and paragraph."""
+
+
+def visible(text: str, *, keep: str = "\n") -> str:
+    """The text with every character that is not seen written out; those in `keep` stay.
+
+    Control characters become their pictures (escape is ␛), others their number (<U+202E>).
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        character
+        if character in keep or unicodedata.category(character) not in _UNSEEN
+        else _written(ord(character))
+        for character in text
+    )
+
+
+def _written(code: int) -> str:
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "␡" if code == 0x7F else f"<U+{code:04X}>"

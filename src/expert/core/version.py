@@ -1,3 +1,3 @@
-"""The version of Expert, where every layer can read it."""
+"""The version of Expert."""
 
 __version__ = "0.1.0"

@@ -27,6 +27,10 @@ class FilesNotHere(DataNotHere):
     """Files that were to be on this machine, none of which is: somebody has yet to make them."""
 
 
+class UnfitRow(Exception):
+    """Why a row gives no example; it becomes a BadRow where file and line are known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One record of a data set and where it stands."""

@@ -1,7 +1,7 @@
-"""What became of the learning, in one sentence with numbers: the first thing to know of a run.
+"""Whether the model learned, in one sentence with numbers: the first thing to know about a run.
 
-A run that computes at full speed and learns its rows by heart is not a good run: one with a
-training loss of 0.009 and a validation loss that rose from 1.01 to 1.80 was once headed "Good.".
+A run at full speed that memorises its rows is not a good run: one with a training loss of 0.009 and
+a validation loss that rose from 1.01 to 1.80 was once headed "Good.".
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from expert.core.text import loss
+from expert.core.text import counted, loss
 from expert.insight.findings.evidence import Evidence
 from expert.insight.step.anatomy import number
 
 OVERFITTED = 1.05
 """The last validation loss over the best; evaluations of a few hundred rows differ by 1 to 2 %."""
 FAR_OVERFITTED = 1.2
-"""From here on the last weights are worth a warning, where the best ones were not taken."""
+"""From here on the last weights are worth a warning, unless the best ones were kept."""
 LINES_TO_JUDGE = 10
 """Fewer log lines do not show which way the loss goes."""
 HARDLY = 0.99
@@ -28,20 +28,20 @@ DIVERGED_OF_FIRST = 0.25
 and mean nothing."""
 FAR_APART = 3.0
 FAR_APART_LEAST = 0.5
-"""A validation loss so many times the training loss, and so far above it, is worth a word."""
+"""A validation loss this many times the training loss, and this far above it, is worth a note."""
 
 Kind = Literal["learning", "overfitted", "not learning", "diverged", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How the learning went; `unknown` where too little was logged to say."""
+    """How the learning went; `unknown` where too little was logged."""
 
     kind: Kind
     sentence: str
     fix: str = ""
     kept_best: bool = False
-    """The weights that the run ended with are those of the best evaluation."""
+    """The run ended with the weights of the best evaluation."""
 
     @property
     def is_good(self) -> bool:
@@ -59,16 +59,13 @@ def judge_learning(found: Evidence) -> Outcome:
 
 def _unknown(seen: _Losses) -> Outcome:
     lines = len(seen.trained)
-    told = f"{lines} log line{'' if lines == 1 else 's'} with a loss" if lines else "no loss"
-    return Outcome(
-        kind="unknown",
-        sentence=f"Whether it learns cannot be told yet: {told} and "
-        f"{len(seen.held_out) or 'no'} evaluation{'' if len(seen.held_out) == 1 else 's'}.",
-    )
+    logged = f"{counted(lines, 'log line')} with a loss" if lines else "no loss"
+    evals = counted(len(seen.held_out), "evaluation") if seen.held_out else "no evaluations"
+    return Outcome(kind="unknown", sentence=f"Too early to tell: {logged} and {evals}.")
 
 
 def held_out_losses(found: Evidence) -> list[tuple[int, float]]:
-    """Step and loss of the validations in their order; of one taken twice the second."""
+    """Step and loss of the validations in order; of one taken twice the second."""
     told: dict[int, float] = {}
     for event in found.run.of("eval"):
         value, step = number(event, "loss"), number(event, "step")
@@ -83,7 +80,7 @@ def took_best(found: Evidence, step: int) -> bool:
 
 
 class _Losses:
-    """The losses of a run, and what they say."""
+    """The losses of a run, and what follows from them."""
 
     def __init__(self, found: Evidence) -> None:
         self.found = found
@@ -123,10 +120,8 @@ class _Losses:
         first, lowest, last = parts[0], min(parts), parts[-1]
         if last < DIVERGED * lowest or last - lowest < DIVERGED_OF_FIRST * first:
             return None
-        what = f"The training loss rose again: {loss(first)} at first, {loss(lowest)} at its lowest"
-        return Outcome(
-            kind="diverged", sentence=f"{what}, {loss(last)} in the last fifth.", fix=fix
-        )
+        what = f"The training loss rose again: first {loss(first)}, lowest {loss(lowest)}"
+        return Outcome(kind="diverged", sentence=f"{what}, last fifth {loss(last)}.", fix=fix)
 
     def overfitted(self) -> Outcome | None:
         if len(self.held_out) < 2:
@@ -141,7 +136,7 @@ class _Losses:
         text = f"The validation loss rose {began}: {loss(best)} → {loss(last)} at step {step:,}"
         if self._training:
             text += f" ({self._training})"
-        text += ", so the training rows were learnt by heart. "
+        text += ": the model memorises the training rows. "
         text += (
             f"The weights of step {best_step:,} were kept."
             if kept
@@ -164,7 +159,7 @@ class _Losses:
         if best >= HARDLY * first and (not parts or parts[-1] >= HARDLY * parts[0]):
             return Outcome(
                 kind="not learning",
-                sentence=f"The {what} did not fall: {loss(first)} at first, {loss(last)} at last.",
+                sentence=f"The {what} did not fall: first {loss(first)}, last {loss(last)}.",
                 fix="training.config.learning_rate: another one; expert dataset check shows the "
                 "rows as the model sees them",
             )
@@ -174,9 +169,9 @@ class _Losses:
         return Outcome(kind="learning", sentence=f"{text}.{self._gap()}{self._early()}")
 
     def _gap(self) -> str:
-        """Rows held out that are told far worse than those trained on."""
+        """Held-out rows that are predicted far worse than training rows."""
         if not self.held_out:
-            return " No rows were held out: what it does with new ones is not known."
+            return " No rows were held out, so the loss on new rows is unknown."
         held_out, parts = self.held_out[-1][1], self._fifths()
         trained = parts[-1] if parts else (self.trained[-1] if self.trained else held_out)
         apart = held_out >= FAR_APART * trained and held_out - trained >= FAR_APART_LEAST
@@ -186,7 +181,7 @@ class _Losses:
             return ""
         return (
             f" The validation loss ({loss(held_out)}) is far above the training loss "
-            f"({loss(trained)}): much was learnt by heart."
+            f"({loss(trained)}): much of it is memorised."
         )
 
     def _early(self) -> str:

@@ -1,4 +1,4 @@
-"""A run folder as read from disk: what was asked, decided and seen, however much of it is left."""
+"""A run folder as read from disk, however much of it is left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from expert.core.rundir import RunFolder, RunFolderError
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """Everything a reader of a finished or running run needs. Missing files are empty mappings."""
+    """Everything a reader of a run needs. Missing files are empty mappings."""
 
     folder: Path
     manifest: Mapping[str, Any]
@@ -26,20 +26,20 @@ class RunRecord:
     damaged_lines: int
     validation: Mapping[str, Any] | None
     outdated: str = ""
-    """Why the validation says nothing of the weights there are now; "" where it does."""
+    """Why the validation does not apply to the present weights; "" where it does."""
 
     @property
     def verdict(self) -> Mapping[str, Any] | None:
-        """The validation, where it is one of the weights there are now."""
+        """The validation, if it applies to the present weights."""
         return None if self.outdated else self.validation
 
     def of(self, name: str) -> list[Event]:
-        """The events of one kind, in the order they happened."""
+        """The events of one kind, in order."""
         return list(self._by_kind.get(name, ()))
 
     @cached_property
     def _by_kind(self) -> dict[object, list[Event]]:
-        """Sorted once: a page asks some forty times, of 100,000 events and more."""
+        """Grouped once: a page asks about forty times, of 100,000 events and more."""
         found: dict[object, list[Event]] = {}
         for event in self.events:
             kind = event.get("event")
@@ -63,7 +63,7 @@ def read_run(folder: Path) -> RunRecord:
     run = RunFolder(folder)
     if not run.events.is_file():
         raise RunFolderError(
-            f"{folder}: not a run folder: it has no events.jsonl  (name the folder that "
+            f"{folder}: not a run folder: it has no events.jsonl  (give the folder that "
             "`expert train` printed, such as runs/NAME-20260101-120000)"
         )
     run.refuse_links()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from expert.core.errors import ExpertError, ManifestError, Problem
+from expert.core.errors import ExpertError, ManifestError
 from expert.core.files import write_text_atomically
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def check_manifests(
     """Read every file, one broken one not keeping the others from being checked."""
     from expert.manifest.notices import Notice
     from expert.manifest.reader import read_manifest
-    from expert.run.places import doubts_about
+    from expert.run.missing import missing_things
 
     for path in paths:
         try:
@@ -45,18 +45,17 @@ def check_manifests(
         except ManifestError as error:
             yield Checked(str(path), None, error)
         else:
-            doubts = doubts_about(read)
-            wrong = [Problem(each.path, each.text) for each in doubts if each.refused]
-            if wrong:
-                yield Checked(str(path), None, ManifestError(str(path), wrong))
+            missing = missing_things(read)
+            if missing.problems:
+                yield Checked(str(path), None, ManifestError(str(path), missing.problems))
                 continue
-            warned = [Notice("warning", doubt.path, doubt.text) for doubt in doubts]
+            warned = [Notice("warning", each.path, each.text) for each in missing.remarks]
             told = (*warned, *_settings_of_tiny(read))
             yield Checked(str(path), read, None, told, _planned(read))
 
 
 def _planned(read: ReadManifest) -> RunPlan | None:
-    from expert.run.plan import plan
+    from expert.run.open import plan
 
     try:
         return plan(read)
@@ -99,8 +98,8 @@ class WouldOverwrite(ExpertError):
 
 def upgraded_text(path: Path) -> tuple[str, tuple[Notice, ...]]:
     """The 2.0 text of a manifest, in its own format."""
-    from expert.manifest.migrate.upgrade import upgrade
     from expert.manifest.text.document import read_document
+    from expert.manifest.upgrade import upgrade
 
     text, notices = upgrade(read_document(path))
     return text, tuple(notices)

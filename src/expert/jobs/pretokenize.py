@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from expert.core.errors import ExpertError
 
 if TYPE_CHECKING:
-    from expert.run.prepare import Tell
-    from expert.run.prepared import PreparedData
+    from expert.data.line import Tell
+    from expert.data.prepared import PreparedData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,8 @@ def attempt(
     """Prepare what a manifest names. It is skipped where there is nothing to prepare on this
     machine, and has failed where there is."""
     from expert.data.records import DataNotHere
-    from expert.run.prepare import NothingToPrepare, prepare
+    from expert.data.splits import NothingToPrepare
+    from expert.run.open import prepare
 
     if is_foreign(manifest):
         reason = "it names neither a model nor rows to train on"

@@ -31,7 +31,7 @@ def sample(
     unknown = sorted(set(decoding) - set(DecodingSettings.__annotations__))
     if unknown:
         known = ", ".join(DecodingSettings.__annotations__)
-        raise CannotSample(f"{unknown[0]}: is no setting of decoding  (known: {known})")
+        raise CannotSample(f"{unknown[0]}: is not a decoding setting  (known: {known})")
     how: dict[str, Any] = {"plain": plain, "checkpoint": checkpoint, "seed": seed}
     how["tools"] = Path(tools) if tools is not None else None
     found = sample_job(Path(run), [prompt], system=system, device=device, decoding=decoding, **how)
@@ -48,9 +48,9 @@ def export(
     device: str = "auto",
     allow_failed: bool = False,
 ) -> Path:
-    """Write what a run has learnt to the new folder `to`, as `expert export` does; its path."""
+    """Write what a run has learned to the new folder `to`, as `expert export` does; its path."""
     from expert.jobs.export.export import export as export_job
-    from expert.run.locate import find_trained
+    from expert.run.stored.locate import find_trained
 
     done = export_job(
         find_trained(Path(run)).path,

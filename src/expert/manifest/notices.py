@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from expert.manifest.text.document import Item
+from expert.manifest.text.item import Item
 
 Kind = Literal["read as", "superseded", "note", "warning"]
 

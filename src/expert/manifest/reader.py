@@ -12,14 +12,15 @@ from pydantic import ValidationError
 from expert.core.errors import ManifestError, Problem
 from expert.manifest.check.problems import broken_places, schema_problems, unknown_keys
 from expert.manifest.check.rules import Findings, check_rules
-from expert.manifest.migrate.migrate import complete_layout, migrate
-from expert.manifest.migrate.names import CONFIG
+from expert.manifest.migrate.aliases import CONFIG
+from expert.manifest.migrate.layout import complete_layout, migrate
 from expert.manifest.migrate.overrides import apply_overrides
+from expert.manifest.migrate.values import convert_values
 from expert.manifest.notices import Notice
 from expert.manifest.schema.expectations import allows_null, below, schema
 from expert.manifest.schema.manifest import Manifest
-from expert.manifest.schema.values import convert_values
-from expert.manifest.text.document import Document, Item, is_comment, read_document
+from expert.manifest.text.document import Document, read_document
+from expert.manifest.text.item import Item, is_comment
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ def understand(
     laid_over = apply_overrides(root, overrides)
     complete_layout(work)
     _name_after_place(root, document)
-    told, refused = convert_values(root)
-    notices = [*work.notices, *laid_over.notices, *told]
-    problems += [*work.problems, *laid_over.problems, *refused]
+    convert_values(work)
+    notices = [*work.notices, *laid_over.notices]
+    problems += [*work.problems, *laid_over.problems]
     unknown, kept = unknown_keys(
         root, strict=strict, flat=_is_flat(work.notices), only_at_top=only_at_top
     )

@@ -1,9 +1,8 @@
-"""Forward and backward recorded once for each shape of batch, and replayed with two launches.
+"""Forward and backward captured as CUDA graphs, once for each shape of batch, and replayed.
 
 A small model on a fast card waits for its host: thousands of kernels are launched one by one, and
-each takes longer to launch than to run. A CUDA graph holds all launches of a pass. What a recorded
-pass reads and writes stays where it was when it was recorded, so batches are copied into it, and
-gradients are copied out of it.
+each takes longer to launch than to run. A CUDA graph holds all launches of a pass. A captured pass
+reads and writes the memory it was captured with: batches are copied into it, gradients out of it.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from expert.core.errors import ExpertError
 TENSORS = ("tokens", "labels", "positions", "boundaries", "soft_mask", "target_places")
 """What a model reads of a batch, as far as it lies on the device."""
 WARM_UPS = 2
-"""Passes of a shape before it is recorded: kernels are compiled, chosen and given their workspace
-while they run for the first time, none of which can be recorded."""
+"""Passes of a shape before it is captured: kernels are compiled, chosen and given their workspace
+while they run for the first time, none of which can be captured."""
 MOST_GRAPHS = 8
-"""Shapes that are recorded; each has gradients of its own. Batches of a run have one shape, or two
-where the last batch of an update is smaller."""
+"""Shapes that are captured; each has its own gradients. Batches of a run have one shape, or two
+where the last batch of a step is smaller."""
 TARGETS_IN_STEPS_OF = 8192
-"""How many places there are to learn from is a number of the host, and part of what is recorded;
-places without a label fill it up. One step is a chunk of the fused loss or less."""
+"""The number of target positions is known on the host and captured with the graph; positions
+without a label fill it up. 8192 is a chunk of the fused loss or less."""
 
 
 Made = list[Tensor | None]
@@ -38,28 +37,26 @@ Replay = Callable[[], None]
 
 
 class GraphsUnavailable(ExpertError):
-    """A pass that cannot be recorded on this card."""
+    """A pass that cannot be captured on this card."""
 
 
-class Recorder(Protocol):
-    """Records what makes some tensors: those tensors, and what makes them again where they are.
-
-    They hold nothing of worth before it was replayed once.
-    """
+class Capture(Protocol):
+    """Captures a function that makes tensors: gives those tensors, and what computes them again in
+    place. They hold nothing useful before the first replay."""
 
     def __call__(self, run: Callable[[], Made]) -> tuple[Made, Replay]: ...
 
 
-class CudaRecorder:
-    """Records CUDA graphs that share one pool of memory: they are never replayed at once.
+class CudaCapture:
+    """Captures CUDA graphs that share one pool of memory: no two are ever replayed at once.
 
-    Other threads may use the card meanwhile: batches are copied to it beside the recording.
+    Other threads may use the card meanwhile: batches are copied to it beside the capture.
     """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        # A pool that no graph uses any more is given up, though a tensor still lies in it, and to
-        # record into it again is an error (torch 2.11).
+        # A pool that no graph uses any more is released, though a tensor still lies in it, and
+        # capturing into it again is an error (torch 2.11).
         self._keeps_pool: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, run: Callable[[], Made]) -> tuple[Made, Replay]:
@@ -73,7 +70,7 @@ class CudaRecorder:
                 try:
                     made = run()
                 except BaseException as error:  # noqa: BLE001 - raised below
-                    failed = error  # memory ran out, say; the recording itself may still end well
+                    failed = error  # memory ran out, say; the capture itself may still end well
         except BaseException as error:  # noqa: BLE001 - raised below
             self._tidy_up(graph, stream, began=began)
             failed = failed or error
@@ -88,18 +85,18 @@ class CudaRecorder:
     def _tidy_up(
         self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, *, began: bool
     ) -> None:
-        """Let the process go on after a recording that could not be ended: torch 2.11 leaves it.
+        """Repair what torch 2.11 leaves behind after a capture that could not be ended.
 
-        The stream of the recording stays the current one, the allocator goes on giving from the
-        pool, and the generator believes that it is recorded and refuses to draw. One short
-        recording that ends well frees the generator. Where memory ran out before the recording
-        `began`, nothing is given from the pool yet.
+        The stream of the capture stays the current one, the allocator keeps allocating from the
+        pool, and the generator believes that it is captured and refuses to draw. One short
+        capture that ends well frees the generator. Where memory ran out before the capture
+        `began`, nothing has been allocated from the pool yet.
         """
         keep_for_good(graph)
         torch.cuda.set_stream(stream)
         device = torch.cuda.current_device()
         for name in ("_cuda_endAllocateToPool", "_cuda_releasePool") if began else ():
-            with suppress(RuntimeError, AttributeError):  # the recording got as far by itself
+            with suppress(RuntimeError, AttributeError):  # the capture got as far by itself
                 getattr(torch._C, name)(device, self._pool)
         short = torch.cuda.CUDAGraph()
         keep_for_good(short)
@@ -109,24 +106,24 @@ class CudaRecorder:
 
 
 def keep_for_good(graph: object) -> None:
-    """Never take a failed recording apart, not even when Python ends: the allocator may still ask
-    it whether memory belongs to it, and the destructor of one that could not begin aborts the
-    process (torch 2.11, seen on an H200)."""
+    """Never destroy a failed graph, not even when Python ends: the allocator may still ask it
+    whether memory belongs to it, and the destructor of one that could not begin aborts the process
+    (torch 2.11, seen on an H200)."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
 
 
-def recorded(run: Callable[[], Made], record: Recorder) -> tuple[Made, Replay]:
-    """What a recorder makes of something; GraphsUnavailable where it cannot."""
+def captured(run: Callable[[], Made], capture: Capture) -> tuple[Made, Replay]:
+    """What a function makes, captured; GraphsUnavailable where it cannot be."""
     try:
-        return record(run)
+        return capture(run)
     except (torch.OutOfMemoryError, ExpertError):
         raise
-    except Exception as error:  # of the model, of a compiler, of CUDA: it runs without recording
+    except Exception as error:  # of the model, of a compiler, of CUDA: it runs without a graph
         raise GraphsUnavailable(f"cannot be recorded: {error}") from error
 
 
 class Passes(Protocol):
-    """What is recorded: the engine's own forward and backward."""
+    """What is captured: the engine's own forward and backward."""
 
     def forward(self, batch: Any) -> Tensor:
         """The summed loss."""
@@ -139,7 +136,7 @@ class Passes(Protocol):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Recorded:
+class Captured:
     """The passes of one shape, and the memory they read and write."""
 
     batch: SimpleNamespace
@@ -163,28 +160,27 @@ class Recorded:
         self.divisor.fill_(divisor)
 
 
-class GraphedPasses:
-    """The passes of every shape of batch that has been met."""
+class CapturedPasses:
+    """The passes of every shape of batch so far."""
 
-    def __init__(self, passes: Passes, record: Recorder) -> None:
-        self._passes = passes
-        self._record = record
+    def __init__(self, passes: Passes, capture: Capture) -> None:
+        self._passes, self._capture = passes, capture
         self._met: dict[Hashable, int] = {}
-        self._recorded: dict[Hashable, Recorded] = {}
+        self._captured: dict[Hashable, Captured] = {}
 
-    def of(self, batch: Any) -> Recorded | None:
-        """The recorded passes for a batch; None while its shape is to be run as it is."""
+    def of(self, batch: Any) -> Captured | None:
+        """The captured passes for a batch; None while its shape is run without a graph."""
         key = _key(batch)
-        found = self._recorded.get(key)
+        found = self._captured.get(key)
         if found is not None:
             return found
         met = self._met[key] = self._met.get(key, 0) + 1
-        if met <= WARM_UPS or len(self._recorded) >= MOST_GRAPHS:
+        if met <= WARM_UPS or len(self._captured) >= MOST_GRAPHS:
             return None
-        made = self._recorded[key] = self._made(batch)
+        made = self._captured[key] = self._made(batch)
         return made
 
-    def _made(self, batch: Any) -> Recorded:
+    def _made(self, batch: Any) -> Captured:
         passes = self._passes
         fixed = _fixed(batch)
         divisor = torch.ones((), device=batch.tokens.device)
@@ -199,18 +195,18 @@ class GraphedPasses:
             passes.backward(shares.pop())
             return _taken(passes.computing())
 
-        # The recorded backward makes gradients of its own; those of an update that is under way
-        # are put back.
+        # The captured backward makes gradients of its own; those of the step under way are put
+        # back.
         before = _taken(passes.computing())
         try:
-            (loss, share), replay_forward = recorded(forward, self._record)
-            gradients, replay_backward = recorded(backward, self._record)
+            (loss, share), replay_forward = captured(forward, self._capture)
+            gradients, replay_backward = captured(backward, self._capture)
         finally:
             for parameter, gradient in zip(passes.computing(), before, strict=True):
                 parameter.grad = gradient
         assert loss is not None
         assert share is not None
-        return Recorded(
+        return Captured(
             batch=fixed,
             divisor=divisor,
             loss=loss,
@@ -239,7 +235,7 @@ def _key(batch: Any) -> Hashable:
 
 
 def _targets(batch: Any) -> int:
-    """As many as are recorded: all of these places are computed, some of them without a label."""
+    """As many as are captured: all of these positions are computed, some without a label."""
     steps: int = -(-max(1, batch.targets) // TARGETS_IN_STEPS_OF)
     return min(int(batch.target_places.shape[0]), steps * TARGETS_IN_STEPS_OF)
 

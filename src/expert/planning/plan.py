@@ -12,6 +12,7 @@ from expert.core.errors import ExpertError
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.choose.batching import settle_fit
 from expert.planning.choose.cuda_graphs import choose_graphs
+from expert.planning.choose.expected_time import settle_expected_time
 from expert.planning.choose.kernels import (
     choose_attention,
     choose_compile,
@@ -20,13 +21,6 @@ from expert.planning.choose.kernels import (
     choose_switches,
     choose_tf32,
 )
-from expert.planning.choose.learning import (
-    settle_adapter,
-    settle_model,
-    settle_optimisation,
-    settle_watching,
-    warn_of_cadences_longer_than_the_run,
-)
 from expert.planning.choose.length import (
     likely_seconds,
     settle_arithmetic,
@@ -34,18 +28,22 @@ from expert.planning.choose.length import (
     settle_length,
     settle_time,
 )
-from expert.planning.choose.planned_time import settle_expected_time
-from expert.planning.choose.sequences import settle_sequences, settle_update, settle_widths
+from expert.planning.choose.recipe import (
+    settle_adapter,
+    settle_model,
+    settle_optimisation,
+    settle_watching,
+)
+from expert.planning.choose.sequences import settle_sequences, settle_step, settle_widths
 from expert.planning.choose.starting_points import made_for_tiny
-from expert.planning.decisions import Ledger
+from expert.planning.draft import SET, Kept, PlanDraft
 from expert.planning.machine.host import package_version
 from expert.planning.machine.target import Target
+from expert.planning.measurements import MeasuredRate, find_best, measurements_file, read_rates
 from expert.planning.memory.calibration import calibrations_file, calibrations_of
-from expert.planning.memory.measurements import find_best, measurements_file, read_rates
 from expert.planning.memory.workload import Workload
 from expert.planning.models.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
-from expert.planning.situation import Kept, Situation
 from expert.planning.survey import Survey, survey_data
 
 PREFETCHED_BATCHES = 4
@@ -71,112 +69,76 @@ def make_plan(
 ) -> RunPlan:
     """Settle everything the manifest leaves open for this target.
 
-    Without measurements what ladders have found is left out: one that is climbed looks for itself.
-    A survey is what somebody knows of the rows who can tokenise; without one, files are looked at.
-    `plain_text`: whether the rows are texts without answers, for those who know. `kept`: what a
-    run that is resumed has settled.
+    Without measurements, what benchmarks found is left out: a benchmark measures for itself.
+    `survey`: what is known of the rows; without one, files are looked at. `plain_text`: whether the
+    rows are texts without answers, where that is known. `kept`: of a run that is resumed.
     """
-    now = gather(manifest, target, folder=folder, model=model, environ=environ)
-    rates = now.rates if use_measurements else ()
-    now = replace(
-        now,
-        survey=survey or now.survey,
-        rates=rates,
-        plain_text=plain_text,
-        kept=kept or Kept(),
-    )
-    ledger = Ledger()
-    settle_model(now, ledger)
-    rank, targets = settle_adapter(now, ledger)
-    precision = choose_precision(now, ledger)
-    choose_tf32(now, ledger)
-    length, packed = settle_sequences(now, ledger)
-    now = _with_best(now, length, str(ledger.decisions["data.packing"].value))
-    fused_loss = choose_switches(now, ledger)
-    optimizer = choose_optimizer(now, ledger)
-    examples, sequences, places = settle_update(now, ledger, length=length, packed=packed)
-    settle_length(now, ledger, length=length, examples=examples)
-    _settle_loader(now, ledger)
-    work = None
-    if now.resolved.shape is not None:
-        work = Workload(
-            shape=now.resolved.shape,
-            rows=1,
-            row_tokens=places,
-            adapter=now.config.adapter_type,
-            rank=rank,
-            targets=targets,
-            quantization=_base_quantization(now),
-            precision=precision,
-            optimizer=optimizer,
-            fused_loss=fused_loss,
-            soft_tokens=sum(prompt.tokens for prompt in manifest.soft_prompts),
-            prefetch=ledger.decisions["loader.prefetch"].value,
-            compiled=False,
-        )
-    compiled = choose_compile(now, ledger, likely_seconds(now, ledger, work), packed=packed)
-    attention = choose_attention(now, ledger, packed=packed, compiled=compiled, precision=precision)
-    if work is not None:
-        work = replace(work, compiled=compiled, attention=attention)
-    work = settle_fit(now, ledger, work, examples=examples, sequences=sequences)
-    recorded = choose_graphs(now, ledger, work, packed=packed, compiled=compiled)
-    fixed = "recorded passes have one width" if recorded else ""
-    fixed = "FlexAttention is compiled for one width" if attention == "flex" else fixed
-    fixed = "compiled blocks want one width" if compiled else fixed
-    settle_widths(now, ledger, packed=packed, fixed=fixed)
-    settle_optimisation(now, ledger)
-    for path, text in made_for_tiny(now.model, now.config, now.resolved.shape):
-        ledger.warn(path, text)
-    settle_watching(now, ledger)
-    warn_of_cadences_longer_than_the_run(now, ledger)
-    settle_time(now, ledger, work)
-    settle_expected_time(now, ledger, work)
-    settle_arithmetic(now, ledger, work)
-    settle_disk(now, ledger, work)
-    _settle_rest(now, ledger, work)
-    return _as_plan(now, ledger)
-
-
-def _with_best(now: Situation, length: int, packing: str) -> Situation:
-    """Look up what a ladder found for sequences like these."""
-    wanted = (now.card_key, now.model_key, now.config.adapter_type)
-    base = "int8" if now.model.quantization == "fp8" else now.model.quantization
-    shape = now.resolved.shape
-    best = find_best(
-        now.rates,
-        wanted,
-        quantization=base,
-        max_seq_length=length,
-        packing=packing,
-        parameters=shape.parameters if shape is not None else None,
-    )
-    return replace(now, best=best)
-
-
-def gather(
-    manifest: Manifest,
-    target: Target,
-    *,
-    folder: Path,
-    model: str | None,
-    environ: Mapping[str, str],
-) -> Situation:
-    """Look at the model, the data and what was measured before."""
     spec = choose_model(manifest, model)
-    resolved = resolve_model(spec, folder, environ)
-    is_char_model = spec.name == CHAR_GPT
-    return Situation(
+    dataset, is_char_model = manifest.training.dataset, spec.name == CHAR_GPT
+    torch = package_version("torch").value
+    draft = PlanDraft(
         manifest=manifest,
         folder=folder,
         model=spec,
-        resolved=resolved,
+        resolved=resolve_model(spec, folder, environ),
         target=target,
-        survey=survey_data(manifest.training.dataset, folder, characters=is_char_model),
-        rates=tuple(read_rates(measurements_file(environ))),
-        calibrations=calibrations_of(
-            target.name, package_version("torch").value, calibrations_file(environ)
-        ),
+        survey=survey or survey_data(dataset, folder, characters=is_char_model),
+        rates=tuple(read_rates(measurements_file(environ))) if use_measurements else (),
+        calibrations=calibrations_of(target.name, torch, calibrations_file(environ)),
+        plain_text=plain_text,
+        kept=kept or Kept(),
     )
+    _settle_all(draft)
+    return RunPlan.model_validate(
+        {
+            "expert": manifest.name,
+            "target": target.name,
+            **draft.tree(),
+            "decisions": tuple(draft.decisions.values()),
+            "remarks": tuple(draft.remarks),
+        }
+    )
+
+
+def _settle_all(draft: PlanDraft) -> None:
+    """Every choice, each after those it depends on."""
+    settle_model(draft)
+    rank, targets = settle_adapter(draft)
+    choose_precision(draft)
+    choose_tf32(draft)
+    settle_sequences(draft)
+    draft.best = _best(draft)
+    choose_switches(draft)
+    choose_optimizer(draft)
+    step = settle_step(draft)
+    settle_length(draft)
+    _settle_loader(draft)
+    work = _workload(draft, rank=rank, targets=targets, places=step.places)
+    choose_compile(draft, likely_seconds(draft, work))
+    choose_attention(draft)
+    if work is not None:
+        compiled, attention = draft["kernels.compile"], draft["kernels.attention"]
+        work = replace(work, compiled=compiled, attention=attention)
+    work = settle_fit(draft, work, step.sequences)
+    choose_graphs(draft, work)
+    settle_widths(draft)
+    settle_optimisation(draft)
+    for path, text in made_for_tiny(draft.model, draft.config, draft.resolved.shape):
+        draft.warn(path, text)
+    settle_watching(draft)
+    settle_time(draft, work)
+    settle_expected_time(draft, work)
+    settle_arithmetic(draft, work)
+    settle_disk(draft, work)
+    _settle_data(draft)
+    _settle_device(draft)
+    if work is None:
+        draft.unknown(draft.resolved.shape_from, "adapter.trainable_parameters")
+    else:
+        because = f"{work.trainable_parameters / work.shape.parameters:.2%} of the model"
+        draft.settle("adapter.trainable_parameters", work.trainable_parameters, because)
+    decoding = draft.manifest.training.decoding.model_dump(mode="json", exclude_none=True)
+    draft.settle("decoding", decoding, "training.decoding of the manifest", "manifest")
 
 
 def choose_model(manifest: Manifest, name: str | None) -> BaseModelSpec:
@@ -188,66 +150,82 @@ def choose_model(manifest: Manifest, name: str | None) -> BaseModelSpec:
             return spec
     names = ", ".join(basename(spec.name) for spec in manifest.base_models)
     raise UnknownModel(
-        f"--model {name}: the manifest has {names}  (--model chooses among those; another one "
-        f"takes its place with --set base_model={name})"
+        f"--model {name}: the manifest has {names}  (--model chooses among those; to use another, "
+        f"--set base_model={name})"
     )
 
 
-def _base_quantization(now: Situation) -> str:
-    asked = now.model.quantization
-    if asked == "fp8":
-        return "int8"
-    return str(asked) if asked in ("int4", "int8") else "none"
-
-
-def _settle_loader(now: Situation, ledger: Ledger) -> None:
-    config = now.config
-    workers = _settle_workers(now, ledger)
-    if config.dataloader_prefetch_factor == "auto":
-        because = "batches ready ahead of the card"
-        ledger.settle("loader.prefetch", PREFETCHED_BATCHES, because, "preset")
-    else:
-        now.pass_on(ledger, "loader.prefetch", "dataloader_prefetch_factor")
-    keep = config.dataloader_persistent_workers
-    chosen = bool(workers) if keep == "auto" else bool(keep) and workers > 0
-    honoured = keep != "auto" and workers > 0
-    because = "set in the manifest" if honoured else f"{workers} workers"
-    ledger.settle(
-        "loader.persistent_workers", chosen, because, "manifest" if honoured else "machine"
+def _best(draft: PlanDraft) -> MeasuredRate | None:
+    """What a benchmark found for sequences like these."""
+    return find_best(
+        draft.rates,
+        (draft.card_key, draft.model_key, draft.config.adapter_type),
+        quantization="int8" if draft.model.quantization == "fp8" else draft.model.quantization,
+        max_seq_length=draft["data.max_seq_length"],
+        packing=draft["data.packing"],
+        parameters=draft.parameters,
     )
-    if config.dataloader_pin_memory == "auto":
-        because = "faster copies to the card" if now.on_gpu else "no GPU"
-        ledger.settle("loader.pin_memory", now.on_gpu, because, "machine")
+
+
+def _workload(
+    draft: PlanDraft, *, rank: int, targets: frozenset[str], places: int
+) -> Workload | None:
+    """One sequence, as far as it is settled; None where the model's sizes are not known."""
+    if draft.resolved.shape is None:
+        return None
+    base = "int8" if draft.model.quantization == "fp8" else draft.model.quantization
+    return Workload(
+        shape=draft.resolved.shape,
+        rows=1,
+        row_tokens=places,
+        adapter=draft.config.adapter_type,
+        rank=rank,
+        targets=targets,
+        quantization=base if base in ("int4", "int8") else "none",
+        precision=draft["kernels.precision"],
+        optimizer=draft["optim.optimizer"],
+        fused_loss=draft["kernels.fused_loss"],
+        soft_tokens=draft.soft_tokens,
+        prefetch=draft["loader.prefetch"],
+        compiled=False,
+    )
+
+
+def _settle_loader(draft: PlanDraft) -> None:
+    workers = _settle_workers(draft)
+    because = "batches ready ahead of the device"
+    key = "dataloader_prefetch_factor"
+    draft.choose("loader.prefetch", key, PREFETCHED_BATCHES, because, "preset")
+    asked, path = draft.config.dataloader_persistent_workers, "loader.persistent_workers"
+    if asked != "auto" and workers:
+        draft.settle(path, asked, SET, "manifest")
     else:
-        now.pass_on(ledger, "loader.pin_memory", "dataloader_pin_memory")
+        draft.settle(path, asked == "auto" and workers > 0, f"{workers} workers")
+    because = "faster copies to the GPU" if draft.on_gpu else "no GPU"
+    draft.choose("loader.pin_memory", "dataloader_pin_memory", draft.on_gpu, because)
 
 
-def _settle_workers(now: Situation, ledger: Ledger) -> int:
+def _settle_workers(draft: PlanDraft) -> int:
     """Processes that make batches: none for packed tokens, which a thread lays out faster."""
-    asked, cores, path = now.config.dataloader_num_workers, now.target.cores, "loader.workers"
-    streaming = now.manifest.training.dataset.streaming
-    padded = ledger.decisions["data.packing"].value == "none" and not now.is_char_model
-    if not (streaming or padded):
-        because = "tokens are memory-mapped: a thread keeps the card fed, processes would only copy"
-        ledger.settle(path, 0, because, "machine")
+    asked, cores, path = draft.config.dataloader_num_workers, draft.target.cores, "loader.workers"
+    streaming = draft.dataset.streaming
+    workers, because = 0, "a thread feeds memory-mapped tokens; processes would only copy them"
+    if not streaming and (draft.packed or draft.is_char_model):
         if asked not in ("auto", 0):
-            text = f"dataloader_num_workers {asked}: prepared tokens are memory-mapped"
-            ledger.supersede(path, f"{text} and fed by a thread")
-        return 0
-    if asked != "auto":
-        ledger.settle(path, asked, "set in the manifest", "manifest")
+            text = f"dataloader_num_workers {asked}: a thread feeds prepared, memory-mapped tokens"
+            draft.supersede(path, text)
+    elif asked != "auto":
         if asked > cores:
-            ledger.warn(path, f"{asked} workers on {cores} cores get in each other's way")
-        return asked
-    if now.target.windows:
-        ledger.settle(path, 0, "starting processes is slow on Windows", "machine")
-        return 0
-    most, what = PADDED_WORKERS, "rows are padded ahead"
-    if streaming:
-        most, what = STREAMING_WORKERS, "streamed rows are tokenised ahead"
-    workers = max(0, min(most, cores - 1))
-    ledger.settle(path, workers, f"{what}; {cores} cores", "machine")
-    return workers
+            draft.warn(path, f"{asked} workers on {cores} cores slow each other down")
+        return int(draft.settle(path, asked, SET, "manifest"))
+    elif draft.target.windows:
+        because = "starting processes is slow on Windows"
+    else:
+        most, what = PADDED_WORKERS, "rows are padded ahead"
+        if streaming:
+            most, what = STREAMING_WORKERS, "streamed rows are tokenised ahead"
+        workers, because = max(0, min(most, cores - 1)), f"{what}; {cores} cores"
+    return int(draft.settle(path, workers, because))
 
 
 def folder_name(name: str) -> str:
@@ -255,66 +233,49 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "expert"
 
 
-def _settle_rest(now: Situation, ledger: Ledger, work: Workload | None) -> None:
-    training = now.manifest.training
-    data = training.dataset
+def _settle_data(draft: PlanDraft) -> None:
+    """The rows, those for validation, and the token cache."""
+    data, config = draft.dataset, draft.config
     dataset = data.model_dump(mode="json", exclude_none=True)
-    ledger.settle("data.dataset", dataset, "training.dataset of the manifest", "manifest")
+    draft.settle("data.dataset", dataset, "training.dataset of the manifest", "manifest")
     if data.validation_path:
         words, because = f"file {data.validation_path}", "validation_path"
-    elif any(task.valid for task in (data.tasks or {}).values()):
+    elif draft.has_validation_file:
         words, because = "files of the tasks", "tasks"
     elif data.streaming or data.validation_split == 0:
         words, because = "none", "streamed" if data.streaming else "validation_split is 0"
     else:
         words = f"{data.validation_split:.0%} of the training rows"
-        because = f"split off with seed {now.config.seed}"
+        because = f"split off with seed {config.seed}"
     written = {"validation_split", "validation_path", "tasks", "streaming"} & data.model_fields_set
-    ledger.settle("data.validation", words, because, "manifest" if written else "preset")
-    ledger.settle("data.overlong", *now.overlong)
+    draft.settle("data.validation", words, because, "manifest" if written else "preset")
+    draft.settle("data.overlong", *draft.overlong)
     for key in ("train_on_prompt", "tokenize"):
-        now.pass_on(ledger, f"data.{key}", key)
-    if now.config.tokenize == "late":
-        text = "every row is tokenised again whenever a batch needs it: only to measure what"
-        ledger.warn("data.tokenize", f"{text} that costs")
+        draft.pass_on(f"data.{key}", key)
+    if config.tokenize == "late":
+        text = "every row is tokenised again for each batch: use it only to measure that cost"
+        draft.warn("data.tokenize", text)
     if data.streaming:
-        ledger.settle("data.cache", None, "streamed rows are not kept", "machine")
-    elif now.config.pretokenized_cache:
-        cache = str(now.folder / now.config.pretokenized_cache)
-        ledger.settle("data.cache", cache, "set in the manifest", "manifest")
+        draft.settle("data.cache", None, "streamed rows are not cached")
+    elif config.pretokenized_cache:
+        draft.settle("data.cache", str(draft.folder / config.pretokenized_cache), SET, "manifest")
     else:
-        cache = str(now.folder / "datasets_optimized" / folder_name(now.manifest.name))
-        ledger.settle("data.cache", cache, "keyed by content, beside the manifest", "preset")
-    ledger.settle("kernels.device", now.target.device, now.target.name, "machine")
-    if now.config.device == "cpu" and now.on_gpu:
-        text = f"device: cpu: the plan was asked for {now.target.name}"
-        ledger.supersede("kernels.device", text)
-    if now.config.device == "cuda" and not now.on_gpu:
-        text = "cuda was asked for, but there is no GPU: this is a plan for the CPU"
-        ledger.warn("kernels.device", text)
-    if work is None:
-        ledger.unknown("adapter.trainable_parameters", now.resolved.shape_from)
-    else:
-        because = f"{work.trainable_parameters / work.shape.parameters:.2%} of the model"
-        ledger.settle("adapter.trainable_parameters", work.trainable_parameters, because, "machine")
-    decoding = training.decoding.model_dump(mode="json", exclude_none=True)
-    ledger.settle("decoding", decoding, "training.decoding of the manifest", "manifest")
-    needed, free = ledger.decisions["disk.total_bytes"].value, now.target.disk_free_bytes
+        cache = str(draft.folder / "datasets_optimized" / folder_name(draft.manifest.name))
+        draft.settle("data.cache", cache, "keyed by content, beside the manifest", "preset")
+
+
+def _settle_device(draft: PlanDraft) -> None:
+    """The device, and whether it and the disk have room."""
+    target, path = draft.target, "kernels.device"
+    draft.settle(path, target.device, target.name)
+    if draft.config.device == "cpu" and draft.on_gpu:
+        draft.supersede(path, f"device: cpu: this plan is for {target.name}")
+    if draft.config.device == "cuda" and not draft.on_gpu:
+        draft.warn(path, "device: cuda, but there is no GPU: this plan is for the CPU")
+    needed, free = draft["disk.total_bytes"], target.disk_free_bytes
     if needed is not None and free is not None and needed > free:
-        text = f"needs {needed / 2**30:.1f} GiB and {free / 2**30:.1f} are free"
-        ledger.warn("disk.total_bytes", text)
-    if now.target.held_bytes and now.target.is_this_machine:
-        gib = now.target.held_bytes / 2**30
-        ledger.warn("memory.budget_bytes", f"{gib:.1f} GiB of the card are held by others")
-
-
-def _as_plan(now: Situation, ledger: Ledger) -> RunPlan:
-    return RunPlan.model_validate(
-        {
-            "expert": now.manifest.name,
-            "target": now.target.name,
-            **ledger.tree(),
-            "decisions": tuple(ledger.decisions.values()),
-            "remarks": tuple(ledger.remarks),
-        }
-    )
+        text = f"needs {needed / 2**30:.1f} GiB of disk, {free / 2**30:.1f} GiB are free"
+        draft.warn("disk.total_bytes", text)
+    if target.held_bytes and target.is_this_machine:
+        gib = target.held_bytes / 2**30
+        draft.warn("memory.budget_bytes", f"other processes hold {gib:.1f} GiB of GPU memory")

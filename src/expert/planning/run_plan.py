@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -11,7 +12,7 @@ from expert.planning.decisions import Decision, Remark, Source
 
 
 class Slice(BaseModel):
-    """A part of the plan that one part of the program takes."""
+    """A part of the plan, for the part of the program that needs it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -66,7 +67,7 @@ class DataPlan(Slice):
     cache: str | None
     tokenize: Literal["ahead", "late"] = "ahead"
     sequence_length: int | None = None
-    """Places in a packed sequence: max_seq_length, or less. Plans of older runs do not tell."""
+    """Tokens of a packed sequence: max_seq_length, or less. Plans of older runs do not have it."""
     trim: bool = False
     """Batches are as wide as their fullest sequence, not all of one width."""
 
@@ -78,7 +79,7 @@ class BatchPlan(Slice):
     accumulation: int | None
     eval_batch: int
     tokens_per_step: int | None = None
-    """Of batch_tokens: the rows of a step are as many as hold them."""
+    """From batch_tokens: a step has as many rows as hold them."""
 
 
 class LoaderPlan(Slice):
@@ -112,7 +113,7 @@ class LengthPlan(Slice):
     seconds: float | None
     seconds_at_peak: float | None
     tokens_per_second: float | None = None
-    """Measured before for a run like this one; the time is reckoned by it."""
+    """Measured before for a run like this one; the time is computed from it."""
     flops_per_token: float | None = None
     peak_flops: float | None = None
     expected_seconds: tuple[float, float] | None = None
@@ -187,19 +188,39 @@ class RunPlan(BaseModel):
     remarks: tuple[Remark, ...]
 
     def with_values(self, values: Mapping[str, Any], because: str, source: Source) -> RunPlan:
-        """The plan with other values by path, and the decisions that say why."""
+        """The plan with other values by path, and the decisions that say why.
+
+        ValueError for a path that the plan does not have."""
+        unknown = sorted(values.keys() - plan_paths())
+        if unknown:
+            raise ValueError(f"the plan has no {', '.join(unknown)}")
         tree = self.model_dump()
+        made = {}
         for path, value in values.items():
             slice_name, key = path.split(".")
             tree[slice_name][key] = value
-        made = {
-            path: Decision(path=path, value=value, because=because, source=source)
-            for path, value in values.items()
-        }
+            made[path] = Decision(path=path, value=value, because=because, source=source)
         kept = [made.pop(decision.path, decision) for decision in self.decisions]
         return RunPlan.model_validate({**tree, "decisions": [*kept, *made.values()]})
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Its warnings, each with the key that it is about."""
+        return tuple(f"{each.path}: {each.text}" for each in self.remarks if each.kind == "warning")
 
     @property
     def fits(self) -> bool:
         """False only where the estimate says that it cannot run; unknown counts as yes."""
         return self.memory.fits is not False
+
+
+@cache
+def plan_paths() -> frozenset[str]:
+    """Every value of a plan by its path, such as `batch.micro_batch`."""
+    slices = {name: field.annotation for name, field in RunPlan.model_fields.items()}
+    return frozenset(
+        f"{name}.{key}"
+        for name, kind in slices.items()
+        if isinstance(kind, type) and issubclass(kind, Slice)
+        for key in kind.model_fields
+    )

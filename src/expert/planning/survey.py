@@ -1,4 +1,4 @@
-"""How many rows and tokens there are, as far as a look at the files tells without a tokenizer."""
+"""How many rows and tokens there are, from a look at the files without a tokenizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
 
-from expert.manifest.migrate.names import CORPORA
+from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 
 # Bytes of a JSONL file per token, measured with SmolLM2's tokenizer: 3.6 on JSON answers, 4.0 on
@@ -53,7 +53,7 @@ class Survey:
     tokens: int | None
     because: str
     tokens_from: str = f"from bytes: {FILE_BYTES_PER_TOKEN} of the file a token"
-    """How the tokens were told."""
+    """How the tokens were counted."""
     longest_tokens: int | None = None
     """Of the longest row, where all of them were counted."""
     packed: PackedRows | None = None

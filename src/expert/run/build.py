@@ -1,8 +1,7 @@
-"""From a plan to something that learns: model, kernels, optimizer, engine."""
+"""From a plan to something that trains: model, kernels, optimizer, engine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,9 @@ if TYPE_CHECKING:
 
     from expert.data.tokens.encoder import Encoder
     from expert.model.load import LoadedModel
-    from expert.parallel.engine import SingleDevice
-    from expert.parallel.graphs import Recorder
+    from expert.parallel.engine import Engine, Groups
+    from expert.parallel.graphs import Capture
+    from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
     from expert.telemetry.timeline import Timeline
     from expert.training.recovery import KernelUnavailable, PrecisionUnsupported
@@ -30,7 +30,7 @@ class Built:
     """A model on its device with all that changes it."""
 
     loaded: LoadedModel
-    engine: SingleDevice
+    engine: Engine
     timeline: Timeline
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
@@ -40,8 +40,8 @@ class Built:
             groups[ADALORA] = self.loaded.ranks.tensors()
         return groups
 
-    def load(self, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take up what `tensors` gave."""
+    def load(self, groups: Groups) -> None:
+        """Go back to what `tensors` gave."""
         self.engine.load(groups)
         if self.loaded.ranks is not None:
             self.loaded.ranks.load(dict(groups[ADALORA]))
@@ -116,7 +116,7 @@ def build(
     from expert.model.chargpt import CharGpt
     from expert.model.load import DTYPES, load_model
     from expert.model.switches import set_switches
-    from expert.parallel.engine import SingleDevice
+    from expert.parallel.single_device import SingleDevice
     from expert.telemetry.timeline import Timeline
     from expert.training.learner import OptimizerLearner
 
@@ -149,33 +149,50 @@ def build(
         loaded.module.compile_hidden(plan.kernels.compile_mode, plan.kernels.compile_backend)
     elif plan.kernels.compile:
         compile_blocks(loaded.blocks, plan.kernels.compile_mode, plan.kernels.compile_backend)
-    record = recorder_of(plan, device)
+    capture = capture_for(plan, device)
     learner = OptimizerLearner(
         loaded.trainable,
         plan.optim,
         device=device,
         loss_scaling=plan.kernels.loss_scaling,
-        record=record,
+        capture=capture,
     )
     timeline = Timeline(device)
-    mixed = any(parameter.dtype != precision for _, parameter in loaded.trainable)
     engine = SingleDevice(
         loaded,
         learner,
         device=device,
-        autocast=precision if mixed and precision != torch.float32 else None,
+        autocast=_autocast(loaded, precision),
         phase=timeline.phase,
-        after_update=loaded.after_update,
-        record=record,
+        after_step=loaded.after_update,
+        capture=capture,
     )
     return Built(loaded=loaded, engine=engine, timeline=timeline)
 
 
-def recorder_of(plan: RunPlan, device: torch.device) -> Recorder | None:
-    """What records forward and backward, where the plan says so."""
-    from expert.parallel.graphs import CudaRecorder
+def capture_for(plan: RunPlan, device: torch.device) -> Capture | None:
+    """What captures passes and steps as CUDA graphs, where the plan says so."""
+    from expert.parallel.graphs import CudaCapture
 
-    return CudaRecorder() if plan.kernels.cuda_graphs and device.type == "cuda" else None
+    return CudaCapture() if plan.kernels.cuda_graphs and device.type == "cuda" else None
+
+
+def evaluation_engine(loaded: LoadedModel, device: torch.device) -> Engine:
+    """An engine of a model that is only evaluated: it has no optimizer."""
+    from expert.model.load import DTYPES
+    from expert.parallel.single_device import SingleDevice
+
+    autocast = _autocast(loaded, DTYPES[loaded.kernels.precision])
+    nothing: Any = None
+    return SingleDevice(loaded, nothing, device=device, autocast=autocast)
+
+
+def _autocast(loaded: LoadedModel, precision: torch.dtype) -> torch.dtype | None:
+    """The precision to round to in passes, where weights that train have another one."""
+    import torch
+
+    mixed = any(parameter.dtype != precision for _, parameter in loaded.trainable)
+    return precision if mixed and precision != torch.float32 else None
 
 
 def cap_memory(plan: RunPlan, device: torch.device) -> None:
@@ -194,8 +211,8 @@ def cap_memory(plan: RunPlan, device: torch.device) -> None:
     torch.cuda.set_per_process_memory_fraction(share, device)
 
 
-def environment() -> dict[str, Any]:
-    """What the run ran on: versions, the machine and the card."""
+def environment(machine: Machine | None = None) -> dict[str, Any]:
+    """What the run ran on: versions, the machine and the card; it is looked at where nobody has."""
     import importlib.metadata
     import platform
 
@@ -219,5 +236,5 @@ def environment() -> dict[str, Any]:
         "versions": versions,
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
-        "machine": machine_as_dict(describe_machine()),
+        "machine": machine_as_dict(machine or describe_machine()),
     }

@@ -1,162 +1,409 @@
-"""What a run begins with: the plan as it is once the rows are counted, and the rows, prepared."""
+"""A manifest opened once: one look at the machine, one search for its rows, one count of them, one
+plan. Whatever plans, prepares, trains or measures calls `open_run` and hands its result on."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from expert.core.errors import ManifestError, Problem
+from expert.core.errors import ExpertError
+from expert.manifest.reader import ReadManifest, read_manifest
+from expert.planning.decisions import Remark
 
 if TYPE_CHECKING:
+    from expert.core.rundir import RunFolder
+    from expert.data.count import Counts
+    from expert.data.feed.run_data import RunData
     from expert.data.feed.streaming import Stream
-    from expert.manifest.reader import ReadManifest
+    from expert.data.line import Line, Tell
+    from expert.data.named_sources import NamedSources
+    from expert.data.prepared import PreparedData, PreparedSplit
+    from expert.planning.draft import Kept
     from expert.planning.machine.machine import Machine
+    from expert.planning.machine.target import Target
     from expert.planning.run_plan import RunPlan
-    from expert.planning.situation import Kept
-    from expert.run.count import Counts
-    from expert.run.feed import RunData
-    from expert.run.prepare import Builder, Tell
+    from expert.planning.survey import Survey
 
-OwnIndexes = Callable[["RunPlan"], frozenset[str]]
-"""Names of the indexes of the run that a plan is to resume."""
-NEEDS_AN_END = ("linear", "cosine", "cosine_with_restarts", "polynomial")
+DataState = Literal["prepared", "counted", "unread"]
 
 
-def planned_and_open(
-    read: ReadManifest,
-    tell: Tell,
+class NoGpuHere(ExpertError):
+    """`device: cuda` where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """The run that is resumed."""
+
+    folder: RunFolder
+    checkpoint: Path
+    """The one to start from, or the folder of all of them: the newest good one."""
+    kept: Kept
+    """What it settled by its machine, and keeps on another."""
+    indexes: frozenset[str]
+    """Names of its indexes; empty where the manifest changed since."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A manifest on a machine: what will happen, and with what."""
+
+    read: ReadManifest
+    machine: Machine
+    target: Target
+    plan: RunPlan
+    """The one that is shown and the one that runs."""
+    plan_with: Callable[[ReadManifest, Survey | None], RunPlan]
+    """A plan of another reading of the manifest, for the same machine, model and rows."""
+    sources: NamedSources | ExpertError | OSError
+    """Where the rows come from, or why that is not known."""
+    resumed: Resumed | None
+    vram: str | None = None
+    """Memory of the card that the plan is held to, as it was asked for."""
+    counts: Counts | None = None
+    line: Line | None = None
+    """Only of a manifest that was opened to run."""
+    run_data: RunData | None = None
+    began: float = 0.0
+    """When somebody began to wait, by the clock that only goes forward."""
+
+    @property
+    def named(self) -> NamedSources:
+        """Where the rows come from; raises where that is not known."""
+        if isinstance(self.sources, Exception):
+            raise self.sources
+        return self.sources
+
+    @property
+    def data(self) -> RunData:
+        assert self.run_data is not None, "opened to plan, not to run"
+        return self.run_data
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Everything that a person should know before the run starts."""
+        about_rows = self.run_data.doubts if self.run_data is not None else ()
+        return tuple(dict.fromkeys((*self.plan.warnings, *about_rows)))
+
+    def replanned(self, read: ReadManifest) -> RunPlan:
+        """The plan with another reading of the same manifest; the rows are not counted again."""
+        counts = self.counts
+        plan = self.plan_with(read, counts.survey if counts else None)
+        return as_packed(plan, counts.packed if counts else None)
+
+    def restream(self, plan: RunPlan) -> Stream:
+        """The stream once more, with the workers of another plan."""
+        from expert.data.splits import stream_of
+
+        assert self.line is not None
+        return stream_of(replace(self.line, plan=plan))
+
+
+def open_run(
+    manifest: str | Path | ReadManifest,
+    *,
+    data: DataState = "prepared",
+    gpu: str | None = None,
+    vram: str | None = None,
+    model: str | None = None,
+    overrides: tuple[str, ...] = (),
+    machine: Machine | None = None,
+    use_measurements: bool = True,
+    resume: str | None = None,
+    tell: Tell = lambda name, rows, tokens: None,
+) -> Opened:
+    """Open a manifest to run it (`prepared`: rows are tokenised and packed where they are not), to
+    plan it (`counted`: what is prepared is counted, else a sample; nothing is written), or to plan
+    it by the size of its files (`unread`).
+
+    The plan is made once, and again when the rows are counted: whether compiling pays and how much
+    has to be recomputed depends on them, and the rows are prepared by what the first plan settled.
+    `resume`: "auto", a checkpoint or a folder that means a run. `gpu`, `vram`: plan for this card.
+    """
+    from expert.planning.machine.machine import describe_machine
+    from expert.planning.machine.target import choose_target
+    from expert.planning.plan import make_plan
+    from expert.run.smollm2 import provide_model
+
+    began, read, runs = time.monotonic(), as_read(manifest, overrides), data == "prepared"
+    if runs:
+        _refuse_links_to_runs(read, resume)  # before an hour of preparing
+        provide_model(read, model)
+    resumed = _resumed(read, resume) if resume is not None else None
+    here = machine or describe_machine(read.folder)
+    device = read.manifest.training.config.device
+    target = choose_target(here, gpu=gpu, vram=vram, device=device)
+    sources = _sources(read, fetch=data != "counted")
+    plain_text = _are_plain_text(read, sources, fetch=data != "counted")
+
+    def plan_with(other: ReadManifest, survey: Survey | None = None) -> RunPlan:
+        asks = other.manifest.training.config.overlong == "auto"
+        return make_plan(
+            other.manifest,
+            target,
+            folder=other.folder,
+            model=model,
+            use_measurements=use_measurements,
+            survey=survey,
+            plain_text=plain_text if asks else None,
+            kept=resumed.kept if resumed else None,
+        )
+
+    opened = Opened(
+        read=read,
+        machine=here,
+        target=target,
+        plan=plan_with(read),
+        plan_with=plan_with,
+        sources=sources,
+        resumed=resumed,
+        vram=vram,
+        began=began,
+    )
+    if runs:
+        refuse_absent_gpu(opened)
+        return _with_data(opened, tell, again=True)
+    return _counted(opened, model) if data == "counted" else opened
+
+
+def open_planned(plan: RunPlan, read: ReadManifest, machine: Machine) -> Opened:
+    """The data of a plan that was made before; only its counts change."""
+    from expert.planning.machine.target import choose_target
+
+    opened = Opened(
+        read=read,
+        machine=machine,
+        target=choose_target(machine, device=plan.kernels.device),
+        plan=plan,
+        plan_with=lambda other, survey: plan,
+        sources=_sources(read, fetch=True),
+        resumed=None,
+        began=time.monotonic(),
+    )
+    return _with_data(opened, lambda name, rows, tokens: None, again=False)
+
+
+def plan(
+    manifest: str | Path | ReadManifest,
+    *,
+    gpu: str | None = None,
+    vram: str | None = None,
+    model: str | None = None,
+    overrides: tuple[str, ...] = (),
+    machine: Machine | None = None,
+) -> RunPlan:
+    """Settle a manifest for a card: the one named, one with so much memory, or this machine's own.
+
+    Rows that are prepared are counted, of others a sample; nothing is written.
+    """
+    opened = open_run(
+        manifest,
+        data="counted",
+        gpu=gpu,
+        vram=vram,
+        model=model,
+        overrides=overrides,
+        machine=machine,
+    )
+    return opened.plan
+
+
+def prepare(
+    manifest: str | Path | ReadManifest,
     *,
     model: str | None = None,
-    vram: str | None = None,
-    machine: Machine | None = None,
-    kept: Kept | None = None,
-    own_indexes: OwnIndexes = lambda plan: frozenset(),
-) -> tuple[RunPlan, RunData, Builder]:
-    """The plan that a run of this manifest begins with, and its data, prepared; packed as it was
-    for a run that resumes, whose indexes `own_indexes` names. `kept`: what such a run has
-    settled."""
-    from expert.planning.machine.machine import describe_machine
-    from expert.run.plan import counted_plan
+    overrides: tuple[str, ...] = (),
+    tell: Tell = lambda name, rows, tokens: None,
+) -> PreparedData:
+    """Tokenise and pack what a manifest names, once; a second call finds it done."""
+    from expert.data.line import open_line
+    from expert.data.splits import prepare_splits, refuse_streaming
+    from expert.run.smollm2 import provide_model
 
-    here = machine or describe_machine(read.folder)
-    plan_with = partial(counted_plan, read, model=model, vram=vram, machine=here, kept=kept)
-    first = plan_with(look=False)[0]
-    plan, data, builder = open_data(
-        first,
-        read,
-        tell,
-        again=lambda counts: plan_with(counts=counts)[0],
-        own_indexes=own_indexes(first),
-    )
-    return with_an_end(plan), data, builder
+    read = as_read(manifest, overrides)
+    refuse_streaming(read.manifest.training.dataset)
+    provide_model(read, model)
+    opened = open_run(read, data="unread", model=model)
+    line = open_line(opened.plan, read, opened.named, tell=tell)
+    made = prepare_splits(line)
+    assert made is not None
+    return made
 
 
-def open_data(
-    plan: RunPlan,
-    read: ReadManifest,
-    tell: Tell,
-    *,
-    again: Callable[[Counts], RunPlan] | None = None,
-    own_indexes: frozenset[str] = frozenset(),
-) -> tuple[RunPlan, RunData, Builder]:
-    """Prepare the data where that is still to do, and settle the plan's counts by it.
+def as_read(manifest: str | Path | ReadManifest, overrides: tuple[str, ...]) -> ReadManifest:
+    """The manifest, read where it is a file."""
+    if not isinstance(manifest, ReadManifest):
+        return read_manifest(manifest, overrides=overrides)
+    if overrides:
+        raise ValueError("overrides belong to read_manifest when a manifest has been read already")
+    return manifest
 
-    `again` makes the plan once more when the rows are counted: whether compiling pays and how much
-    must be recomputed depends on them, and before that their tokens are guessed from bytes and
-    every sequence may be as long as the longest allowed. Without it only counts change.
-    """
-    from expert.planning.memory.calibration import estimated_again
-    from expert.run.calibrate import known_calibrations
-    from expert.run.count import counts_of
-    from expert.run.feed import (
-        RunData,
-        data_order,
-        late_rows,
-        settled_by_data,
-        settled_by_stream,
-    )
-    from expert.run.left_out import doubts_of_stream
-    from expert.run.prepare import Builder
-    from expert.run.token_folders import named_sources
 
-    spec = read.manifest.training.dataset
-    builder = Builder(plan, read, named_sources(read), tell, own_indexes=own_indexes)
-    soft = bool(plan.adapter.soft_prompts)
-    if spec.streaming:
-        validation, test = builder.held_out()
-        stream = builder.stream()
-        data = RunData(
-            train=None,
-            order=None,
-            stream=stream,
-            validation=validation,
-            test=test,
-            encoder=builder.encoder,
-            soft=soft,
-            columns=builder.columns_read(),
-            doubts=(
-                *(doubt.text for doubt in builder.doubts_about_columns()),
-                *doubts_of_stream(plan, stream, validation, test),
-            ),
+def refuse_absent_gpu(opened: Opened) -> None:
+    """Raise where a GPU was asked for and the plan is one for the CPU."""
+    asked = opened.read.manifest.training.config.device
+    if asked == "cuda" and opened.plan.kernels.device == "cpu":
+        raise NoGpuHere(
+            "device: cuda was asked for, and no GPU was found: see expert machine  (use --device "
+            "cpu, or auto)"
         )
-        return settled_by_stream(plan, stream.shape.bins_per_update), data, builder
-    made = builder.build()
-    if again is not None:
-        plan = builder.plan = again(counts_of(builder, made.train))
-    order = data_order(plan, made.train)
-    data = RunData(
-        train=made.train,
-        order=order,
+
+
+# --- the run that is resumed ---------------------------------------------------------------------
+
+
+def _refuse_links_to_runs(read: ReadManifest, resume: str | None) -> None:
+    from expert.run.stored.locate import runs_folder
+
+    if resume in (None, "auto"):
+        runs_folder(read)
+
+
+def _resumed(read: ReadManifest, resume: str) -> Resumed:
+    """The run that is meant, and what it has settled."""
+    from expert.run.stored.changes import changed_since, kept_of
+    from expert.run.stored.locate import run_to_resume
+    from expert.run.stored.trained_rows import learnt_rows
+
+    runs = read.folder / (read.manifest.training.config.output_dir or "runs")
+    folder, checkpoint = run_to_resume(resume, runs=runs, expert=read.manifest.name)
+    same = not changed_since(folder, read.manifest)
+    return Resumed(
+        folder=folder,
+        checkpoint=checkpoint,
+        kept=kept_of(folder, read),
+        indexes=learnt_rows(folder).indexes if same else frozenset(),
+    )
+
+
+# --- the rows ------------------------------------------------------------------------------------
+
+
+def _sources(read: ReadManifest, *, fetch: bool) -> NamedSources | ExpertError | OSError:
+    from expert.data.named_sources import named_sources
+
+    try:
+        return named_sources(read, fetch=fetch)
+    except (ExpertError, OSError) as error:
+        return error
+
+
+def _are_plain_text(
+    read: ReadManifest, sources: NamedSources | ExpertError | OSError, *, fetch: bool
+) -> bool | None:
+    """Whether the rows are texts without answers; None where nobody asks, or they are not here."""
+    from expert.data.plain_text import are_plain_text
+
+    asks = read.manifest.training.config.overlong == "auto"
+    if not asks or isinstance(sources, Exception):
+        return None
+    return are_plain_text(read.manifest.training.dataset, sources, fetch=fetch)
+
+
+def _counted(opened: Opened, model: str | None) -> Opened:
+    """Opened to plan: with what can be known of the rows without preparing them."""
+    from expert.data.count import count_rows
+    from expert.run.missing import missing_things
+
+    plan, counts = opened.plan, None
+    if not isinstance(opened.sources, Exception):
+        counts = count_rows(opened.read, plan, opened.sources)
+    if counts is not None:
+        plan = as_packed(opened.plan_with(opened.read, counts.survey), counts.packed)
+    absent = missing_things(opened.read, model=model)
+    about_rows = counts.remarks if counts is not None else ()
+    remarks: tuple[Remark, ...] = (*plan.remarks, *absent.remarks, *about_rows)
+    plan = plan.model_copy(update={"remarks": remarks})
+    return replace(opened, plan=plan, counts=counts)
+
+
+def as_packed(plan: RunPlan, train: PreparedSplit | None) -> RunPlan:
+    """The plan with the steps that the packed rows make; the same numbers as the run's own."""
+    from expert.data.splits import packed_counts
+    from expert.planning.settle import settled_by_rows
+    from expert.run.session.memory_watch import known_calibrations
+
+    if train is None:
+        return plan
+    return settled_by_rows(plan, packed_counts(plan, train), known_calibrations(plan.target))
+
+
+def _with_data(opened: Opened, tell: Tell, *, again: bool) -> Opened:
+    """Opened to run: rows prepared where that is still to do, and the plan settled by them; made
+    once more with their counts where it is `again`."""
+    from expert.data.count import counts_of
+    from expert.data.line import open_line
+    from expert.data.splits import prepare_splits
+    from expert.planning.memory.calibration import estimated_again
+    from expert.planning.settle import with_an_end
+    from expert.run.session.memory_watch import known_calibrations
+
+    plan, read, resumed = opened.plan, opened.read, opened.resumed
+    own = resumed.indexes if resumed else frozenset()
+    line = open_line(plan, read, opened.named, tell=tell, own_indexes=own)
+    if read.manifest.training.dataset.streaming:
+        plan, data = _streamed(line)
+        return replace(opened, plan=with_an_end(plan), line=line, run_data=data)
+    made = prepare_splits(line)
+    assert made is not None
+    counts = counts_of(line, made.train)
+    if again:
+        plan = opened.plan_with(read, counts.survey)
+    plan = as_packed(plan, made.train)
+    line = replace(line, plan=plan)
+    data = _run_data(line, made)
+    plan = estimated_again(plan, known_calibrations(plan.target))
+    return replace(opened, plan=with_an_end(plan), counts=counts, line=line, run_data=data)
+
+
+def _run_data(line: Line, made: PreparedData) -> RunData:
+    from expert.data.feed.run_data import RunData
+    from expert.data.splits import data_order, late_rows
+
+    plan, train = line.plan, made.train
+    left_out = {each.folder: each.left_out for split in made.splits() for each in split.folders}
+    return RunData(
+        train=train,
+        order=data_order(plan, train),
         stream=None,
         validation=made.validation,
         test=made.test,
         encoder=made.encoder,
-        soft=soft,
-        late=late_rows(builder, made.train) if plan.data.tokenize == "late" else None,
+        soft=bool(plan.adapter.soft_prompts),
+        late=late_rows(line, train) if plan.data.tokenize == "late" else None,
         columns=made.columns,
-        doubts=tuple(doubt.text for doubt in made.doubts),
+        doubts=(*filter(None, left_out.values()), *(each.text for each in made.doubts)),
     )
-    plan = settled_by_data(plan, order, made.train)
-    return estimated_again(plan, known_calibrations(plan.target)), data, builder
 
 
-def stream_of(builder: Builder, plan: RunPlan) -> Stream:
-    """The stream once more, with the workers of another plan."""
-    builder.plan = plan
-    return builder.stream()
+def _streamed(line: Line) -> tuple[RunPlan, RunData]:
+    """The plan with the steps that the first rows of a stream make, and its data."""
+    from expert.data.feed.run_data import RunData
+    from expert.data.line import columns_read, unread_columns
+    from expert.data.pack.overlong_rows import remarks_on_stream
+    from expert.data.splits import given_split, stream_of
+    from expert.planning.settle import settled_by_stream
+    from expert.run.session.memory_watch import known_calibrations
 
-
-def with_an_end(plan: RunPlan) -> RunPlan:
-    """The plan with a schedule that can be followed where nobody knows the last update.
-
-    A constant rate takes the place of one that nobody asked for; one that was asked for is not
-    changed, and needs max_steps.
-    """
-    optim, sources = plan.optim, {d.path: d.source for d in plan.decisions}
-    if plan.length.total_steps is not None:
-        return plan
-    asked = [
-        f"training.config.{name}"
-        for name, path, needs in (
-            ("lr_scheduler", "optim.scheduler", optim.scheduler in NEEDS_AN_END),
-            ("warmup_ratio", "optim.warmup_ratio", optim.warmup_ratio is not None),
-        )
-        if needs and sources.get(path) == "manifest"
-    ]
-    if asked:
-        raise ManifestError(
-            plan.expert,
-            [
-                Problem(path, "needs to know the last update, and a stream has none", fix)
-                for path in asked
-                for fix in ["set training.config.max_steps"]
-            ],
-        )
-    values: dict[str, Any] = {}
-    if optim.scheduler in NEEDS_AN_END:
-        values |= {"optim.scheduler": "constant", "optim.scheduler_options": {}}
-    if optim.warmup_ratio is not None:
-        values |= {"optim.warmup_ratio": None}
-    because = "the number of updates is not known; max_steps would tell it"
-    return plan.with_values(values, because, "machine") if values else plan
+    plan = line.plan
+    validation, test = given_split(line, "validation"), given_split(line, "test")
+    stream = stream_of(line)
+    remarks = [*unread_columns(line), *remarks_on_stream(plan, stream, validation, test)]
+    folders = [each for split in (validation, test) if split is not None for each in split.folders]
+    left_out = {each.folder: each.left_out for each in folders}
+    data = RunData(
+        train=None,
+        order=None,
+        stream=stream,
+        validation=validation,
+        test=test,
+        encoder=line.encoder,
+        soft=bool(plan.adapter.soft_prompts),
+        columns=columns_read(line),
+        doubts=(*filter(None, left_out.values()), *(each.text for each in remarks)),
+    )
+    known = known_calibrations(plan.target)
+    return settled_by_stream(plan, stream.shape.bins_per_update, known), data

@@ -18,9 +18,9 @@ class _Pending:
 
 
 class LateNumbers:
-    """Numbers of past updates. Those of an update are taken once `lag` further ones were begun.
+    """Numbers of past steps. Those of a step are taken once `lag` further ones were begun.
 
-    With a lag of one the card has the next update to work on while the host reads the last, and
+    With a lag of one the card has the next step to work on while the host reads the last, and
     what is read when does not depend on timing.
     """
 
@@ -30,7 +30,7 @@ class LateNumbers:
         self._pending: deque[_Pending] = deque()
 
     def add(self, key: int, numbers: list[Tensor]) -> None:
-        """Begin to fetch the numbers of one update."""
+        """Begin to fetch the numbers of one step."""
         together = torch.stack([number.detach().double().reshape(()) for number in numbers])
         if not self._cuda:
             self._pending.append(_Pending(key, together, None))
@@ -42,7 +42,7 @@ class LateNumbers:
         self._pending.append(_Pending(key, host, event))
 
     def take(self, *, everything: bool = False) -> list[tuple[int, list[float]]]:
-        """Numbers of the updates that are far enough behind, or of all."""
+        """Numbers of the steps that are far enough behind, or of all."""
         taken = []
         while len(self._pending) > (0 if everything else self.lag):
             oldest = self._pending.popleft()

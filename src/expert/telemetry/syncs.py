@@ -1,8 +1,8 @@
-"""Where the host waits for the device inside an update: looked at once, in an update that settled.
+"""Where the host waits for the device inside a step: looked at once, in a step that settled.
 
 A read of a number (`.item()`, `bool(tensor)`, a copy to the host) makes the host stand still until
 the device has caught up, and then the device until the host has launched again. Torch can warn of
-each; listening costs one update and no more.
+each; listening costs one step and no more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SYNCHRONISING = "called a synchronizing CUDA operation"
 
 
 class SyncWatch:
-    """Listens to one update between `begin` and `end`; on a CPU there is nothing to hear."""
+    """Listens to one step between `begin` and `end`; on a CPU there is nothing to hear."""
 
     def __init__(self, device: torch.device) -> None:
         self._left = 1 if device.type == "cuda" else 0

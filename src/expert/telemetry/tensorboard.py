@@ -45,10 +45,10 @@ FLUSHED_AFTER = frozenset({"eval", "saved", "stopped", "finished"})
 
 
 class TrackerUnavailable(ExpertError):
-    """A tracker that was asked for cannot be used; training goes on without it."""
+    """A tracker that was asked for cannot be used; training continues without it."""
 
 
-class Writer(Protocol):
+class CurveWriter(Protocol):
     """What is used of SummaryWriter."""
 
     def add_scalar(
@@ -58,7 +58,7 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
-MakeWriter = Callable[[Path, int | None], Writer]
+MakeWriter = Callable[[Path, int | None], CurveWriter]
 """Makes a writer for a folder; points from the given step on in older files are hidden."""
 
 
@@ -76,7 +76,7 @@ class TensorBoardSink:
         self._folder = folder
         self._tell = tell
         self._make_writer = make_writer or summary_writer
-        self._writer: Writer | None = None
+        self._writer: CurveWriter | None = None
         self._guarded(lambda: self._open(None))
 
     def __call__(self, event: Mapping[str, Any]) -> None:
@@ -97,7 +97,10 @@ class TensorBoardSink:
     def _write(self, event: Mapping[str, Any]) -> None:
         assert self._writer is not None
         kind = event.get("event", "")
-        if kind in ("rolled_back", "resumed"):  # the curve goes on there; what was undone is hidden
+        if kind in (
+            "rolled_back",
+            "resumed",
+        ):  # the curve continues there; what was undone is hidden
             self._writer.close()
             self._open(int(event.get("to_step", event["step"])) + 1)
             return
@@ -122,7 +125,7 @@ class TensorBoardSink:
             )
 
 
-def summary_writer(folder: Path, first_step: int | None) -> Writer:
+def summary_writer(folder: Path, first_step: int | None) -> CurveWriter:
     """Torch's writer of event files; TrackerUnavailable where the package is missing."""
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -131,5 +134,5 @@ def summary_writer(folder: Path, first_step: int | None) -> Writer:
             f"trackers: tensorboard needs the Python package tensorboard ({error})  "
             f"({pip_install('tensorboard')}, or set trackers to [])"
         ) from error
-    writer: Writer = SummaryWriter(str(folder), purge_step=first_step)
+    writer: CurveWriter = SummaryWriter(str(folder), purge_step=first_step)
     return writer

@@ -1,4 +1,4 @@
-"""Where the time of an update goes: phases timed on the device, read when the device is done.
+"""Where the time of a step goes: phases timed on the device, read when the device is done.
 
 Nothing here waits for the device. Events are recorded in passing and asked for later, when they
 have completed on their own; only `drain`, for the end of a run, waits.
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 PHASES = ("data_wait", "copy", "forward", "backward", "optimizer")
 OTHER = "other"
 
-KEPT_UPDATES = 1024
-"""Updates that nobody read are kept up to here; then the oldest is dropped and counted."""
+KEPT_STEPS = 1024
+"""Steps that nobody read are kept up to here; then the oldest is dropped."""
 
 
 class DeviceEvent(Protocol):
@@ -35,31 +35,25 @@ class DeviceEvent(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Seconds of one update: of the device where there is one, and of the host that drives it.
+    """Seconds of one step: of the device where there is one, else of the host.
 
-    `phases` has every phase and "other", the rest of `wall`. On a device, data_wait is the time for
-    which it stood still because no batch was there; a host that waits while the device still has
-    work costs nothing and shows in `host` only. Copies on a stream of their own run beside the
-    other phases, so they are not taken off `other`.
+    `phases` has every phase and "other", the rest of `wall`. On a device, data_wait is the time it
+    was idle because no batch was there; a host that waits while the device still has work costs
+    nothing. Copies on a stream of their own run beside the other phases, so they are not taken off
+    `other`.
     """
 
     step: int
     wall: float
     phases: dict[str, float]
-    host_wall: float
-    host: dict[str, float]
     ran_dry: bool | None = None
     """The device had come to the last phase when the host had only just launched it: it waits for
     the host. A host that keeps up is hundreds of kernels ahead. None on a CPU."""
 
-    def share(self, phase: str) -> float:
-        """The part of the update that a phase takes, 0 to 1."""
-        return self.phases[phase] / self.wall if self.wall > 0 else 0.0
-
 
 @dataclass(slots=True)
-class _Update:
-    """One update being timed: host seconds by phase, and event pairs where there is a device."""
+class _Step:
+    """One step being timed: host seconds by phase, and event pairs where there is a device."""
 
     step: int
     host_begin: float
@@ -113,23 +107,20 @@ class _Phase:
 
 
 class Timeline:
-    """Times the phases of updates; `ready` gives back those the device has finished."""
+    """Times the phases of steps; `ready` gives back those the device has finished."""
 
     def __init__(
         self,
         device: torch.device | str,
         *,
-        every: int = 1,
         clock: Callable[[], float] = time.perf_counter,
         new_event: Callable[[], DeviceEvent] | None = None,
     ) -> None:
-        """Times the updates whose number `every` divides; `new_event` stands in for CUDA's events.
+        """`new_event` stands in for CUDA's events.
 
-        An update with four phases costs the host about 0.2 ms (H200, torch 2.11): nothing where
-        the device is the slower of the two (24.35 ms with and without), worth thinning out where
-        an update takes a few milliseconds of launching.
+        A step with four phases costs the host about 0.2 ms (H200, torch 2.11): nothing where the
+        device is the slower of the two (24.35 ms with and without).
         """
-        self._every = every
         self._current_stream: Callable[[], Any] = lambda: None
         if new_event is None and str(device).partition(":")[0] == "cuda":
             new_event, self._current_stream = _cuda(device)
@@ -137,38 +128,33 @@ class Timeline:
         self._stream: Any = None
         self._clock = clock
         self._phases = {name: _Phase(self, name) for name in PHASES}
-        self._open: _Update | None = None
-        self._ended: deque[_Update] = deque()
+        self._open: _Step | None = None
+        self._ended: deque[_Step] = deque()
         # The feeder's thread adds to these two; a deque's append and pop are atomic.
         self._spare: deque[DeviceEvent] = deque()
         self._handed_over: deque[tuple[str, DeviceEvent, DeviceEvent]] = deque()
-        self.dropped = 0
 
     # --- while training ------------------------------------------------------------------------
 
     def begin(self, step: int) -> None:
-        """Starts an update on the current stream; one begun and never ended is forgotten."""
+        """Start a step on the current stream; one begun and never ended is forgotten."""
         self._forget()
-        if step % self._every:
-            return
         # Looked up once: recording takes 3 us on a stream that is given, 11 on one that is not
         # (H200, torch 2.11).
         self._stream = self._current_stream()
-        self._open = _Update(step, self._clock(), self._recorded())
+        self._open = _Step(step, self._clock(), self._recorded())
 
     def phase(self, name: str) -> _Phase:
-        """A context manager for one stretch of a phase; stretches of an update add up.
+        """A context manager for one stretch of a phase; stretches of a step add up.
 
-        Outside an update (in an evaluation) it measures nothing.
+        Outside a step (in an evaluation) it measures nothing.
         """
         return self._phases[name]
 
     def end(self) -> None:
-        """Ends the update; its times can be read once the device has come this far."""
+        """End the step; its times can be read once the device has come this far."""
         update = self._open
-        if update is None:  # not one of every n: copies that were timed for it are let go
-            while self._handed_over:
-                self._spare.extend(self._handed_over.popleft()[1:])
+        if update is None:
             return
         assert update.inside is None, f"end() inside {update.inside}"
         if update.pairs:
@@ -179,9 +165,8 @@ class Timeline:
             update.beside.append(self._handed_over.popleft())
         self._open = None
         self._ended.append(update)
-        if len(self._ended) > KEPT_UPDATES:
+        if len(self._ended) > KEPT_STEPS:
             self._spare.extend(self._ended.popleft().events())
-            self.dropped += 1
 
     def take_event(self) -> DeviceEvent:
         """An event with timing for `add_events`, from the pool; for any thread."""
@@ -192,7 +177,7 @@ class Timeline:
             return self._new_event()
 
     def add_events(self, phase: str, start: DeviceEvent, end: DeviceEvent) -> None:
-        """Adds a stretch that another stream recorded to the update that ends next.
+        """Add a stretch that another stream recorded to the step that ends next.
 
         The events come from `take_event` and belong to the timeline again after this call.
         """
@@ -202,14 +187,14 @@ class Timeline:
     # --- reading -------------------------------------------------------------------------------
 
     def ready(self, lag: int = 1) -> list[StepTimes]:
-        """Updates the device has finished, oldest first, without the newest `lag`; never waits."""
+        """Steps the device has finished, oldest first, without the newest `lag`; never waits."""
         found = []
         while len(self._ended) > lag and self._ended[0].completed():
             found.append(self._read(self._ended.popleft()))
         return found
 
     def drain(self) -> list[StepTimes]:
-        """All updates that have ended; waits for the device, so it is for the end of a run."""
+        """All steps that have ended; waits for the device, so it is for the end of a run."""
         found = []
         while self._ended:
             self._ended[0].wait()
@@ -256,24 +241,16 @@ class Timeline:
             self._spare.extend(self._open.events())
             self._open = None
 
-    def _read(self, update: _Update) -> StepTimes:
-        host_wall = update.host_end - update.host_begin
-        host = _with_other(host_wall, update.host)
-        wall, phases = host_wall, dict(host)
+    def _read(self, update: _Step) -> StepTimes:
+        wall = update.host_end - update.host_begin
+        phases = _with_other(wall, update.host)
         if update.begin is not None and update.end is not None:
             wall = _seconds(update.begin, update.end)
             phases = _with_other(wall, _summed(update.pairs))
         for name, seconds in _summed(update.beside).items():
             phases[name] += seconds
         self._spare.extend(update.events())
-        return StepTimes(
-            step=update.step,
-            wall=wall,
-            phases=phases,
-            host_wall=host_wall,
-            host=host,
-            ran_dry=update.ran_dry,
-        )
+        return StepTimes(step=update.step, wall=wall, phases=phases, ran_dry=update.ran_dry)
 
 
 def _cuda(device: torch.device | str) -> tuple[Callable[[], DeviceEvent], Callable[[], Any]]:

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,6 +25,9 @@ from safetensors.torch import save_file
 from expert.core.errors import EXIT_NO_SPACE, ExpertError
 from expert.core.files import sync_folder
 from expert.core.publish import damage, publishing
+from expert.core.rundir import checkpoint_name, checkpoints_in
+from expert.core.text import gib
+from expert.parallel.engine import Groups
 
 FORMAT = 1
 STATE = "state.json"
@@ -34,11 +37,8 @@ STATE_BYTES = 65_536
 IDENTITY = ("model", "adapter", "data", "tokenizer", "batch", "schedule", "seed")
 SHOWN_CHARACTERS = 60
 
-_NAME = re.compile(r"step-(\d{6,})")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
-
-Groups = Mapping[str, Mapping[str, torch.Tensor]]
 
 
 class CheckpointError(ExpertError):
@@ -67,27 +67,13 @@ class Found:
     rejected: list[tuple[Path, str]] = field(default_factory=list)
 
 
-class DiskUsage(Protocol):
-    """What shutil.disk_usage gives."""
-
-    @property
-    def free(self) -> int: ...
-
-
-def save_checkpoint(
-    folder: Path,
-    step: int,
-    tensors: Groups,
-    state: Mapping[str, Any],
-    *,
-    extra: Callable[[Path], None] | None = None,
-) -> Path:
+def save_checkpoint(folder: Path, step: int, tensors: Groups, state: Mapping[str, Any]) -> Path:
     """The folder of the new checkpoint, after it was read back and verified.
 
-    `extra` may put more files into it. A name that is taken is an error unless the content is
-    the same. A full disk leaves nothing behind.
+    A name that is taken is an error unless the content is the same. A full disk leaves nothing
+    behind.
     """
-    path = folder / f"step-{step:06d}"
+    path = folder / checkpoint_name(step)
     try:
         with publishing(path) as temporary:
             head = {"format": FORMAT, "step": step, "groups": sorted(tensors)}
@@ -95,12 +81,10 @@ def save_checkpoint(
             (temporary / STATE).write_text(text + "\n", encoding="utf-8")
             for group, named in tensors.items():
                 _write_group(temporary / _group_file(group), named)
-            if extra is not None:
-                extra(temporary)
     except (OSError, SafetensorError) as error:
         if _errno(error) not in _NO_ROOM:
             raise CheckpointError(
-                f"{path}: cannot be written: {error}  (mend that; what was saved before is whole)"
+                f"{path}: cannot be written: {error}  (fix that; earlier checkpoints are intact)"
             ) from error
         said = os.strerror(_errno(error) or 0)
         raise _disk_full(path, bytes_needed(tensors), _free(folder), said) from error
@@ -137,7 +121,7 @@ def read_state(path: Path) -> dict[str, Any]:
 def find_checkpoint(folder: Path) -> Found:
     """The newest checkpoint that verifies. Newer ones that do not are renamed, never deleted."""
     rejected: list[tuple[Path, str]] = []
-    for step, path in sorted(_numbered(folder), reverse=True):
+    for step, path in reversed(checkpoints_in(folder)):
         fault = damage(path) or _foreign(path, step)
         if not fault:
             return Found(path, rejected)
@@ -146,8 +130,8 @@ def find_checkpoint(folder: Path) -> Found:
 
 
 def put_aside_after(folder: Path, step: int) -> list[Path]:
-    """Rename the checkpoints behind `step`, so that a run which goes back can save them anew."""
-    later = sorted(path for number, path in _numbered(folder) if number > step)
+    """Rename the checkpoints behind `step`, so that a run which goes back can save them again."""
+    later = [path for number, path in checkpoints_in(folder) if number > step]
     return [put_aside(path, "old") for path in later]
 
 
@@ -169,7 +153,7 @@ def prune(
     assert keep is None or keep >= 1, "the newest checkpoint is never deleted"
     whole = [
         (step, path)
-        for step, path in sorted(_numbered(folder), reverse=True)
+        for step, path in reversed(checkpoints_in(folder))
         if not (damage(path, contents=False) or _foreign(path, step))
     ]
     due = [path for _, path in whole if not in_between(path)]
@@ -193,11 +177,9 @@ def bytes_needed(groups: Groups) -> int:
     return total
 
 
-def check_space(
-    folder: Path, needed: int, *, free: Callable[[Path], DiskUsage] = shutil.disk_usage
-) -> None:
+def check_space(folder: Path, needed: int) -> None:
     """Raise DiskFull before a byte is written where a checkpoint would not fit with some room."""
-    there = _free(folder, free)
+    there = _free(folder)
     if there < SPACE_FACTOR * needed:
         raise _disk_full(folder, needed, there)
 
@@ -298,7 +280,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _head(path: Path) -> dict[str, Any]:
-    """What state.json says; ValueError where it is none of ours."""
+    """What state.json says; ValueError where it is not one of ours."""
     try:
         head = json.loads((path / STATE).read_bytes())
         fits = (
@@ -325,18 +307,6 @@ def _foreign(path: Path, step: int) -> str:
     except ValueError as error:
         return str(error)
     return "" if told == step else f"it is the checkpoint of step {told} under another name"
-
-
-def _numbered(folder: Path) -> list[tuple[int, Path]]:
-    """Everything that is named like a checkpoint, with its step."""
-    if not folder.is_dir():
-        return []
-    matches = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
-    return [
-        (int(match[1]), path)
-        for match, path in matches
-        if match and path.name == f"step-{int(match[1]):06d}"
-    ]
 
 
 def put_aside(path: Path, why: str) -> Path:
@@ -378,21 +348,17 @@ def _errno(error: BaseException) -> int | None:
     return int(match[1]) if match else None
 
 
-def _free(folder: Path, free: Callable[[Path], DiskUsage] = shutil.disk_usage) -> int:
+def _free(folder: Path) -> int:
     there = folder.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
-    return free(there).free
+    return shutil.disk_usage(there).free
 
 
 def _disk_full(place: Path, needed: int, free: int, said: str = "too little room") -> DiskFull:
     return DiskFull(
-        f"{place}: {said}: a checkpoint needs {_megabytes(needed)}, "
-        f"{_megabytes(math.ceil(SPACE_FACTOR * needed))} should be free, {_megabytes(free)} are  "
+        f"{place}: {said}: a checkpoint needs {gib(needed)}, "
+        f"{gib(math.ceil(SPACE_FACTOR * needed))} should be free, {gib(free)} are  "
         "(make room and resume, keep fewer with training.config.save_total_limit, or save "
         "elsewhere with training.config.output_dir)"
     )
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"

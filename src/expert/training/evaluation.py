@@ -1,4 +1,4 @@
-"""Loss and accuracy on rows that are not learnt, without keeping logits."""
+"""Loss and accuracy on rows that are not trained on, without keeping logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from expert.core.errors import ExpertError
 from expert.core.text import counted
-from expert.parallel.engine import SingleDevice
+from expert.parallel.engine import Engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class EvalResult:
 
 
 class NothingToJudge(ExpertError):
-    """Rows of which no token counts: the loss of nothing is no number."""
+    """Rows of which no token counts: the loss of nothing is not a number."""
 
 
 def means_of(loss_sum: float, correct: float, *, targets: int, examples: int) -> EvalResult:
@@ -64,11 +64,11 @@ def means_of(loss_sum: float, correct: float, *, targets: int, examples: int) ->
 
 
 def evaluate(
-    engine: SingleDevice, batches: Iterable[Any], *, stop: Callable[[], bool] = lambda: False
+    engine: Engine, batches: Iterable[Any], *, stop: Callable[[], bool] = lambda: False
 ) -> EvalSums | None:
     """Go over all batches once; every token counts the same whatever batch it is in.
 
-    None where `stop` became true on the way: a part of the rows is no result.
+    None where `stop` became true on the way: part of the rows is not a result.
     """
     loss_sum = torch.zeros((), dtype=torch.float64, device=engine.device)
     correct = torch.zeros((), dtype=torch.int64, device=engine.device)
@@ -81,4 +81,10 @@ def evaluate(
         correct += batch_correct
         targets += batch.targets
         examples += batch.counts.examples
-    return EvalSums(loss_sum=loss_sum, correct=correct, targets=targets, examples=examples)
+    targets, examples = engine.total(targets, examples)
+    return EvalSums(
+        loss_sum=engine.summed(loss_sum),
+        correct=engine.summed(correct),
+        targets=targets,
+        examples=examples,
+    )

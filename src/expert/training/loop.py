@@ -1,4 +1,4 @@
-"""The one loop: update; record; time to evaluate? to save? to stop?"""
+"""The one loop: step; record; time to evaluate? to save? to stop?"""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from expert.parallel.engine import SingleDevice
+from expert.parallel.engine import Engine
 from expert.training.evaluation import EvalResult
 from expert.training.pressure import Sign
-from expert.training.recorder import Emit, Facts, Recorder, Trouble, due
+from expert.training.recorder import Emit, Recorder, StepFacts, Trouble, due
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.schedule import Schedule, learning_rate
 from expert.training.spikes import Stability, Tally, after_not_finite, after_spike
 from expert.training.state import TrainState
-from expert.training.step import seed_update, train_step
+from expert.training.step import seed_step, train_step
 from expert.training.stopping import BestSoFar
 
 RowsOf = Callable[[tuple[int, ...]], list[int | str]]
@@ -22,7 +22,7 @@ RowsOf = Callable[[tuple[int, ...]], list[int | str]]
 
 @dataclass(frozen=True, kw_only=True)
 class LoopPlan:
-    """When what happens, all counted in updates; 0 means never."""
+    """When what happens, all counted in steps; 0 means never."""
 
     schedule: Schedule
     max_norm: float
@@ -35,7 +35,7 @@ class LoopPlan:
     save_best: bool
     stability: Stability
     eval_epochs: int = 0
-    """Epochs between evaluations, where epochs are not counted in updates."""
+    """Epochs between evaluations, where epochs are not counted in steps."""
     save_epochs: int = 0
 
 
@@ -47,7 +47,7 @@ class Tools:
     recorder: Recorder
     best: BestSoFar
     evaluate: Callable[[int], EvalResult | None]
-    """Evaluates after so many updates; None where a signal came in between."""
+    """Evaluates after so many steps; None where a signal came in between."""
     save: Callable[[TrainState, bool], None]
     """Told whether the manifest asks for one at this step."""
     reached: Callable[[TrainState], None]
@@ -73,7 +73,7 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """What is to be done between two updates."""
+    """What is to be done between two steps."""
 
     evaluate: bool = False
     save: bool = False
@@ -83,9 +83,9 @@ class Moment:
 
 
 def train(
-    engine: SingleDevice, updates: Iterable[Any], state: TrainState, plan: LoopPlan, tools: Tools
+    engine: Engine, updates: Iterable[Any], state: TrainState, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, Ending]:
-    """Take update after update until something ends it; returns where the run stands and why."""
+    """Take step after step until something ends it; returns where the run stands and why."""
     coming = iter(updates)
     state, stop = _between_updates(state, _left_undone(state, plan), plan, tools)
     tools.reached(state)
@@ -100,7 +100,7 @@ def train(
             tools.reached(state)
             if stop is not None:
                 break
-            tools.recorder.begin(state.done)  # what the device did since was not this update
+            tools.recorder.begin(state.done)  # what the device did since was not this step
         before = state.done
         state, troubles = _one_update(engine, fed, state, plan, tools)
         tools.reached(state)
@@ -124,22 +124,24 @@ def train(
 
 
 def _one_update(
-    engine: SingleDevice, fed: Any, state: TrainState, plan: LoopPlan, tools: Tools
+    engine: Engine, fed: Any, state: TrainState, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, list[Trouble]]:
     number = fed.update.done
-    seed_update(plan.seed, number)
+    seed_step(plan.seed, number)
     rate = learning_rate(number, plan.schedule)
     stats = train_step(engine, fed.batches, step=number + 1, rate=rate, max_norm=plan.max_norm)
     counts = fed.counts
+    places = sum(batch.tokens.numel() for batch in fed.batches)
+    real_tokens, places, examples = engine.total(counts.real_tokens, places, counts.examples)
     per_epoch = plan.steps_per_epoch
-    facts = Facts(
+    facts = StepFacts(
         step=number,
         epoch=(number + 1) / per_epoch if per_epoch else float(fed.update.epoch),
         rate=rate,
-        targets=counts.targets,
-        real_tokens=counts.real_tokens,
-        places=sum(batch.tokens.numel() for batch in fed.batches),
-        examples=counts.examples,
+        targets=stats.targets,
+        real_tokens=real_tokens,
+        places=places,
+        examples=examples,
         bins=tuple(number for batch in fed.batches for number in batch.bins),
         made_seconds=fed.made_seconds,
     )
@@ -150,14 +152,14 @@ def _one_update(
         done=number + 1,
         epoch=update.epoch,
         place=(update.epoch, update.window, update.step + 1),
-        tokens=state.tokens + counts.real_tokens,
-        examples=state.examples + counts.examples,
+        tokens=state.tokens + real_tokens,
+        examples=state.examples + examples,
     )
     return state, troubles
 
 
 def _moment(before: int, state: TrainState, plan: LoopPlan) -> Moment:
-    """What is due now; updates that were passed over may have been the ones it was due at."""
+    """What is due now; steps that were passed over may have been the ones it was due at."""
 
     def passed(every: int | None) -> bool:
         return bool(every) and before // every < state.done // every  # type: ignore[operator]
@@ -207,31 +209,29 @@ def _evaluates(plan: LoopPlan) -> bool:
 def _answer(
     troubles: list[Trouble], state: TrainState, plan: LoopPlan, tools: Tools
 ) -> Ending | None:
-    """Tell of every trouble; an Ending with the first one that cannot be passed over."""
+    """Report every trouble; an Ending with the first one that cannot be skipped."""
+    found = judge(troubles, state, plan.stability, emit=tools.emit, rows_of=tools.rows_of)
+    return Ending(trouble=found[0], verdict=found[1]) if found is not None else None
+
+
+def judge(
+    troubles: list[Trouble], state: TrainState, policy: Stability, *, emit: Emit, rows_of: RowsOf
+) -> tuple[Trouble, str] | None:
+    """Report every trouble with what the policy says about it: skip, ignore, rollback or stop; the
+    first one that is neither skipped nor ignored, and its verdict."""
     for trouble in troubles:
-        verdict = verdict_on(trouble, state, plan.stability)
-        tell_trouble(trouble, verdict, tools.emit, tools.rows_of)
+        so_far = Tally(skips=trouble.skips, rollbacks=state.rollbacks)
+        match trouble.what:
+            case NotFinite(step=step, bins=bins):
+                verdict: str = after_not_finite(policy, so_far)
+                rows = rows_of(bins)
+                emit("not_finite", step=step + 1, bins=list(bins), rows=rows, policy=verdict)
+            case LossSpike(step=step, loss=loss, median=median, z=z):
+                verdict = after_spike(policy, so_far)
+                emit("spike", step=step + 1, loss=loss, median=median, z=z, policy=verdict)
         if verdict not in ("skip", "ignore"):
-            return Ending(trouble=trouble, verdict=verdict)
+            return trouble, verdict
     return None
-
-
-def verdict_on(trouble: Trouble, state: TrainState, policy: Stability) -> str:
-    """What the policy says: skip, ignore, rollback or stop."""
-    so_far = Tally(skips=trouble.skips, rollbacks=state.rollbacks)
-    if isinstance(trouble.what, NotFinite):
-        return after_not_finite(policy, so_far)
-    return after_spike(policy, so_far)
-
-
-def tell_trouble(trouble: Trouble, verdict: str, emit: Emit, rows_of: RowsOf) -> None:
-    """Emit what went wrong in an update, and what the policy says about it."""
-    match trouble.what:
-        case NotFinite(step=step, bins=bins):
-            rows = rows_of(bins)
-            emit("not_finite", step=step + 1, bins=list(bins), rows=rows, policy=verdict)
-        case LossSpike(step=step, loss=loss, median=median, z=z):
-            emit("spike", step=step + 1, loss=loss, median=median, z=z, policy=verdict)
 
 
 def _another_plan(tools: Tools) -> Ending | None:
@@ -292,7 +292,7 @@ def _tell_evaluation(
 
 
 def _ended(state: TrainState, plan: LoopPlan, tools: Tools) -> tuple[TrainState, Ending]:
-    """No update is left. Where nobody knew that the last one was the last, its work is done now."""
+    """No step is left. Where nobody knew that the last one was the last, its work is done now."""
     stop = _answer(tools.recorder.settle(), state, plan, tools)
     if stop is None and state.done != plan.total_steps:
         tools.recorder.tell_rest()

@@ -1,6 +1,6 @@
 """Signs that another plan would serve the run better, read from what is measured anyway.
 
-Nothing here ends a run: where no other plan helps, it goes on as it is.
+Nothing here ends a run: where no other plan helps, it continues as it is.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from expert.training.recovery import DataBound, OutOfMemory, RecompileStorm
 WINDOW_SECONDS = 60.0
 WAITING_SHARE = 0.2
 MOST_RETUNES = 2
-# Feeds that begin anew start their workers, and a run that begins compiles.
+# Feeds that restart start their workers, and a run that begins compiles.
 SETTLING_UPDATES = 3
 # Getting memory again after the cache was emptied is usual once; on three log lines in a row it is
-# how every update goes.
+# how every step goes.
 RETRYING_LINES = 3
 # Graphs after the warm-up: a handful are odd last batches, more mean that shapes never repeat.
 STORM_GRAPHS = 16
@@ -48,7 +48,7 @@ class DataWait:
         self._settling = SETTLING_UPDATES
 
     def add(self, wall: float, waited: float) -> DataBound | None:
-        """One update's seconds; what to try once a window is full and too much of it was waiting.
+        """One step's seconds; what to try once a window is full and too much of it was waiting.
 
         More workers come first. Where the share has grown since, they are in each other's way.
         """
@@ -103,7 +103,7 @@ class Recompiling:
         self.restart()
 
     def restart(self) -> None:
-        """The model was built anew: it may compile."""
+        """The model was built again: it may compile."""
         self._warming, self._known, self._storms = STORM_WARMUP_UPDATES, 0, 0
         self._fresh = 0
 
@@ -116,11 +116,11 @@ class Recompiling:
 
     @property
     def since_warm_up(self) -> int:
-        """Graphs compiled in updates that should have met every shape."""
+        """Graphs compiled in steps that should have met every shape."""
         return self._storms + self._fresh
 
     def add(self) -> RecompileStorm | None:
-        """An update is over."""
+        """A step is over."""
         if self._warming:
             self._warming -= 1
             self._known = self._graphs()
@@ -141,7 +141,7 @@ class Pressure:
         self._sign: Sign | None = None
 
     def add_times(self, wall: float, waited: float) -> None:
-        """An update was timed."""
+        """A step was timed."""
         self._sign = self._sign or self.data.add(wall, waited)
 
     def add_facts(self, facts: Mapping[str, Any]) -> None:
@@ -149,7 +149,7 @@ class Pressure:
         self._sign = self._sign or self.spilling.add(facts)
 
     def taken(self) -> Sign | None:
-        """The sign there is after an update, if any; it is forgotten with this call."""
+        """The sign there is after a step, if any; it is forgotten with this call."""
         sign = self._sign or self.recompiling.add()
         self._sign = None
         return sign

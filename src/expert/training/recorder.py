@@ -1,4 +1,4 @@
-"""What happened in each update: timed, read late, judged, and told as events."""
+"""What happened in each step: timed, read late, judged, and told as events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from expert.telemetry.late import LateNumbers
-from expert.telemetry.meter import Meter, Update
+from expert.telemetry.meter import Meter, StepCounts
 from expert.telemetry.syncs import SyncWatch
 from expert.telemetry.timeline import Timeline
 from expert.training.pressure import Pressure
@@ -23,6 +23,10 @@ from expert.training.step import StepStats
 SCALE_HALVINGS = 20
 
 
+MoreFields = Callable[[int], dict[str, Any]]
+"""Further fields of the event of a step, by its number."""
+
+
 class Emit(Protocol):
     """How a fact leaves the run."""
 
@@ -30,8 +34,8 @@ class Emit(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What the host knows of an update when it is launched."""
+class StepFacts:
+    """What the host knows of a step when it is launched."""
 
     step: int
     epoch: float
@@ -47,14 +51,14 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """An update that went wrong, and how many before it, without a gap, changed nothing."""
+    """A step that went wrong, and how many before it, without a gap, changed nothing."""
 
     what: NotFinite | LossSpike
     skips: int = 0
 
 
 class Recorder:
-    """Follows the updates of a run. Numbers of the device arrive one update late."""
+    """Follows the steps of a run. Numbers of the device arrive one step late."""
 
     def __init__(
         self,
@@ -68,14 +72,14 @@ class Recorder:
         flops_per_token: float | None = None,
         loss_scaling: bool = False,
         compiles: bool = False,
-        more: Callable[[], dict[str, Any]] = dict,
+        more: MoreFields = lambda step: {},
         pressure: Pressure | None = None,
         skips: int = 0,
     ) -> None:
         self.meter = meter
         self.spikes = spikes
         self.skips = skips
-        """Updates in a row that changed nothing, of those whose numbers have arrived."""
+        """Steps in a row that changed nothing, of those whose numbers have arrived."""
         self.pressure = pressure
         self._emit = emit
         self._timeline = timeline
@@ -85,15 +89,15 @@ class Recorder:
         self._loss_scaling = loss_scaling
         self._compiles = compiles
         self._more = more
-        self._pending: dict[int, Facts] = {}
-        self._untold: tuple[Facts, float, float] | None = None
+        self._pending: dict[int, StepFacts] = {}
+        self._untold: tuple[StepFacts, float, float] | None = None
         self._phases: dict[str, float] = {}
         self._made: list[float] = []
         self._dry: list[bool] = []
         self._syncs = SyncWatch(device)
 
     def begin(self, step: int) -> None:
-        """An update begins; until its batches are there the device waits."""
+        """A step begins; until its batches are there the device waits."""
         self._timeline.begin(step)
         if self.meter.settled:
             self._syncs.begin()
@@ -101,8 +105,10 @@ class Recorder:
     def waiting(self) -> AbstractContextManager[None]:
         return self._timeline.phase("data_wait")
 
-    def end(self, facts: Facts, stats: StepStats, copied: tuple[Any, Any] | None) -> list[Trouble]:
-        """The update was launched; what is known of earlier ones is told and judged."""
+    def end(
+        self, facts: StepFacts, stats: StepStats, copied: tuple[Any, Any] | None
+    ) -> list[Trouble]:
+        """The step was launched; what is known of earlier ones is told and judged."""
         if copied is not None:
             self._timeline.add_events("copy", *copied)
         self._timeline.end()
@@ -114,7 +120,7 @@ class Recorder:
         flops = self._flops_per_token
         fresh = self.meter.fresh
         seconds = self.meter.add(
-            Update(
+            StepCounts(
                 step=facts.step,
                 real_tokens=facts.real_tokens,
                 places=facts.places,
@@ -163,7 +169,7 @@ class Recorder:
         return troubles
 
     def _arrived(
-        self, facts: Facts, loss_sum: float, grad_norm: float, applied: bool
+        self, facts: StepFacts, loss_sum: float, grad_norm: float, applied: bool
     ) -> Trouble | None:
         loss = loss_sum / max(1, facts.targets)
         if facts.made_seconds is not None:
@@ -176,7 +182,7 @@ class Recorder:
             self.tell_rest()
         return trouble
 
-    def _judged(self, facts: Facts, loss: float, applied: bool) -> Trouble | None:
+    def _judged(self, facts: StepFacts, loss: float, applied: bool) -> Trouble | None:
         if applied:
             self.skips = 0
             spike = self.spikes.observe(facts.step, loss)
@@ -189,8 +195,8 @@ class Recorder:
             return None  # float16 overflowed: the scale was halved, which is how it is found
         return Trouble(what=NotFinite(step=facts.step, bins=facts.bins), skips=before)
 
-    def _tell(self, facts: Facts, loss: float, grad_norm: float) -> None:
-        """A line on the updates since the last one; a loss of this one that is no number is told
+    def _tell(self, facts: StepFacts, loss: float, grad_norm: float) -> None:
+        """A line on the steps since the last one; a loss of this one that is not a number is told
         as it is, not as the mean of the others."""
         line = self.meter.step_line(facts.step)
         times: dict[str, float | None] = {
@@ -199,7 +205,7 @@ class Recorder:
         times["time_feed"] = sum(self._made) if self._made else None
         times["ran_dry"] = sum(self._dry) / len(self._dry) if self._dry else None
         self._phases, self._made, self._dry = {}, [], []
-        more = self._more()
+        more = self._more(facts.step + 1)
         if self.pressure is not None:
             self.pressure.add_facts(more)
             if self._compiles:

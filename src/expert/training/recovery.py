@@ -74,12 +74,12 @@ class NotFinite:
 
     step: int
     bins: tuple[int, ...] = ()
-    """The packed sequences of that update."""
+    """The packed sequences of that step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpike:
-    """The loss leapt far above what it was."""
+    """The loss jumped far above what it was."""
 
     step: int
     z: float
@@ -103,7 +103,7 @@ Changes = dict[str, Any]
 def plan_after(plan: RunPlan, failure: Failure) -> RunPlan | None:
     """The plan to try next, or None where no other plan helps.
 
-    The rows of an update never change, so neither does what is learnt. Spikes and numbers that are
+    The rows of a step never change, so neither does what is learned. Spikes and numbers that are
     not finite are no fault of the plan: `spikes.Stability` says what happens to the weights.
     """
     values, because = _answer(plan, failure)
@@ -141,7 +141,7 @@ def _smaller_training(plan: RunPlan, failure: OutOfMemory) -> tuple[Changes, str
     """Nothing recorded; then fewer rows at once; then more recomputed; then a 4-bit base where that
     was left open."""
     micro, sequences = plan.batch.micro_batch, plan.batch.sequences_per_update
-    ran_out = f"out of memory in {failure.where} with {micro} at once"
+    ran_out = f"out of memory in {failure.where} with micro-batch size {micro}"
     because = f"{ran_out}: {_first_line(failure.message)}"
     if plan.kernels.cuda_graphs:  # what was recorded keeps its memory whatever is tried next
         return {"kernels.cuda_graphs": False}, because
@@ -185,7 +185,9 @@ def _may_quantise(plan: RunPlan) -> bool:
 
 def _smaller_evaluation(plan: RunPlan, failure: OutOfMemory) -> tuple[Changes, str]:
     rows = plan.batch.eval_batch
-    because = f"out of memory in evaluation with {rows} at once: {_first_line(failure.message)}"
+    because = (
+        f"out of memory in evaluation with micro-batch size {rows}: {_first_line(failure.message)}"
+    )
     return ({"batch.eval_batch": rows // 2} if rows > 1 else {}), because
 
 
@@ -224,7 +226,7 @@ def _other_precision(plan: RunPlan, failure: PrecisionUnsupported) -> tuple[Chan
 def _other_loader(plan: RunPlan, failure: DataBound) -> tuple[Changes, str]:
     """Twice as many workers and batches ahead, up to the cores; half of them where they thrash."""
     loader = plan.loader
-    share = f"{failure.share:.0%} of the time went on waiting for data"
+    share = f"{failure.share:.0%} of the time was spent waiting for data"
     if failure.thrashing:
         workers, prefetch = failure.workers // 2, max(1, loader.prefetch // 2)
         because = f"{share}, with {failure.workers} workers in each other's way"

@@ -1,4 +1,4 @@
-"""The learning rate of every update, as a function of its number alone."""
+"""The learning rate of every step, as a function of its number alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from expert.planning.run_plan import OptimPlan
 
-# Where a wave touches zero on a real update (cosine with whole waves), this share of the peak is
-# left. A cosine over a million updates ends at 2.5e-12 of its peak, so no usual curve is touched.
+# Where a wave touches zero on a real step (cosine with whole waves), this share of the peak is
+# left. A cosine over a million steps ends at 2.5e-12 of its peak, so no usual curve is touched.
 LEAST_SHARE_OF_PEAK = 1e-12
 DEFAULT_COSINE_WAVES = 0.5  # from the peak down to the floor, once
 DEFAULT_RESTARTS = 1.0
@@ -31,12 +31,12 @@ class Schedule:
     rate_factor: float = 1.0
     """What every rate is multiplied by; less than one after a rollback."""
     restart_warmup_at: int | None = None
-    """The update from which the rate rises once more after a rollback."""
+    """The step from which the rate rises once more after a rollback."""
     restart_warmup_steps: int = 0
 
 
 def schedule_of(plan: OptimPlan, total_steps: int) -> Schedule:
-    """The schedule of a plan for a run of so many updates; a ratio of warm-up is rounded up."""
+    """The schedule of a plan for a run of so many steps; a ratio of warm-up is rounded up."""
     warmup = plan.warmup_steps or 0
     if plan.warmup_ratio is not None:
         # 0.07 * 100 is 7.000000000000001 in floating point, and means seven.
@@ -61,7 +61,7 @@ def with_rollbacks(schedule: Schedule, record: Mapping[str, Any]) -> Schedule:
 
 
 def after_rollback(schedule: Schedule, *, at: int, rate_factor: float, steps: int) -> Schedule:
-    """The same curve, lower by one more factor, reached over `steps` updates from `at` on."""
+    """The same curve, lower by one more factor, reached over `steps` from `at` on."""
     return replace(
         schedule,
         rate_factor=schedule.rate_factor * rate_factor,
@@ -71,7 +71,7 @@ def after_rollback(schedule: Schedule, *, at: int, rate_factor: float, steps: in
 
 
 def learning_rate(step: int, schedule: Schedule) -> float:
-    """Rate for the update about to happen; step counts from 0."""
+    """Rate for the step about to happen; step counts from 0."""
     rate = _planned_rate(step, schedule) * schedule.rate_factor
     if schedule.restart_warmup_at is None:
         return rate
@@ -82,19 +82,19 @@ def learning_rate(step: int, schedule: Schedule) -> float:
 
 
 def _planned_rate(step: int, schedule: Schedule) -> float:
-    """The rate without what rollbacks changed; past the last update it stays where it ended."""
+    """The rate without what rollbacks changed; past the last step it stays where it ended."""
     warmup, total, peak = schedule.warmup_steps, schedule.total_steps, schedule.peak
     if step >= total:
         return max(_decayed(1.0, schedule), LEAST_SHARE_OF_PEAK * peak)
     if step < warmup:
         return peak * ((step + 1) / warmup)
-    # The last update is at (n - 1) / n: the floor would only be reached by the one after it.
+    # The last step is at (n - 1) / n: the floor would only be reached by the one after it.
     done = (step - warmup) / (total - warmup)
     return max(_decayed(done, schedule), LEAST_SHARE_OF_PEAK * peak)
 
 
 def _decayed(done: float, schedule: Schedule) -> float:
-    """The rate after this share, 0 to 1, of the updates that follow the warm-up."""
+    """The rate after this share, 0 to 1, of the steps that follow the warm-up."""
     peak, options = schedule.peak, schedule.options
     share: float
     if schedule.kind == "constant":

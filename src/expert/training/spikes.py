@@ -1,4 +1,4 @@
-"""Losses that leap, numbers that are not finite: noticing them, and what is done about it."""
+"""Losses that spike, numbers that are not finite: noticing them, and what is done about it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Spike:
     step: int
     """The first of them."""
     loss: float
-    """Of that update."""
+    """Of that step."""
     median: float
     z: float
 
@@ -35,10 +35,10 @@ class SpikeTest:
     window: int = 50
     least_history: int = 25
     recent: int = 10
-    """Losses that do not count for the upper tail: a leap may take a few updates to build up."""
+    """Losses that do not count for the upper tail: a spike may take a few steps to build up."""
     z: float = 10.0
     """Robust standard deviations above the median of the window. Ordinary rows reached 6.5 in
-    updates of four rows and 7.9 in updates of one (tests/training/files/losses.json)."""
+    steps of four rows and 7.9 in steps of one (tests/training/files/losses.json)."""
     rise: float = 0.5
     """Share above that median: heavy tails reach z 8 without meaning anything."""
     least_rise: float = 0.05
@@ -46,13 +46,13 @@ class SpikeTest:
     noise_floor: float = 0.01
     """Noise is never taken for less than this share of the median: smooth losses have none."""
     stays: int = 5
-    """Updates in a row that must be so high. Weights that are broken stay broken; a single row that
-    is not learnt yet leaps alone: one of 16 that costs 1.2 nats made 0.077 of a median of 0.001,
-    and a run of 495 updates began anew for it at the 444th."""
+    """Steps in a row that must be so high. Weights that are broken stay broken; a single row that
+    is not learned yet spikes alone: one of 16 that costs 1.2 nats made 0.077 of a median of 0.001,
+    and a run of 495 steps started over for it at the 444th."""
 
 
 class SpikeWatch:
-    """Looks at the loss of every update; what it remembers goes into a checkpoint as JSON."""
+    """Looks at the loss of every step; what it remembers goes into a checkpoint as JSON."""
 
     def __init__(self, test: SpikeTest | None = None, state: Mapping[str, Any] | None = None):
         self.test = test or SpikeTest()
@@ -64,7 +64,7 @@ class SpikeWatch:
         """The losses in a row that were too high, up to the newest."""
 
     def state(self) -> dict[str, Any]:
-        """What a watch that goes on from here has to know."""
+        """What a watch that continues from here has to know."""
         return {
             "history": [list(seen) for seen in self._history],
             "high": [list(seen) for seen in self._high],
@@ -135,7 +135,7 @@ class Stability:
     least_rewarm_steps: int = 5
 
     def rewarm_steps(self, left: int) -> int:
-        """Updates over which the rate rises again after a rollback with so many to go.
+        """Steps over which the rate rises again after a rollback with so many to go.
 
         A tenth of them: a hundred in a run of 120 would leave nothing to learn with.
         """
@@ -145,14 +145,14 @@ class Stability:
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """How many updates were skipped and how often the run was rolled back so far."""
+    """How many steps were skipped and how often the run was rolled back so far."""
 
     skips: int = 0
     rollbacks: int = 0
 
 
 def after_not_finite(policy: Stability, so_far: Tally) -> Literal["stop", "skip", "rollback"]:
-    """What the policy says about an update that was not finite; it stops at its limits."""
+    """What the policy says about a step that was not finite; it stops at its limits."""
     if policy.on_not_finite == "skip" and so_far.skips < policy.max_skips:
         return "skip"
     if policy.on_not_finite == "rollback" and so_far.rollbacks < policy.max_rollbacks:
@@ -169,10 +169,10 @@ def after_spike(policy: Stability, so_far: Tally) -> Literal["ignore", "rollback
 
 @dataclass(frozen=True)
 class Skipped:
-    """The updates that are left out when the run passes them again: whole windows of them."""
+    """The steps that are left out when the run passes them again: whole windows of them."""
 
     windows: tuple[tuple[int, int], ...] = field(default=())
-    """First and last update of each, in order, with gaps between them."""
+    """First and last step of each, in order, with gaps between them."""
 
     def __contains__(self, step: object) -> bool:
         return isinstance(step, int) and any(first <= step <= last for first, last in self.windows)
@@ -181,7 +181,7 @@ class Skipped:
         return sum(last - first + 1 for first, last in self.windows)
 
     def with_window(self, first: int, last: int) -> Skipped:
-        """These and the updates from `first` to `last`, both included."""
+        """These and the steps from `first` to `last`, both included."""
         assert first <= last, f"a window from {first} to {last} is none"
         merged: list[tuple[int, int]] = []
         for begin, end in sorted([*self.windows, (first, last)]):

@@ -13,19 +13,19 @@ class TrainState:
     """The place in the data and in the schedule, and what was seen on the way."""
 
     done: int = 0
-    """Updates behind us: the next one has this number."""
+    """Steps behind us: the next one has this number."""
     epoch: int = 0
     place: tuple[int, int, int] | None = None
-    """Epoch, window and update in it from which a stream goes on."""
+    """Epoch, window and step in it from which a stream continues."""
     tokens: int = 0
     examples: int = 0
     skipped: Skipped = field(default_factory=Skipped)
-    """Updates that are passed over since a rollback."""
+    """Steps that are passed over since a rollback."""
     rollbacks: int = 0
     skips: int = 0
-    """Updates in a row, up to here, that were not finite and changed nothing."""
+    """Steps in a row, up to here, that were not finite and changed nothing."""
     evaluated: int = 0
-    """Updates that were behind us at the last evaluation."""
+    """Steps that were behind us at the last evaluation."""
     schedule: dict[str, Any] = field(default_factory=dict)
     """What rollbacks have changed about the rate."""
     best: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""One update, for everything that is ever trained here."""
+"""One optimizer step, for everything that is trained here."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from expert.parallel.engine import Batch, SingleDevice
+from expert.parallel.engine import Engine, HasTargets
 from expert.parallel.graphs import GraphsUnavailable
 
 
-class UpdateTorn(Exception):
+class StepInterrupted(Exception):
     """Something failed while the weights were being changed; its cause says what.
 
-    Some may have been changed and others not: the update cannot simply be taken again.
+    Some may have been changed and others not: the step cannot simply be repeated.
     """
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class StepStats:
-    """What an update did; the tensors are on the device and are read later."""
+    """What a step did; the tensors are on the device and are read later."""
 
     loss_sum: Tensor
     grad_norm: Tensor
@@ -31,35 +31,36 @@ class StepStats:
 
 
 def train_step(
-    engine: SingleDevice,
-    batches: Sequence[Batch],
+    engine: Engine,
+    batches: Sequence[HasTargets],
     *,
     step: int,
     rate: float,
     max_norm: float,
 ) -> StepStats:
-    """Losses summed over target tokens, divided once by all of them, then one change of weights."""
-    targets = sum(batch.targets for batch in batches)
+    """Losses summed over target tokens, divided once by those of all ranks, then one change of
+    weights."""
+    (targets,) = engine.total(sum(batch.targets for batch in batches))
     sums = [engine.accumulate(batch, divisor=max(1, targets)) for batch in batches]
     try:
-        update = engine.update(step=step, rate=rate, max_norm=max_norm)
-    except GraphsUnavailable:  # while it was recorded; nothing has been changed
+        done = engine.step(step=step, rate=rate, max_norm=max_norm)
+    except GraphsUnavailable:  # while it was captured; nothing has been changed
         raise
     except Exception as error:
-        raise UpdateTorn(f"update {step} failed while it changed the weights: {error}") from error
+        raise StepInterrupted(f"step {step} failed while changing the weights: {error}") from error
     return StepStats(
-        loss_sum=torch.stack(sums).sum(),
-        grad_norm=update.grad_norm,
-        applied=update.applied,
+        loss_sum=engine.summed(torch.stack(sums).sum()),
+        grad_norm=done.grad_norm,
+        applied=done.applied,
         targets=targets,
     )
 
 
-def seed_update(seed: int, step: int) -> None:
-    """Set every generator for one update.
+def seed_step(seed: int, step: int) -> None:
+    """Set every generator for one step.
 
-    What is drawn in an update then depends on its number alone: a resumed run, and one that
-    repeats an update after running out of memory, draw the same, and no random state is saved.
+    What is drawn in a step then depends on its number alone: a resumed run, and one that repeats
+    a step after running out of memory, draw the same, and no random state is saved.
     """
     digest = hashlib.sha256(f"{seed} {step}".encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -1,4 +1,4 @@
-"""When a run ends before its last update: it no longer improves, or somebody asks."""
+"""When a run ends before its last step: it no longer improves, or somebody asks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from expert.core.interrupts import show_cursor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Observation:
     """What an evaluation means for the run."""
 
     improved: bool
@@ -46,7 +46,7 @@ class BestSoFar:
         self._reference: float | None = state.get("reference")
 
     def state(self) -> dict[str, Any]:
-        """What goes on counting from here has to know."""
+        """What counting on from here has to know."""
         return {
             "best": self.best,
             "best_step": self.best_step,
@@ -54,7 +54,7 @@ class BestSoFar:
             "reference": self._reference,
         }
 
-    def observe(self, step: int, value: float) -> Verdict:
+    def observe(self, step: int, value: float) -> Observation:
         """Whether this is the best value so far, and whether enough evaluations brought nothing.
 
         Any gain makes a checkpoint the best. Patience asks for more: a gain of at least the
@@ -69,7 +69,7 @@ class BestSoFar:
         else:
             self.waited += 1
         stop = self._patience is not None and self.waited >= self._patience
-        return Verdict(improved=improved, stop=stop)
+        return Observation(improved=improved, stop=stop)
 
     def _gain(self, value: float, over: float | None) -> float:
         """How much better a value is; a value that is not finite is never better than any."""
@@ -79,9 +79,9 @@ class BestSoFar:
 
 
 class Signals:
-    """While it is entered, SIGINT and SIGTERM are requests that the loop sees between updates.
+    """While it is entered, SIGINT and SIGTERM are requests that the loop sees between steps.
 
-    The first is acknowledged at once: until the update is over and saved, seconds may pass. The
+    The first is acknowledged at once: until the step is over and saved, seconds may pass. The
     second signal ends the process at once. Handlers can only be set in the main thread;
     anywhere else nothing is set, and nothing is ever requested. A signal that was ignored when the
     process began, as by `nohup` or in the background, stays ignored. Workers that are forked

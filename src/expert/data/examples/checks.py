@@ -1,4 +1,4 @@
-"""Rows that the manifest's own checks leave out, each with its reason."""
+"""Rows that the checks of the manifest leave out, each with its reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from expert.manifest.schema.dataset import RowChecks
 
 
 class RowFilter:
-    """Says why an example is left out, or nothing. It remembers what it has seen for duplicates."""
+    """Why an example is left out, if it is. It remembers what it has seen for duplicates."""
 
     def __init__(self, checks: RowChecks | None) -> None:
         self.checks = checks or RowChecks()
@@ -26,10 +26,13 @@ class RowFilter:
             return f"answer shorter than {checks.min_length} characters"
         if checks.max_length is not None and len(answer) > checks.max_length:
             return f"answer longer than {checks.max_length} characters"
-        if (checks.validate_json or checks.validate_schema) and not _is_json(answer):
-            return "answer is not JSON"
-        if checks.validate_schema and not _is_schema(json.loads(answer)):
-            return "answer is no JSON Schema"
+        if checks.validate_json or checks.validate_schema:
+            try:
+                value = json.loads(answer)
+            except (ValueError, RecursionError):
+                return "answer is not JSON"
+            if checks.validate_schema and not _is_schema(value):
+                return "answer is not a JSON Schema"
         if checks.deduplicate and self._seen_before(example):
             return "occurred before"
         return ""
@@ -52,18 +55,9 @@ def _is_schema(value: Any) -> bool:
             "training.dataset.validation.validate_schema needs the package 'jsonschema'  "
             f"({pip_install('validate')})"
         ) from None
-    if not isinstance(value, dict):
-        return False
     try:
-        validator_for(value).check_schema(value)
+        if isinstance(value, dict):
+            validator_for(value).check_schema(value)
     except (SchemaError, RecursionError):
         return False
-    return True
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+    return isinstance(value, dict)

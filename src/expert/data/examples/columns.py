@@ -18,16 +18,8 @@ from expert.data.examples.column_survey import (
     TRUTH,
     ColumnSurvey,
 )
-from expert.data.examples.preferences import (
-    ALL,
-    PREFERRED,
-    chosen_and_rejected,
-    label_of,
-    refused_label,
-    refused_pairs,
-)
 from expert.data.records import DataError
-from expert.manifest.check.slips import neighbour_of
+from expert.manifest.check.spelling import neighbour_of
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
 
 Kind = Literal["instruction", "messages", "text", "multi_task"]
@@ -58,7 +50,16 @@ CHANGES_WHAT_IS_SAID = frozenset(
 )
 """Columns that are worth a warning where rows fill them and nothing is read from them."""
 MESSAGES_READ = 3
-"""Changes with how messages are understood: what was prepared before is made anew."""
+"""Changes with how messages are understood: tokens that were prepared before are not reused."""
+PREFERRED, ALL = "preferred", "all"
+"""Values of training.dataset.preference_rows: only supervised fine-tuning is built, but the
+preferred half of rows that compare answers can be trained on, on request."""
+_PAIRS = (
+    ("chosen", "rejected"),
+    ("preferred_output", "non_preferred_output"),
+    ("chosen_response", "rejected_response"),
+)
+_LABELS = ("label", "kto_tag")
 _OPTIONAL = ("input", "system", "tools")
 """Parts that a row may lack: in a stream they may come after the first window."""
 
@@ -134,29 +135,15 @@ class Columns:
         )
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the manifest says of the columns."""
-
-    mapping: FieldMapping | None = None
-    text_field: str | None = None
-    preference_rows: str | None = None
-    json_values: bool = False
-
-    @classmethod
-    def by(cls, spec: DatasetSpec) -> Asked:
-        return cls(spec.field_mapping, spec.text_field, spec.preference_rows, spec.json_values)
-
-
-def understand_columns(seen: ColumnSurvey, asked_for: Asked | None = None) -> Columns:
+def understand_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Columns:
     """The kind of rows and their columns: as the manifest says, otherwise by their names."""
-    asked_for = asked_for or Asked()
+    spec = spec or DatasetSpec()
     _refuse_media(seen)
-    asked = _asked_columns(seen, asked_for.mapping, asked_for.text_field)
+    asked = _asked_columns(seen, spec.field_mapping, spec.text_field)
     if "text" in asked:
         return Columns("text", text=asked["text"])
-    preferred = _preferred(seen, asked, asked_for.preference_rows)
-    found = _messages_columns(seen, asked) or _of_readings(seen, asked, asked_for.json_values)
+    label = _preferred(seen, asked, spec.preference_rows)
+    found = _messages_columns(seen, asked) or _of_readings(seen, asked, spec.json_values)
     if found is None:
         raise _not_understood(seen.names, _by_plain_name(seen.names), asked)
     _refuse_single_messages(found, seen)
@@ -164,14 +151,13 @@ def understand_columns(seen: ColumnSurvey, asked_for: Asked | None = None) -> Co
     structured = found.kind == "instruction" and any(
         seen.holds(column, PART, MESSAGE, LIST, OBJECT) for column in read if column
     )
-    return replace(found, label=preferred, json_values=asked_for.json_values, structured=structured)
+    return replace(found, label=label, json_values=spec.json_values, structured=structured)
 
 
 def columns_of(seen: ColumnSurvey, spec: DatasetSpec) -> Columns:
-    """The columns of rows as the manifest's data set says; what is wrong with them names the
-    file."""
+    """As `understand_columns`; an error names the file."""
     try:
-        return understand_columns(seen, Asked.by(spec))
+        return understand_columns(seen, spec)
     except DataError as error:
         raise ColumnsNotFound(f"{seen.file}: {error}") from None
 
@@ -201,24 +187,41 @@ def _refuse_single_messages(found: Columns, seen: ColumnSurvey) -> None:
 
 
 def _preferred(seen: ColumnSurvey, asked: dict[str, str], rows: str | None) -> str:
-    """Of rows that say which answer is good: the column with the good answers joins those that are
-    asked for, or the column that says so is returned. Refused where nobody asked for one half."""
+    """Of rows that compare answers: the column with the good answers joins those that are asked
+    for, or the column that labels them is returned. Refused where nobody asked for one half."""
     known = _by_plain_name(seen.names)
-    pair = chosen_and_rejected(known)
+    pair = next((pair for pair in _PAIRS if known.keys() >= {*pair}), None)
     if pair and "response" not in asked:
+        chosen, rejected = known[pair[0]], known[pair[1]]
         if rows != PREFERRED:
-            raise refused_pairs(*pair)
-        asked["response"] = pair[0]
+            raise refused_pairs(chosen, rejected)
+        asked["response"] = chosen
         if not asked.keys() & {"instruction", "messages"}:
-            _find_request(seen, known, asked, pair[0])
+            _find_request(seen, known, asked, chosen)
         return ""
     is_answer = known.keys() & {*MESSAGE_COLUMNS, *RESPONSE_COLUMNS} - {"text"}
-    label = label_of(known)
+    label = _first(_LABELS, known)
     if rows == ALL or not label or not (is_answer or asked) or not seen.holds_only(label, TRUTH):
         return ""
     if rows != PREFERRED:
-        raise refused_label(label)
+        raise DataError(
+            f"the column {label!r} says of each answer whether it is good, and all of them would "
+            "be trained on as good; only supervised fine-tuning is built  (to train on those where "
+            f"it is true: {_ASK_FOR_IT}, or expert new --preferred; where it means something else: "
+            f"training.dataset.preference_rows: {ALL})"
+        )
     return label
+
+
+_ASK_FOR_IT = f"training.dataset.preference_rows: {PREFERRED}"
+
+
+def refused_pairs(chosen: str, rejected: str) -> DataError:
+    return DataError(
+        f"preference rows ({chosen!r} and {rejected!r}) need DPO; only supervised fine-tuning is "
+        f"built  (to train on the answers in {chosen!r} alone: {_ASK_FOR_IT}, or expert new "
+        "--preferred)"
+    )
 
 
 def _find_request(
@@ -240,23 +243,23 @@ def _find_request(
 
 def _messages_columns(seen: ColumnSurvey, asked: Mapping[str, str]) -> Columns | None:
     """Conversations, in the column that was asked for or in one of a usual name."""
-    if "instruction" in asked:
+    plain = _by_plain_name(seen.names)
+    asked_apart = (
+        "response" in asked and "messages" not in asked and _first(INSTRUCTION_COLUMNS, plain)
+    )
+    if "instruction" in asked or asked_apart:
         return None
-    is_asked = _first(INSTRUCTION_COLUMNS, _by_plain_name(seen.names))
-    if "response" in asked and "messages" not in asked and is_asked:
-        return None
-    for known in ({name: name for name in seen.names}, _by_plain_name(seen.names)):
+    for known in ({name: name for name in seen.names}, plain):
         by_name = (known[name] for name in MESSAGE_COLUMNS if name in known)
         lists = (n for n in by_name if not seen.filled(n) or seen.holds(n, MESSAGES, LIST))
         column = asked.get("messages") or next(lists, "")
         if column:
-            tools = next((known[name] for name in TOOL_COLUMNS if name in known), "")
             return Columns(
                 "messages",
                 messages=column,
                 response=asked.get("response", ""),
                 system=asked.get("system") or _first(SYSTEM_COLUMNS, known),
-                tools=asked.get("tools") or tools,
+                tools=asked.get("tools") or _first(TOOL_COLUMNS, known),
             )
     return None
 
@@ -269,27 +272,20 @@ def _of_readings(seen: ColumnSurvey, asked: Mapping[str, str], json_values: bool
     in which something is said comes before one with parsed structures; those are tried last.
     """
     written, plain = {name: name for name in seen.names}, _by_plain_name(seen.names)
+    usual, wide = (USUAL_REQUESTS, USUAL_ANSWERS), (INSTRUCTION_COLUMNS, RESPONSE_COLUMNS)
     for readable in (True, False):
-        for known, requests, answers in (
-            (written, USUAL_REQUESTS, USUAL_ANSWERS),
-            (plain, USUAL_REQUESTS, USUAL_ANSWERS),
-            (plain, INSTRUCTION_COLUMNS, RESPONSE_COLUMNS),
-        ):
+        for known, names in ((written, usual), (plain, usual), (plain, wide)):
             found = _multi_task_columns(known, asked, seen)
             if found:
                 return found
-            if readable and not json_values:
-                kept = {name: column for name, column in known.items() if seen.readable(column)}
-            else:
-                kept = dict(known)
-            found = _instruction_columns(kept, asked, requests, answers)
+            any_value = json_values or not readable
+            kept = {
+                name: column for name, column in known.items() if any_value or seen.readable(column)
+            }
+            found = _instruction_columns(kept, asked, names)
             if found:
                 return _with_history(found, known, seen)
     return None
-
-
-def _first(names: Sequence[str], known: Mapping[str, str]) -> str:
-    return next((known[name] for name in names if name in known), "")
 
 
 def _by_plain_name(names: Iterable[str]) -> dict[str, str]:
@@ -366,19 +362,15 @@ def _multi_task_columns(
 
 
 def _instruction_columns(
-    known: Mapping[str, str],
-    asked: Mapping[str, str],
-    requests: Sequence[str],
-    answers: Sequence[str],
+    known: Mapping[str, str], asked: Mapping[str, str], names: tuple[Sequence[str], Sequence[str]]
 ) -> Columns | None:
-    """Request and answer, or plain text; None where one of the two is missing and no text is."""
-    instruction, response = _exchange_columns(known, asked, requests, answers)
+    """Request and answer, or plain text; None where neither is there."""
+    instruction, response = _exchange_columns(known, asked, names)
     if instruction and response:
-        taken = {instruction, response}
         return Columns(
             "instruction",
             instruction=instruction,
-            input=_choose("input", INPUT_COLUMNS, known, asked, taken),
+            input=asked.get("input") or _first(INPUT_COLUMNS, known, {instruction, response}),
             response=response,
             system=asked.get("system") or _first(SYSTEM_COLUMNS, known),
         )
@@ -388,7 +380,7 @@ def _instruction_columns(
 
 
 def _with_history(columns: Columns, known: Mapping[str, str], seen: ColumnSurvey) -> Columns:
-    """Earlier exchanges stand in a list; a text of that name is not a conversation."""
+    """Earlier exchanges are a list; a text of that name is not a conversation."""
     column = known.get("history", "")
     listed = not seen.filled(column) or seen.holds(column, LIST, MESSAGES)
     if columns.kind != "instruction" or not column or not listed:
@@ -397,30 +389,21 @@ def _with_history(columns: Columns, known: Mapping[str, str], seen: ColumnSurvey
 
 
 def _exchange_columns(
-    known: Mapping[str, str],
-    asked: Mapping[str, str],
-    requests: Sequence[str],
-    answers: Sequence[str],
+    known: Mapping[str, str], asked: Mapping[str, str], names: tuple[Sequence[str], Sequence[str]]
 ) -> tuple[str, str]:
     """The columns with the request and with the answer, "" for one that is not there."""
     given = {column for part, column in asked.items() if part != "system"}
     doubtful = {known[name] for name in SPEAKERS & known.keys() if "assistant" not in known}
-    instruction = _choose("instruction", requests, known, asked, given | doubtful)
-    response = _choose("response", answers, known, asked, given | {instruction})
+    instruction = asked.get("instruction") or _first(names[0], known, given | doubtful)
+    response = asked.get("response") or _first(names[1], known, given | {instruction})
     if not instruction and response:
-        instruction = _choose("instruction", ("input",), known, asked, given)
+        instruction = _first(("input",), known, given)
     return instruction, response
 
 
-def _choose(
-    part: str,
-    candidates: Sequence[str],
-    known: Mapping[str, str],
-    asked: Mapping[str, str],
-    taken: Collection[str],
-) -> str:
-    there = (known[name] for name in candidates if name in known)
-    return asked.get(part) or next((name for name in there if name not in taken), "")
+def _first(names: Sequence[str], known: Mapping[str, str], taken: Collection[str] = ()) -> str:
+    """The first of these columns that exists and is not taken; "" where none is."""
+    return next((known[n] for n in names if n in known and known[n] not in taken), "")
 
 
 def _not_understood(
@@ -432,7 +415,7 @@ def _not_understood(
             "training.dataset.use_pretokenized: true, or name the rows they were made from)"
         )
     candidates = (INSTRUCTION_COLUMNS, RESPONSE_COLUMNS)
-    columns = _exchange_columns(known, asked, *candidates)
+    columns = _exchange_columns(known, asked, candidates)
     missing = [
         f"no column holds the {what} (looked for {', '.join(looked_for)})"
         for what, column, looked_for in zip(("request", "answer"), columns, candidates, strict=True)

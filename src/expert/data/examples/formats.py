@@ -1,4 +1,4 @@
-"""Rows of many shapes, understood as one: what is said in a row."""
+"""Rows of many formats, understood as one: the example in a row."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from expert.data.examples.columns import Columns, Kind, columns_found
+from expert.data.examples.marked_text import marked_turns, transcript_turns
 from expert.data.examples.messages import (
     conversation,
     decoded_messages,
@@ -19,31 +20,38 @@ from expert.data.examples.messages import (
     text_of_part,
     turns_in,
 )
-from expert.data.examples.preferences import is_preferred
 from expert.data.examples.tools import tools_of
-from expert.data.records import BadRow, Dropped, Example, Role, Row, Turn
-from expert.data.template.marked_text import UnfitRow, marked_turns, transcript_turns
+from expert.data.records import BadRow, Dropped, Example, Role, Row, Turn, UnfitRow
 
 METADATA_OF_A_TASK = frozenset({"instruction", "error_type"})
 RAW_CHARACTERS = 500
+Values = Mapping[str, Any]
 
 
 def example_of(row: Row, columns: Columns) -> Example | BadRow | Dropped:
     """The example in a row, or why there is none."""
     try:
-        if columns.label and not is_preferred(row.values.get(columns.label), columns.label):
+        if columns.label and not _is_preferred(row.values.get(columns.label), columns.label):
             return Dropped(f"{columns.label} is false")
         return _READERS[columns.kind](row.values, columns)
     except UnfitRow as fault:
-        return BadRow(row.file, row.line, str(fault), raw=_beginning(row.values))
+        raw = json.dumps(dict(row.values), ensure_ascii=False, default=str)[:RAW_CHARACTERS]
+        return BadRow(row.file, row.line, str(fault), raw=raw)
 
 
-def _beginning(values: Mapping[str, Any]) -> str:
-    text = json.dumps(dict(values), ensure_ascii=False, default=str)
-    return text[:RAW_CHARACTERS]
+def _is_preferred(value: Any, column: str) -> bool:
+    """Whether a label says that the answer is good."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return value.strip().lower() == "true"
+    raise UnfitRow(f"column {column!r}: {value!r} is neither true nor false")
 
 
-def _instruction_example(values: Mapping[str, Any], columns: Columns) -> Example:
+# --- a request and an answer ---------------------------------------------------------------------
+
+
+def _instruction_example(values: Values, columns: Columns) -> Example:
     request = values.get(columns.instruction)
     answer = values.get(columns.response)
     asked, answered = _messages_in(request), _messages_in(answer)
@@ -51,20 +59,23 @@ def _instruction_example(values: Mapping[str, Any], columns: Columns) -> Example
         return _prompt_completion_example(values, columns, asked, answered)
     if type(answer) is not str:
         answer = _needed(values, columns.response, columns)
-    if not answer or answer.isspace():
-        raise UnfitRow(f"column {columns.response!r}: the answer is empty")
+    _refuse_empty(answer, columns.response, "the answer is empty")
     if type(request) is not str:
         request = _needed(values, columns.instruction, columns)
     material = _optional(values, columns.input, columns)
     if material:
         request = _with_input(request, columns.input, material)
-    if not request or request.isspace():
-        raise UnfitRow(f"column {columns.instruction!r}: the request is empty")
+    _refuse_empty(request, columns.instruction, "the request is empty")
     system = _optional(values, columns.system, columns)
     if columns.history and values.get(columns.history):
         said = _history(values[columns.history], columns.history)
         return conversation([*said, Turn("user", request), Turn("assistant", answer)], system)
     return _exchange(system, request, answer)
+
+
+def _refuse_empty(text: str, column: str, what: str) -> None:
+    if not text or text.isspace():
+        raise UnfitRow(f"column {column!r}: {what}")
 
 
 def _messages_in(value: Any) -> Sequence[Any] | None:
@@ -83,10 +94,10 @@ def _history(pairs: Any, column: str) -> list[Turn]:
         return turns_in(pairs, column)
     turns = []
     for number, pair in enumerate(pairs if isinstance(pairs, list | tuple) else [pairs], 1):
-        told = list(pair) if isinstance(pair, list | tuple) else []
-        if len(told) != 2 or not all(isinstance(text, str) for text in told):
+        said = list(pair) if isinstance(pair, list | tuple) else []
+        if len(said) != 2 or not all(isinstance(text, str) for text in said):
             raise UnfitRow(f"{column}[{number}]: is not a pair of a request and an answer")
-        turns += [Turn("user", told[0]), Turn("assistant", told[1])]
+        turns += [Turn("user", said[0]), Turn("assistant", said[1])]
     return turns
 
 
@@ -100,18 +111,14 @@ def _with_input(request: str, column: str, material: str) -> str:
     if not request or request.isspace():
         return material
     name = column.lower()
+    label = "Context" if "context" in name else "Input"
     if "CREATE TABLE" in material or "schema" in name:
         label = "Schema"
-    else:
-        label = "Context" if "context" in name else "Input"
     return f"{request}\n\n{label}:\n{material}"
 
 
 def _prompt_completion_example(
-    values: Mapping[str, Any],
-    columns: Columns,
-    asked: Sequence[Any] | None,
-    answered: Sequence[Any] | None,
+    values: Values, columns: Columns, asked: Sequence[Any] | None, answered: Sequence[Any] | None
 ) -> Example:
     """A request and an answer, one of which at least is a list of messages."""
     before = _turns_or_text(values, columns.instruction, "user", asked, columns)
@@ -120,8 +127,7 @@ def _prompt_completion_example(
         raise UnfitRow(f"column {columns.response!r}: the last message is not an answer")
     system = _optional(values, columns.system, columns)
     turns = _joined_once(before, after, columns.instruction, columns.response)
-    material = _optional(values, columns.input, columns)
-    if material:
+    if _optional(values, columns.input, columns):
         raise UnfitRow(
             f"column {columns.input!r}: it cannot be put into a conversation  (write it into the "
             "message it belongs to)"
@@ -130,11 +136,7 @@ def _prompt_completion_example(
 
 
 def _turns_or_text(
-    values: Mapping[str, Any],
-    column: str,
-    role: Role,
-    messages: Sequence[Any] | None,
-    columns: Columns,
+    values: Values, column: str, role: Role, messages: Sequence[Any] | None, columns: Columns
 ) -> list[Turn]:
     if messages is not None:
         return turns_in(messages, column)
@@ -144,8 +146,8 @@ def _turns_or_text(
 def _joined_once(
     before: list[Turn], after: list[Turn], asked_in: str, answered_in: str
 ) -> list[Turn]:
-    """What was said before and the answer. Some data sets have the whole conversation in the column
-    of the answer as well: then it counts once, and what was asked must be in it."""
+    """The turns before and the answer. Some data sets have the whole conversation in the column of
+    the answer as well: then it counts once, and what was asked must be in it."""
     users = [turn.text.strip() for turn in after if turn.role == "user"]
     if not users:
         return [*before, *after]
@@ -155,7 +157,10 @@ def _joined_once(
     return [*([] if has_system else [t for t in before if t.role == "system"]), *after]
 
 
-def _messages_example(values: Mapping[str, Any], columns: Columns) -> Example:
+# --- conversations, texts and tasks --------------------------------------------------------------
+
+
+def _messages_example(values: Values, columns: Columns) -> Example:
     value = values.get(columns.messages)
     tools = values.get(columns.tools) if columns.tools else None
     if isinstance(value, Mapping) and is_messages(value.get("messages")):
@@ -171,7 +176,7 @@ def _messages_example(values: Mapping[str, Any], columns: Columns) -> Example:
     return conversation(turns, _optional(values, columns.system, columns), offered)
 
 
-def _turns_of(value: Any, values: Mapping[str, Any], columns: Columns) -> list[Turn]:
+def _turns_of(value: Any, values: Values, columns: Columns) -> list[Turn]:
     """The turns of a conversation: a list of messages, as it is or as JSON, or a transcript; a
     plain text is a request where its answer has a column of its own."""
     column = columns.messages
@@ -185,26 +190,19 @@ def _turns_of(value: Any, values: Mapping[str, Any], columns: Columns) -> list[T
         if columns.response:
             return [Turn("user", value)]
     if not isinstance(value, list | tuple):
-        if value is None:
-            raise UnfitRow(_absence(values, column))
-        raise UnfitRow(f"column {column!r} holds {kind_of(value)}, not messages")
+        raise _not_held(values, column, "messages")
     return turns_in(value, column)
 
 
-def _text_example(values: Mapping[str, Any], columns: Columns) -> Example:
+def _text_example(values: Values, columns: Columns) -> Example:
     text = values.get(columns.text)
     if type(text) is not str:
-        if text is None:
-            raise UnfitRow(_absence(values, columns.text))
-        raise UnfitRow(f"column {columns.text!r} holds {kind_of(text)}, not text")
-    if not text or text.isspace():
-        raise UnfitRow(f"column {columns.text!r}: the text is empty")
+        raise _not_held(values, columns.text, "text")
+    _refuse_empty(text, columns.text, "the text is empty")
     marked = marked_turns(text)
     if marked is None:
         return Example(text=text)
-    return conversation(
-        Turn(role, body) for role, body in ((_marked_role(name), body) for name, body in marked)
-    )
+    return conversation(Turn(_marked_role(name), body) for name, body in marked)
 
 
 def _marked_role(name: str) -> Role:
@@ -217,24 +215,21 @@ def _marked_role(name: str) -> Role:
     return role
 
 
-def _multi_task_example(values: Mapping[str, Any], columns: Columns) -> Example:
-    """Rows of tasks are structured by their format: what is in their parts is JSON where it is not
-    text."""
+def _multi_task_example(values: Values, columns: Columns) -> Example:
+    """Rows of tasks have parts of their own, which are JSON where they are not text."""
     columns = replace(columns, json_values=True)
     answer = _needed(values, columns.response, columns)
-    if not answer or answer.isspace():
-        raise UnfitRow(f"column {columns.response!r}: the answer is empty")
+    _refuse_empty(answer, columns.response, "the answer is empty")
     given = values.get(columns.input)
     if isinstance(given, Mapping):
         request = _labelled(given, columns)
     else:
         request = _needed(values, columns.input, columns)
-    if not request or request.isspace():
-        raise UnfitRow(f"column {columns.input!r}: the request is empty")
+    _refuse_empty(request, columns.input, "the request is empty")
     return _exchange(_optional(values, columns.system, columns), request, answer)
 
 
-def _labelled(parts: Mapping[str, Any], columns: Columns) -> str:
+def _labelled(parts: Values, columns: Columns) -> str:
     """The instruction, then everything else under the name it has in the row."""
     blocks = [_optional(parts, "instruction", columns)]
     for name in parts:
@@ -244,20 +239,26 @@ def _labelled(parts: Mapping[str, Any], columns: Columns) -> str:
     return "\n\n".join(block for block in blocks if block)
 
 
-def _needed(values: Mapping[str, Any], column: str, columns: Columns) -> str:
+# --- values as text ------------------------------------------------------------------------------
+
+
+def _needed(values: Values, column: str, columns: Columns) -> str:
     value = values.get(column)
     if value is None:
-        raise UnfitRow(_absence(values, column))
+        raise _not_held(values, column, "text")
     return _as_text(value, column, columns)
 
 
-def _absence(values: Mapping[str, Any], column: str) -> str:
-    if column in values:
-        return f"column {column!r} is null"
-    return f"column {column!r} is missing; {columns_found(values)}"
+def _not_held(values: Values, column: str, wanted: str) -> UnfitRow:
+    """What is wrong with a value that is absent, null or of the wrong kind."""
+    if column not in values:
+        return UnfitRow(f"column {column!r} is missing; {columns_found(values)}")
+    if values[column] is None:
+        return UnfitRow(f"column {column!r} is null")
+    return UnfitRow(f"column {column!r} holds {kind_of(values[column])}, not {wanted}")
 
 
-def _optional(values: Mapping[str, Any], column: str, columns: Columns) -> str:
+def _optional(values: Values, column: str, columns: Columns) -> str:
     """The text of a column that may be absent, null or blank: then ""."""
     value = values.get(column) if column else None
     text = "" if value is None else _as_text(value, column, columns)
@@ -265,8 +266,8 @@ def _optional(values: Mapping[str, Any], column: str, columns: Columns) -> str:
 
 
 def _as_text(value: Any, column: str, columns: Columns) -> str:
-    """Text as it is, numbers as JSON writes them, known shapes by what they say; lists and objects
-    as JSON where the manifest asks for that."""
+    """Text as it is, numbers as JSON writes them, text parts joined; lists and objects as JSON
+    where the manifest asks for that."""
     if type(value) is str:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -300,7 +301,7 @@ def _as_json(value: Any, column: str) -> str:
         raise UnfitRow(f"column {column!r} holds {kind_of(value)}, not text") from None
 
 
-_READERS: dict[Kind, Callable[[Mapping[str, Any], Columns], Example]] = {
+_READERS: dict[Kind, Callable[[Values, Columns], Example]] = {
     "instruction": _instruction_example,
     "messages": _messages_example,
     "text": _text_example,

@@ -7,26 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from expert.data.examples.tools import call_in_text, calls_in
-from expert.data.records import Example, Role, Turn
-from expert.data.template.marked_text import UnfitRow
+from expert.data.records import Example, Role, Turn, UnfitRow
 
 ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "function_call": "assistant",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
-    "ipython": "tool",
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "bot", "model", "function_call"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "ipython"), "tool"),
 }
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Fields with what was thought before an answer."""
+"""Fields with the reasoning before an answer."""
 TRAINED = ("weight", "loss_weight", "train", "trainable", "loss")
 """Fields that say whether an answer is trained on, as OpenAI, Axolotl and others have them."""
 UNDERSTOOD = frozenset(
@@ -35,7 +25,7 @@ UNDERSTOOD = frozenset(
         *("name", "tool_call_id", "tool_calls", "function_call"),
     }
 )
-# Fields that say what is trained on, or hold a part of what was said, in a way that is not built.
+# Fields that decide what is trained on, or hold part of a message, in a way that is not built.
 NOT_BUILT = frozenset(
     {
         *("train_detail", "loss_mask", "loss_scale", "mask", "masked"),
@@ -91,7 +81,7 @@ def text_of_part(part: Mapping[str, Any], where: str) -> str:
 
 
 def turns_in(messages: Sequence[Any], column: str) -> list[Turn]:
-    """Every message as a turn; UnfitRow says what cannot be learnt."""
+    """Every message as a turn; UnfitRow where one cannot be trained on."""
     return [_turn(message, f"{column}[{number}]") for number, message in enumerate(messages, 1)]
 
 
@@ -106,22 +96,19 @@ def _turn(message: Any, where: str) -> Turn:
         return Turn(role, content)
     _refuse_fields(message, where)
     extra = ""
-    if role == "assistant":
-        extra = (
-            call_in_text(content, where) if name == "function_call" else calls_in(message, where)
-        )
+    if name == "function_call":
+        extra, content = call_in_text(content, where), ""
+    elif role == "assistant":
+        extra = calls_in(message, where)
     elif role == "tool":
         given = {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
         extra = json.dumps(given, ensure_ascii=False, default=str)
     elif message.get("tool_calls") or message.get("function_call"):
         raise UnfitRow(f"{where}: tool calls of the role {name!r}; only an assistant makes them")
-    if name == "function_call" or (extra and content is None):
-        text = ""
-    else:
-        text = content if type(content) is str else _joined(content, where)
-    return Turn(
-        role, _with_thoughts(message, text, role, where), _learnt(message, role, where), extra
-    )
+    content = "" if extra and content is None else content
+    text = content if type(content) is str else _joined(content, where)
+    text = _with_thoughts(message, text, role, where)
+    return Turn(role, text, _is_trained(message, role, where), extra)
 
 
 def known_role(name: Any, where: str = "") -> Role:
@@ -137,21 +124,21 @@ def _refuse_fields(message: Mapping[str, Any], where: str) -> None:
     for field in message:
         if field in NOT_BUILT and message[field] not in (None, "", [], {}):
             raise UnfitRow(
-                f"{where}: the field {field!r} is not understood; only text is learnt, and weight "
-                "or train say which answers  (take it out of the rows)"
+                f"{where}: the field {field!r} is not understood; only text is trained on, and "
+                "weight or train choose the answers  (remove it from the rows)"
             )
 
 
-def _learnt(message: Mapping[str, Any], role: Role, where: str) -> bool:
+def _is_trained(message: Mapping[str, Any], role: Role, where: str) -> bool:
     """Whether an answer is trained on: `weight` of OpenAI, `train` of Axolotl and the like."""
     given = {name: message[name] for name in TRAINED if message.get(name) is not None}
     for name, value in given.items():
         if isinstance(value, str) or value not in (0, 1):
             allowed = "true or false" if name in _YES_OR_NO else "1, or 0 to leave the answer out"
-            raise UnfitRow(f"{where}: {name} {value!r}; it is {allowed}")
+            raise UnfitRow(f"{where}: {name} {value!r}; allowed: {allowed}")
     if len(set(map(bool, given.values()))) > 1:
-        told = ", ".join(f"{name} {value!r}" for name, value in given.items())
-        raise UnfitRow(f"{where}: {told} contradict each other")
+        both = ", ".join(f"{name} {value!r}" for name, value in given.items())
+        raise UnfitRow(f"{where}: {both} contradict each other")
     if role != "assistant" and any(given.get(name) for name in _YES_OR_NO):
         raise UnfitRow(
             f"{where}: train is true, and only answers are trained on one by one  "
@@ -161,14 +148,14 @@ def _learnt(message: Mapping[str, Any], role: Role, where: str) -> bool:
 
 
 def _with_thoughts(message: Mapping[str, Any], text: str, role: Role, where: str) -> str:
-    """The answer with what was thought before it, as Qwen3's template writes it."""
+    """The answer with the reasoning before it, as Qwen3's template writes it."""
     thoughts = [message[name] for name in THOUGHTS if message.get(name)]
     if not thoughts:
         return text
     if role != "assistant" or len(thoughts) > 1 or not isinstance(thoughts[0], str):
-        raise UnfitRow(f"{where}: thoughts are one text, of an assistant")
+        raise UnfitRow(f"{where}: reasoning is one text, in an assistant message")
     if "</think>" in text:
-        raise UnfitRow(f"{where}: thoughts in a field of their own and in the content")
+        raise UnfitRow(f"{where}: reasoning in a field of its own and in the content")
     inner, said = thoughts[0].strip("\n"), text.lstrip("\n")
     return f"<think>\n{inner}\n</think>\n\n{said}"
 
@@ -193,8 +180,8 @@ def _joined(content: Any, where: str) -> str:
 
 
 def conversation(turns: Iterable[Turn], system: str = "", tools: str = "") -> Example:
-    """The turns as an example; a conversation that no template can write is refused. What one side
-    says in two turns becomes one, with a blank line between."""
+    """The turns as an example; a conversation that no template can write is refused. Two user turns
+    in a row become one, with a blank line between."""
     said: list[Turn] = []
     for turn in turns:
         if turn.role == "user" and said and said[-1].role == "user":
@@ -212,7 +199,7 @@ def conversation(turns: Iterable[Turn], system: str = "", tools: str = "") -> Ex
     if not answers:
         raise UnfitRow("there is no assistant turn")
     if not any(answers):
-        raise UnfitRow("no assistant turn is learnt: weight 0 or train: false in every one")
+        raise UnfitRow("no assistant turn is trained on: weight 0 or train: false in every one")
     return Example(tuple(said), tools=tools)
 
 
@@ -222,21 +209,21 @@ def _check_turn(turn: Turn, before: Turn, number: int) -> None:
             raise UnfitRow(f"turn {number}: a system turn that is not the first")
     elif turn.role == "tool":
         if before.role != "tool" and not (before.role == "assistant" and before.extra):
-            raise UnfitRow(f"turn {number}: a tool answers, and nobody has called it")
+            raise UnfitRow(f"turn {number}: a tool result without a call before it")
     elif (not turn.text or turn.text.isspace()) and not turn.extra:
         raise UnfitRow(f"turn {number} ({turn.role}) is empty")
     elif turn.role == "assistant" and before.role == "assistant":
         raise UnfitRow(f"turn {number}: two answers in a row")
     elif turn.role == "assistant" and before.role == "system":
         raise UnfitRow(
-            f"turn {number}: an answer to no user turn  (take it out of the rows, or put what was "
-            "asked before it)"
+            f"turn {number}: an answer without a user turn before it  (remove it, or add the "
+            "request)"
         )
 
 
 def kind_of(value: Any) -> str:
     """A value of a row in words."""
     if isinstance(value, bool):
-        return "true" if value else "false"
+        return str(value).lower()
     words = {str: "text", dict: "an object", list: "a list", int: "a number", float: "a number"}
     return words.get(type(value), f"a {type(value).__name__}")

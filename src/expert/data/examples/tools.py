@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from expert.data.records import Example, Turn
-from expert.data.template.marked_text import UnfitRow
+from expert.data.records import Example, Turn, UnfitRow
 
 _PREFACE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -29,15 +28,19 @@ def tools_of(value: Any, column: str) -> str:
     if tools is None or tools in ("", [], {}):
         return ""
     if not isinstance(tools, list | tuple):
-        raise UnfitRow(f"{where}: is no list of tools")
-    found = []
+        raise UnfitRow(f"{where}: not a list of tools")
     for number, tool in enumerate(tools, 1):
-        given = tool.get("function", tool) if isinstance(tool, Mapping) else None
-        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-            raise UnfitRow(f"{where}: tool {number} has no name")
-        whole = tool if "function" in tool else {"type": "function", "function": tool}
-        found.append(whole)
-    return _text(found)
+        _function_in(tool, f"{where}: tool {number} has no name")
+    wrap = {"type": "function"}
+    return _text([tool if "function" in tool else wrap | {"function": tool} for tool in tools])
+
+
+def _function_in(value: Any, nameless: str) -> Mapping[str, Any]:
+    """The function of a tool or a call, bare or under "function"."""
+    given = value.get("function", value) if isinstance(value, Mapping) else None
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise UnfitRow(nameless)
+    return given
 
 
 def calls_in(message: Mapping[str, Any], where: str) -> str:
@@ -48,7 +51,7 @@ def calls_in(message: Mapping[str, Any], where: str) -> str:
     if not calls:
         return ""
     if not isinstance(calls, list | tuple):
-        raise UnfitRow(f"{where}: tool_calls is no list")
+        raise UnfitRow(f"{where}: tool_calls is not a list")
     return _text({"tool_calls": [_call(call, where) for call in calls]})
 
 
@@ -60,14 +63,12 @@ def call_in_text(value: Any, where: str) -> str:
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
-    given = call.get("function", call) if isinstance(call, Mapping) else None
-    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-        raise UnfitRow(f"{where}: a tool call has no name")
+    given = _function_in(call, f"{where}: a tool call has no name")
     arguments = given.get("arguments", {})
     if isinstance(arguments, str):  # as OpenAI has them: JSON in a text
         arguments = _parsed(arguments or "{}", f"{where}: the arguments of {given['name']}")
     if not isinstance(arguments, Mapping):
-        raise UnfitRow(f"{where}: the arguments of {given['name']} are no JSON object")
+        raise UnfitRow(f"{where}: the arguments of {given['name']} are not a JSON object")
     made = {"type": "function", "function": {"name": given["name"], "arguments": arguments}}
     return {**made, "id": call["id"]} if call.get("id") else made
 
@@ -76,7 +77,7 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise UnfitRow(f"{where}: is no JSON") from None
+        raise UnfitRow(f"{where}: not valid JSON") from None
 
 
 def _text(value: Any) -> str:
@@ -119,26 +120,19 @@ def in_chatml(example: Example) -> tuple[Turn, ...]:
             preface = f"{turns.pop(0).text}\n\n{preface}"
         turns.insert(0, Turn("system", preface))
     found: list[Turn] = []
-    for place, turn in enumerate(turns):
+    for before, turn in zip([None, *turns], turns, strict=False):
         if turn.role == "tool":
             given = f"<tool_response>\n{turn.text}\n</tool_response>"
-            if place and turns[place - 1].role == "tool":
-                found[-1] = Turn("user", f"{found[-1].text}\n{given}")
-            else:
-                found.append(Turn("user", given))
-        elif turn.extra:
-            found.append(Turn("assistant", with_calls(turn), turn.learn))
+            if before and before.role == "tool":
+                given = f"{found.pop().text}\n{given}"
+            found.append(Turn("user", given))
         else:
-            found.append(turn)
+            found.append(Turn(turn.role, with_calls(turn), turn.learn) if turn.extra else turn)
     return tuple(found)
 
 
 def with_calls(turn: Turn) -> str:
-    """What is said in a turn, and its calls below, as ChatML writes them."""
-    written: Sequence[str] = [
-        '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'.format(
-            call["name"], _text(call["arguments"])
-        )
-        for call in calls_of(turn)
-    ]
-    return "\n".join([*([turn.text] if turn.text else []), *written])
+    """The text of a turn, and its calls below, as ChatML writes them."""
+    shape = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
+    calls = (shape.format(call["name"], _text(call["arguments"])) for call in calls_of(turn))
+    return "\n".join([*([turn.text] if turn.text else []), *calls])

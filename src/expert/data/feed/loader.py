@@ -75,7 +75,7 @@ def padded_tensors(
     return PaddedTensors(**tensors, counts=(counts.targets, counts.real_tokens, counts.examples))
 
 
-class PreparedRows(Dataset[Any]):
+class PreparedBins(Dataset[Any]):
     """Prepared documents, a padded batch at a time; every worker maps the files for itself."""
 
     def __init__(self, folders: Sequence[Path], index_file: Path, *, pad_id: int) -> None:

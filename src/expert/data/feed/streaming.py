@@ -20,13 +20,13 @@ from expert.data.feed.batches import BatchShape
 from expert.data.feed.feed import UpdateWork
 from expert.data.feed.loader import LoaderOptions, data_loader
 from expert.data.feed.order import Draw, Update, shuffled
+from expert.data.line import STREAM_WINDOW_ROWS
 from expert.data.pack.pack import bins_per_update
 from expert.data.pack.pack_index import PackIndex
 from expert.data.records import BadRow, DataError, Dropped, Row, Segment
 from expert.data.tokens.encoder import EncodedBatch, Encoder
 from expert.data.tokens.flat_documents import FlatDocuments, shard_of
 
-WINDOW_ROWS = 4096
 WINDOW_CHARACTERS = 8_000_000
 SPARE_BOUNDARIES = 1.5
 """Later windows may have shorter rows than the first; fuller bins than this are divided."""
@@ -58,14 +58,14 @@ class StreamedRows(IterableDataset[Window]):
     def __init__(
         self,
         open_rows: Callable[[], Iterator[Row | BadRow]],
-        segments_of: Callable[[Row], Segments],
+        formatter: Callable[[], Callable[[Row], Segments]],
         encoder: Encoder,
         *,
         first: int = 0,
-        window_rows: int = WINDOW_ROWS,
+        window_rows: int = STREAM_WINDOW_ROWS,
     ) -> None:
         self._open_rows = open_rows
-        self._segments_of = segments_of
+        self._formatter = formatter
         self._encoder = encoder
         self._window_rows = window_rows
         self.first = first
@@ -73,9 +73,10 @@ class StreamedRows(IterableDataset[Window]):
     def __iter__(self) -> Iterator[Window]:
         worker = get_worker_info()
         mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        segments_of = self._formatter()
         for number, rows in enumerate(self._cut()):
             if number >= self.first and (number - self.first) % workers == mine:
-                yield self._tokenised(rows)
+                yield self._tokenised(rows, segments_of)
 
     def _cut(self) -> Iterator[list[Row | BadRow]]:
         """Runs of so many rows, or of so many characters where rows are long."""
@@ -90,12 +91,14 @@ class StreamedRows(IterableDataset[Window]):
         if rows:
             yield rows
 
-    def _tokenised(self, rows: list[Row | BadRow]) -> Window:
+    def _tokenised(
+        self, rows: list[Row | BadRow], segments_of: Callable[[Row], Segments]
+    ) -> Window:
         documents: list[list[Segment]] = []
         bad: list[BadRow] = []
         dropped = 0
         for row in rows:
-            made = row if isinstance(row, BadRow) else self._segments_of(row)
+            made = row if isinstance(row, BadRow) else segments_of(row)
             if isinstance(made, BadRow):
                 bad.append(made)
             elif isinstance(made, Dropped):

@@ -1,7 +1,7 @@
 """What a look at all examples finds: repeats, rows of one split in another, leftovers of templates.
 
-An example is kept as three digests of 16 bytes, where it stands, and its numbers of tokens: 68
-bytes, whatever its length.
+An example is kept as three numbers it is recognised by, its file and line, and its numbers of
+tokens: 44 bytes, whatever its length.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import re
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,22 +20,19 @@ from expert.core.text import counted
 from expert.data.examples.tools import drops_words_beside_calls, has_tools
 from expert.data.records import BadRow, Example, Segment, place_of
 from expert.data.tokens.encoder import EncodedBatch
+from expert.data.tokens.row_keys import RowKeys
 from expert.data.tokens.statistics import percentiles
 
-DIGEST_BYTES = 16
 SHOWN_ROWS = 100
 SHOWN_PAIRS = 5
 SHOWN_OF_A_KIND = 5
 SHOWN_KINDS = 20
-COLUMNS = ("whole", "near", "prompt", "line", "length", "learnt", "kept")
-NO_PROMPT = bytes(DIGEST_BYTES)
-"""The digest of a prompt that is not there: plain text has none."""
 
 # How an example occurs in another split, the gravest first.
 SAME = "same prompt and answer"
 NEARLY = "same request and answer; system text, case or spacing differ"
 SAME_PROMPT = "same prompt, another answer"
-LEAKS = (SAME, NEARLY, SAME_PROMPT)
+LEAKS = {SAME: "whole", NEARLY: "near", SAME_PROMPT: "prompt"}
 
 MARKERS = (
     *("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
@@ -59,44 +56,19 @@ _EMPTY_ANSWER = re.compile(
 # Numbers and what is quoted: "turn 3", "unknown role 'narrator'".
 _DIFFERS = re.compile(r"0x[0-9a-f]+|[0-9][0-9.,]*|'[^']*'")
 
-Digests = npt.NDArray[np.bytes_]
+Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class ExampleDigests:
-    """What an example is recognised by."""
-
-    whole: bytes
-    near: bytes
-    """Without the system text, in lower case, every gap one space."""
-    prompt: bytes
-
-
-def digests_of(example: Example) -> ExampleDigests:
-    """Three digests: of everything, of what matters of it, and of the prompt alone."""
-    if not example.turns:
-        return ExampleDigests(
-            _digest(["", example.text]), _digest(["", _plain(example.text)]), NO_PROMPT
-        )
-    whole = [part for turn in example.turns for part in (turn.role, turn.text + turn.extra)]
-    said = [turn for turn in example.turns if turn.role != "system"]
-    near = [part for turn in said for part in (turn.role, _plain(turn.text))]
-    answers = [at for at, turn in enumerate(example.turns) if turn.role == "assistant"]
-    answer = answers[-1] if answers else len(example.turns)
-    every = [*whole, example.tools] if example.tools else whole
-    return ExampleDigests(_digest(every), _digest(near), _digest(whole[: 2 * answer]))
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split()).casefold()
-
-
-def _digest(parts: Sequence[str]) -> bytes:
+def near_key(example: Example) -> int:
+    """What nearly equal examples share: without the system text, in lower case, every gap one
+    space."""
+    turns = [("", example.text), *((turn.role, turn.text) for turn in example.turns)]
+    said = [(role, " ".join(text.split()).casefold()) for role, text in turns if role != "system"]
     # Lengths between the parts: ["ab", "c"] and ["a", "bc"] are different examples.
-    text = "".join(f"{len(part)}\0{part}" for part in parts)
-    data = text.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+    text = "".join(f"{role}\0{len(part)}\0{part}" for role, part in said)
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def markers_in(example: Example) -> list[str]:
@@ -135,19 +107,20 @@ def learnt_tokens(batch: EncodedBatch, first: int | None = None) -> Numbers:
 
 
 @dataclass(frozen=True)
-class Documents:
-    """Examples of a split as columns."""
+class ExampleTable:
+    """The examples of a split as columns."""
 
     files: tuple[str, ...]
-    whole: Digests
-    near: Digests
-    prompt: Digests
+    whole: Keys
+    near: Keys
+    prompt: Keys
     file: Numbers
     line: Numbers
     length: Numbers
     learnt: Numbers
+    """Tokens that are trained on."""
     kept: Numbers
-    """Learnt tokens that are left when a row longer than there is room for is cut."""
+    """Those of them that are left when a row longer than there is room for is cut."""
 
     def __len__(self) -> int:
         return len(self.length)
@@ -155,51 +128,47 @@ class Documents:
     def place(self, number: int) -> str:
         return place_of(self.files[self.file[number]], int(self.line[number]))
 
-    def take(self, numbers: npt.NDArray[np.integer[Any]]) -> Documents:
+    def take(self, numbers: npt.NDArray[np.integer[Any]]) -> ExampleTable:
         """Only these examples, in this order."""
-        return Documents(
-            files=self.files,
-            whole=self.whole[numbers],
-            near=self.near[numbers],
-            prompt=self.prompt[numbers],
-            file=self.file[numbers],
-            line=self.line[numbers],
-            length=self.length[numbers],
-            learnt=self.learnt[numbers],
-            kept=self.kept[numbers],
-        )
+        return replace(self, **{name: getattr(self, name)[numbers] for name in COLUMNS})
 
 
-class DocumentCollector:
+COLUMNS = ("whole", "near", "prompt", "file", "line", "length", "learnt", "kept")
+
+
+class ExampleCollector:
     """Takes examples one by one and gives them back as columns."""
 
     def __init__(self) -> None:
         self._files: dict[str, int] = {}
-        self._digests = (bytearray(), bytearray(), bytearray())
-        self._numbers = tuple(array("i") for _ in range(5))
+        self._near = array("Q")
+        self._places = array("i"), array("i")
+        self._keys: list[RowKeys] = []
+        self._tokens: list[list[Numbers]] = []
 
-    def add(self, example: Example, file: str, line: int) -> None:
-        found = digests_of(example)
-        for column, digest in zip(
-            self._digests, (found.whole, found.near, found.prompt), strict=True
-        ):
-            column += digest
-        self._numbers[0].append(self._files.setdefault(file, len(self._files)))
-        self._numbers[1].append(line)
+    def add(self, example: Example | None, file: str, line: int) -> None:
+        """None: tokens that were made elsewhere, which have no text to be nearly equal."""
+        self._near.append(near_key(example) if example else 0)
+        self._places[0].append(self._files.setdefault(file, len(self._files)))
+        self._places[1].append(line)
 
-    def add_tokens(self, batch: EncodedBatch, room: int | None = None) -> None:
-        """Lengths of the examples added since the last batch; `room`: what is cut at."""
+    def add_tokens(self, batch: EncodedBatch, keys: RowKeys, room: int | None = None) -> None:
+        """The tokens of the examples added since the last batch; `room`: what is cut at."""
         longest = int(batch.lengths.max(initial=0))
         kept = learnt_tokens(batch, longest if room is None else room)
-        for column, numbers in zip(
-            self._numbers[2:], (batch.lengths, learnt_tokens(batch), kept), strict=True
-        ):
-            column.frombytes(numbers.astype(np.int32).tobytes())
+        self._keys.append(keys)
+        self._tokens.append([batch.lengths.astype(np.int32), learnt_tokens(batch), kept])
 
-    def documents(self) -> Documents:
-        digests = [np.frombuffer(bytes(c), f"S{DIGEST_BYTES}") for c in self._digests]
-        numbers = [np.frombuffer(c.tobytes(), np.int32) for c in self._numbers]
-        return Documents(tuple(self._files), *digests, *numbers)
+    def examples(self) -> ExampleTable:
+        whole, prompt = np.zeros((2, 0), np.uint64)
+        if self._keys:
+            prompt, whole = RowKeys.joined(self._keys)
+        near = np.frombuffer(self._near.tobytes(), np.uint64)
+        places = [np.frombuffer(column.tobytes(), np.int32) for column in self._places]
+        empty = [np.zeros(0, np.int32)] * 3
+        numbers = [np.concatenate(c) for c in zip(empty, *self._tokens, strict=True)]
+        near = np.where(near == 0, whole, near)
+        return ExampleTable(tuple(self._files), whole, near, prompt, *places, *numbers)
 
 
 @dataclass(frozen=True)
@@ -211,31 +180,21 @@ class Pairs:
     """(the example, what it repeats), as file:line."""
 
 
-def duplicates(documents: Documents) -> Pairs:
+def duplicates(examples: ExampleTable) -> Pairs:
     """Examples that occurred before in the same split."""
-    order = np.argsort(documents.whole, kind="stable")
-    values = documents.whole[order]
-    starts = np.ones(len(values), np.bool_)
-    starts[1:] = values[1:] != values[:-1]
-    first_of = order[np.maximum.accumulate(np.where(starts, np.arange(len(values)), 0))]
-    repeats = sorted(zip(order[~starts].tolist(), first_of[~starts].tolist(), strict=True))
-    shown = [(documents.place(n), documents.place(f)) for n, f in repeats[:SHOWN_PAIRS]]
+    first = _first_places(examples.whole, examples.whole)
+    repeats = np.flatnonzero(first != np.arange(len(first)))
+    shown = [(examples.place(n), examples.place(int(first[n]))) for n in repeats[:SHOWN_PAIRS]]
     return Pairs(len(repeats), tuple(shown))
 
 
-def leaks(train: Documents, other: Documents) -> dict[str, Pairs]:
+def leaks(train: ExampleTable, other: ExampleTable) -> dict[str, Pairs]:
     """Examples of another split that training sees too: each once, under its gravest kind."""
     found = {}
     left = np.ones(len(other), np.bool_)
-    columns = zip(
-        LEAKS,
-        (train.whole, train.near, train.prompt),
-        (other.whole, other.near, other.prompt),
-        strict=True,
-    )
-    for kind, known, asked in columns:
-        first = _first_places(known, asked)
-        hit = left & (first >= 0) & (asked != NO_PROMPT)
+    for kind, column in LEAKS.items():
+        first = _first_places(getattr(train, column), getattr(other, column))
+        hit = left & (first >= 0)
         numbers = np.flatnonzero(hit)
         shown = [(other.place(n), train.place(int(first[n]))) for n in numbers[:SHOWN_PAIRS]]
         found[kind] = Pairs(len(numbers), tuple(shown))
@@ -243,8 +202,8 @@ def leaks(train: Documents, other: Documents) -> dict[str, Pairs]:
     return found
 
 
-def _first_places(known: Digests, asked: Digests) -> npt.NDArray[np.int64]:
-    """Where each digest occurs first among the known ones; -1: nowhere."""
+def _first_places(known: Keys, asked: Keys) -> npt.NDArray[np.int64]:
+    """Where each key occurs first among the known ones; -1: nowhere."""
     if not len(known):
         return np.full(len(asked), -1, np.int64)
     order = np.argsort(known, kind="stable")
@@ -253,50 +212,43 @@ def _first_places(known: Digests, asked: Digests) -> npt.NDArray[np.int64]:
     return np.where(known[places] == asked, places, -1)
 
 
-def length_summary(documents: Documents, room: int | None, overlong: str = "cut") -> dict[str, Any]:
-    """Examples, tokens, the learnt share, percentiles, the share longer than `room`, and what is
-    lost of those."""
-    lengths = documents.length
-    tokens = int(lengths.sum(dtype=np.int64))
-    learnt = int(documents.learnt.sum(dtype=np.int64))
-    half, nine, nineteen, almost = percentiles(lengths)
+def length_summary(
+    examples: ExampleTable, room: int | None, overlong: str = "cut"
+) -> dict[str, Any]:
+    """Examples, tokens, the share trained on, percentiles, the share longer than `room`, and what
+    is lost of those."""
+    lengths = examples.length
+    tokens, learnt = (int(n.sum(dtype=np.int64)) for n in (lengths, examples.learnt))
     longer = lengths > room if room is not None else np.zeros(len(lengths), np.bool_)
     over = None if room is None else int(longer.sum())
     beyond = lengths[longer].astype(np.int64) - (room or 0 if overlong == "cut" else 0)
     stays = ~longer if overlong == "drop" else np.ones(len(lengths), np.bool_)
-    unlearnt = int((stays & (documents.kept == 0)).sum())
+    unlearnt = int((stays & (examples.kept == 0)).sum())
     return {
-        "examples": len(documents),
+        "examples": len(examples),
         "tokens": tokens,
         "learnt_tokens": learnt,
         "learnt_share": learnt / tokens if tokens else 0.0,
-        "p50": half,
-        "p90": nine,
-        "p95": nineteen,
-        "p99": almost,
+        **dict(zip(("p50", "p90", "p95", "p99"), percentiles(lengths), strict=True)),
         "longest": int(lengths.max(initial=0)),
         "over_long": over,
-        "over_long_share": over / max(1, len(documents)) if over is not None else None,
+        "over_long_share": over / max(1, len(examples)) if over is not None else None,
         "tokens_lost": int(beyond.sum()) if overlong != "split" else 0,
         "unlearnt": unlearnt,
         "left": int(stays.sum()) - unlearnt,
     }
 
 
-def joined(parts: Sequence[Documents]) -> Documents:
+def joined(parts: Sequence[ExampleTable]) -> ExampleTable:
     """Examples of several sources one after the other."""
     files: dict[str, int] = {}
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for part in parts:
-        for name in part.files:
-            files.setdefault(name, len(files))
-    numbers = [np.array([files[name] for name in part.files], np.int32) for part in parts]
-    file = [renamed[part.file] for renamed, part in zip(numbers, parts, strict=True)]
-
-    def column(name: str) -> Any:
-        return np.concatenate([getattr(part, name) for part in parts])
-
-    columns = {name: column(name) for name in COLUMNS}
-    return Documents(files=tuple(files), file=np.concatenate(file).astype(np.int32), **columns)
+        numbers = [files.setdefault(name, len(files)) for name in part.files]
+        renumbered = replace(part, file=np.array(numbers, np.int32)[part.file])
+        for name, values in columns.items():
+            values.append(getattr(renumbered, name))
+    return ExampleTable(tuple(files), **{name: np.concatenate(v) for name, v in columns.items()})
 
 
 @dataclass
@@ -403,7 +355,7 @@ class SplitReport:
         if self.silent_calls:
             found.append(
                 f"{self.name}: {counted(self.silent_calls, 'example')} with words beside a call, "
-                "which the model's own template leaves out: they are not learnt: "
+                "which the model's own template leaves out: they are not trained on: "
                 f"{', '.join(self.first_silent_calls)}"
             )
         repeats = {"earlier in the split": self.duplicates}

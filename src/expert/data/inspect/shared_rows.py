@@ -20,7 +20,7 @@ from expert.data.tokens.row_keys import RowKeys
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparedRows:
+class SplitRows:
     """The rows of a split: where they come from, their tokens, and what they are recognised by."""
 
     names: Sequence[str]
@@ -71,7 +71,7 @@ class SharedRows:
 
 
 def find_shared(
-    split: str, own: PreparedRows, train: PreparedRows, learnt: NDArray[np.integer[Any]]
+    split: str, own: SplitRows, train: SplitRows, learnt: NDArray[np.integer[Any]]
 ) -> SharedRows | None:
     """The rows of a split that are, prompt and answer, among the learnt ones; None: there are none.
 

@@ -1,7 +1,8 @@
 """A row as the model sees it: read back from the arrays that a batch is made of.
 
-Nothing is rendered here. The ids and labels are those that `fill_batch` lays out for training; this
-module only decodes them and says which tokens are trained on, which are context and which are lost.
+A row is formatted, tokenised, cut and laid into a batch by the functions that training uses, with
+the plan of the run. The ids and labels that are shown are those of that batch; this module only
+decodes them and reports which tokens are trained on, which are context and which are lost.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from expert.core.text import counted
 from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
+from expert.data.line import Line, Made
 from expert.data.pack.pack_index import PackIndex
-from expert.data.records import Segment
+from expert.data.pack.packing import packed, rows_to_pack, soft_tokens
+from expert.data.records import BadRow, Dropped, Row, Segment, place_of
 from expert.data.tokens.encoder import Encoder
-from expert.data.tokens.flat_documents import FlatDocuments
+from expert.data.tokens.flat_documents import FlatDocuments, shard_of
+from expert.planning.choose.sequences import Packing
 
 CONTEXT_TOKENS = 8
 """Decoded before a stretch and taken off again: some tokenizers drop the space of a first word."""
@@ -40,7 +45,7 @@ class ShownSegment:
     tokens: int | None
     """None where there is no tokenizer to count them."""
     seen: bool = True
-    """False: behind the cut; the model never sees them."""
+    """False: after the cut; the model never sees them."""
     piece: int = 0
     """Which part of a row that is split; each is a sequence of its own."""
     special: bool = False
@@ -74,6 +79,99 @@ class ShownRow:
     segments: tuple[ShownSegment, ...] = ()
 
 
+def show_row(
+    line: Line,
+    row: Row | BadRow,
+    made: Made,
+    split: str,
+    because: str,
+    *,
+    most_tokens: int | None,
+) -> ShownRow:
+    """A row and what becomes of it; `most_tokens`: about as many are shown, None: all."""
+    place = place_of(row.file, row.line)
+    if isinstance(made, BadRow | Dropped):
+        bad = "a bad row: " if isinstance(made, BadRow) else ""
+        return ShownRow(place, split, because, left_out=f"{bad}{made.reason}")
+    if not line.has_tokenizer:
+        room = None if most_tokens is None else 4 * most_tokens // max(1, len(made))
+        notes = (_note_without_tokenizer(line),)
+        return ShownRow(place, split, because, notes=notes, segments=_as_text(made, room))
+    encoder = line.encoder
+    store = FlatDocuments([shard_of(encoder.encode([made]))])
+    index = _index(line, store, split)
+    seen = _seen_tokens(store, index)
+    lost = seen.piece < 0
+    return ShownRow(
+        place,
+        split,
+        because,
+        tokens=len(seen.ids),
+        trained_tokens=int(seen.trained.sum()),
+        lost_tokens=int(lost.sum()),
+        lost_answer_tokens=int((lost & seen.answer).sum()),
+        lost_because=_lost_because(line) if lost.any() else "",
+        pieces=len(index.piece_start),
+        left_out=_left_out(line, index, seen),
+        notes=tuple(_notes(line, index, split)),
+        special_tokens=_special_counts(seen.ids, encoder.special_ids),
+        segments=_shown_segments(seen, encoder, most_tokens),
+    )
+
+
+def _index(line: Line, store: FlatDocuments, split: str) -> PackIndex:
+    """How this row alone is laid into sequences by the rule of the run."""
+    plan = line.plan
+    rows = rows_to_pack(plan, store, np.arange(1), is_text=line.is_text)
+    length = plan.data.max_seq_length
+    if line.is_text and plan.data.packing == "concat":
+        # Among other rows it is cut where a sequence ends by chance; alone it is shown whole.
+        length = max(length, int(store.lengths[0]) + soft_tokens(plan))
+    packing = Packing(1, length, None)
+    return packed(plan, split, rows, plan.optim.seed, packing, is_text=line.is_text)
+
+
+def _lost_because(line: Line) -> str:
+    if not line.is_text:
+        return "after the last whole block of this epoch"
+    return f"cut at max_seq_length {line.plan.data.max_seq_length}"
+
+
+def _left_out(line: Line, index: PackIndex, seen: SeenTokens) -> str:
+    if index.bins:
+        return ""
+    limit = f"max_seq_length {line.plan.data.max_seq_length}"
+    if index.overlong.dropped:
+        return f"{len(seen.ids):,} tokens, longer than {limit}, and overlong: drop leaves it out"
+    if not seen.answer.any():
+        return "no token of it is trained on"
+    return f"nothing that is trained on comes before {limit}"
+
+
+def _notes(line: Line, index: PackIndex, split: str) -> Iterator[str]:
+    soft, length = soft_tokens(line.plan), line.plan.data.max_seq_length
+    if soft:
+        yield f"{counted(soft, 'token')} of soft prompts come before it"
+    if not line.is_text and split == "train" and index.bins > 1:
+        yield (
+            f"a text is cut into blocks of {length} characters; shown as in the first epoch, later "
+            "epochs cut it elsewhere"
+        )
+    if line.is_text and line.plan.data.packing == "concat":
+        yield (
+            f"packing: concat lays rows end to end in sequences of {length} tokens: the end of one "
+            "may cut it anywhere"
+        )
+
+
+def _note_without_tokenizer(line: Line) -> str:
+    model = line.plan.model
+    note = f"the tokenizer of {model.name} is not on this machine: text, no tokens"
+    if (model.prompt_template or "tokenizer") == "tokenizer":
+        note += "; written as ChatML, since the model's own template is not known either"
+    return note
+
+
 @dataclass(frozen=True, eq=False)
 class SeenTokens:
     """A document and what training does with each of its tokens."""
@@ -87,7 +185,7 @@ class SeenTokens:
     """Number of the part that the token is in; -1: in none, it is lost."""
 
 
-def seen_tokens(store: FlatDocuments, index: PackIndex) -> SeenTokens:
+def _seen_tokens(store: FlatDocuments, index: PackIndex) -> SeenTokens:
     """The only document of a store, by the batches that its index gives."""
     size = int(store.lengths[0])
     trained, answer = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
@@ -123,11 +221,11 @@ def _places(index: PackIndex, bins: range, row: int) -> Iterator[tuple[int, int]
             place += int(index.piece_stop[at] - index.piece_start[at])
 
 
-def shown_segments(
-    seen: SeenTokens, encoder: Encoder, special: Sequence[int], *, most_tokens: int | None
+def _shown_segments(
+    seen: SeenTokens, encoder: Encoder, most_tokens: int | None
 ) -> tuple[ShownSegment, ...]:
-    """The stretches of a document as text; `most_tokens`: about as many are shown, None: all."""
-    is_special = np.isin(seen.ids, np.asarray(list(special), np.int64))
+    """The stretches of a document as text."""
+    is_special = np.isin(seen.ids, np.asarray(list(encoder.special_ids), np.int64))
     # Every special token is a stretch: two of them in a row are two.
     state = seen.piece.astype(np.int64) * 4 + seen.trained * 2 + is_special
     changes = np.flatnonzero((np.diff(state) != 0) | is_special[1:]) + 1
@@ -156,30 +254,19 @@ def shown_segments(
     return tuple(found)
 
 
-def text_segments(
-    segments: Sequence[Segment], *, most_characters: int | None
-) -> tuple[ShownSegment, ...]:
+def _as_text(segments: Sequence[Segment], most: int | None) -> tuple[ShownSegment, ...]:
     """Segments where there is no tokenizer: their text and which of them is trained on."""
     found = []
     for segment in segments:
-        text, hidden = segment.text, 0
-        if most_characters is not None and len(text) > most_characters:
-            hidden = len(text) - most_characters
-        half = (len(text) - hidden) // 2
-        after = text[half + hidden :] if hidden else ""
-        found.append(
-            ShownSegment(
-                text[:half] if hidden else text,
-                segment.learn,
-                None,
-                not_shown=hidden,
-                after=after,
-            )
-        )
+        text, hidden, after = segment.text, 0, ""
+        if most is not None and len(text) > most:
+            hidden = len(text) - most
+            text, after = text[: most // 2], text[most // 2 + hidden :]
+        found.append(ShownSegment(text, segment.learn, None, not_shown=hidden, after=after))
     return tuple(found)
 
 
-def special_counts(ids: NDArray[np.int32], special: dict[int, str]) -> dict[str, int]:
+def _special_counts(ids: NDArray[np.int32], special: dict[int, str]) -> dict[str, int]:
     """How often each special token of a tokenizer stands in a row, in the order of their places."""
     return dict(Counter(special[token] for token in ids.tolist() if token in special))
 
@@ -225,20 +312,16 @@ def _shortened(
     if room is None or stop - start <= room:
         return _decoded(ids, start, stop, encoder), 0, ""
     head, tail = start + room // 2, stop - room // 2
-    for head_end in _from(head, -1):
+    # A character has at most four bytes, and so tokens: a place near by is between two.
+    for head_end in range(head, head - 4, -1):
         text = _decoded(ids, start, head_end, encoder)
         if not text.endswith(_HALF_A_CHARACTER):
             break
-    for tail_start in _from(tail, 1):
+    for tail_start in range(tail, tail + 4):
         after = _decoded(ids, tail_start, stop, encoder)
         if not after.startswith(_HALF_A_CHARACTER):
             break
     return text, tail_start - head_end, after
-
-
-def _from(place: int, step: int) -> Iterator[int]:
-    """A character has at most four bytes, and so tokens: a place near by is between two."""
-    return iter(range(place, place + 4 * step, step))
 
 
 def _decoded(ids: NDArray[np.int32], start: int, stop: int, encoder: Encoder) -> str:

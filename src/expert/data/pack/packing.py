@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from expert.manifest.schema.manifest import CHAR_GPT
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from expert.planning.choose.sequences import Packing
     from expert.planning.run_plan import RunPlan
 
+PAD_ID = 0
+"""Padding has no label and is seen by no document, so any token will do."""
 TRIED_ROWS = 2048
 MORE_SEQUENCES = 4
 """Numbers of sequences that are tried: 16 rows of which 7 fill one go into 4 that hold 4 each."""
@@ -28,6 +32,11 @@ MOST_ROWS_TRIED = (1.0, 1.25, 1.5, 2.0)
 def soft_tokens(plan: RunPlan) -> int:
     """Places that soft prompts take before every row."""
     return sum(prompt["tokens"] for prompt in plan.adapter.soft_prompts)
+
+
+def is_padded(plan: RunPlan) -> bool:
+    """Whether rows go alone, padded to the longest; blocks of a corpus are full without padding."""
+    return plan.data.packing == "none" and plan.model.name != CHAR_GPT
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files, batch by batch; a row's line is its number in the file."""
+"""Rows of Parquet and Arrow files, batch by batch; the line of a row is its number in the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from expert.data.examples.row_text import fault_in
+from expert.data.read.row_text import fault_in
 from expert.data.read.streams import bad_row, open_seekable, unusable
 from expert.data.records import BadRow, Row
 
@@ -22,7 +22,7 @@ def read_parquet(path: Path) -> Iterator[Row | BadRow]:
     """The rows of a Parquet file; a page is in memory at a time, not a row group."""
     with (
         open_seekable(path) as stream,
-        damage_told(path, "Parquet"),
+        arrow_errors(path, "Parquet"),
         pq.ParquetFile(stream, buffer_size=2**20) as file,
     ):
         yield from rows_of_batches(file.iter_batches(_BATCH_ROWS), str(path))
@@ -30,7 +30,7 @@ def read_parquet(path: Path) -> Iterator[Row | BadRow]:
 
 def read_arrow(path: Path) -> Iterator[Row | BadRow]:
     """The rows of an Arrow IPC stream (as `save_to_disk` writes it) or IPC file."""
-    with open_seekable(path) as stream, damage_told(path, "Arrow"):
+    with open_seekable(path) as stream, arrow_errors(path, "Arrow"):
         is_file = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
         stream.seek(0)
         if is_file:
@@ -42,18 +42,14 @@ def read_arrow(path: Path) -> Iterator[Row | BadRow]:
 
 
 @contextmanager
-def damage_told(path: Path, format: str) -> Iterator[None]:
-    """What goes wrong in reading a file of Arrow's, in words."""
+def arrow_errors(path: Path, format: str) -> Iterator[None]:
+    """An error of Arrow as a DataError that names the file and the fix."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        what = f"not a whole {format} file: {_first_sentence(error)}"
+        first_sentence = str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
         fix = "the file is cut off, damaged or of another format; write or download it again"
-        raise unusable(str(path), what, fix) from error
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
+        raise unusable(str(path), f"not a whole {format} file: {first_sentence}", fix) from error
 
 
 def rows_of_batches(batches: Iterable[Any], file: str) -> Iterator[Row | BadRow]:
@@ -72,25 +68,23 @@ def rows_of_batches(batches: Iterable[Any], file: str) -> Iterator[Row | BadRow]
 
 
 def _values_of(batch: Any) -> Iterator[dict[str, Any] | str]:
-    """Every row's values, or why there are none. Arrow itself checks neither offsets nor UTF-8
+    """The values of every row, or why there are none. Arrow itself checks neither offsets nor UTF-8
     when it opens a file: unchecked, a damaged one is read past its end."""
-    try:
-        batch.validate(full=True)
-    except pa.ArrowInvalid as error:
-        if batch.num_rows == 1:
-            damaged = "invalid UTF-8" if "UTF8" in str(error) else "damaged values"
-            yield f"{damaged} in {_damaged_column(batch)!r}"
-            return
+    fault = _fault_of(batch)
+    if not fault:
+        yield from batch.to_pylist()
+    elif batch.num_rows > 1:
         for row in range(batch.num_rows):
             yield from _values_of(batch.slice(row, 1))
-        return
-    yield from batch.to_pylist()
+    else:
+        damaged = "invalid UTF-8" if "UTF8" in fault else "damaged values"
+        columns = zip(batch.schema.names, batch.columns, strict=True)
+        yield f"{damaged} in {next(name for name, column in columns if _fault_of(column))!r}"
 
 
-def _damaged_column(batch: Any) -> str:
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        try:
-            column.validate(full=True)
-        except pa.ArrowInvalid:
-            return str(name)
-    raise AssertionError("the batch is damaged, none of its columns is")
+def _fault_of(values: Any) -> str:
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid as error:
+        return str(error)
+    return ""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from expert.data.examples.row_text import NOT_UTF8, escaped_byte, fault_in
+from expert.data.read.row_text import fault_in, undecodable
 from expert.data.read.streams import (
     MAX_ROW_BYTES,
     Overlong,
@@ -21,22 +21,22 @@ from expert.data.read.streams import (
 from expert.data.records import BadRow, Row
 
 SAMPLE_BYTES = 2**16
-"""Of a file's beginning, which tell what separates its columns."""
+"""Of the beginning of a file, by which its separator is found."""
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 
 def separator_of(stream: io.BufferedReader) -> str:
-    """What separates the columns, by the header and the first records; nothing is read away.
+    """What separates the columns, by the header and the first records; nothing is consumed.
 
     The one with which most records are as wide as the header, the comma where several are as good.
-    A separator inside quotes is none: the records are taken apart as they will be when read.
+    The sample is parsed as it will be when read: a separator inside quotes does not count.
     """
     sample = stream.peek(SAMPLE_BYTES)[:SAMPLE_BYTES].decode("utf-8", "surrogateescape")
     return max(SEPARATORS, key=lambda separator: _share_that_fits(sample, separator))
 
 
 def _share_that_fits(sample: str, separator: str) -> float:
-    """Of the records, as far as they can be read; 0 where there is but one column."""
+    """The share of records as wide as the header; 0 where there is only one column."""
     records = []
     with contextlib.suppress(csv.Error):
         for record in csv.reader(io.StringIO(sample, newline=""), delimiter=separator):
@@ -48,7 +48,7 @@ def _share_that_fits(sample: str, separator: str) -> float:
     return sum(found == width for found in others) / len(others) if others else 1.0
 
 
-class _TooLong(Exception):
+class _RecordTooLong(Exception):
     """A record, or one line of it, is over the limit."""
 
 
@@ -56,12 +56,12 @@ class _Line(NamedTuple):
     number: int
     text: str
     overlong: int = 0
-    """Size of a line that was passed over; 0: the text is all of it."""
+    """Size of a line that was skipped; 0: the text is all of it."""
 
 
 class _Lines:
-    """Feeds csv.reader and remembers the lines of the record at hand, to go back to its second
-    line when the record turns out broken: a stray quote must not swallow the rows after it."""
+    """Feeds csv.reader and keeps the lines of the current record, to return to its second line
+    when the record turns out broken: a stray quote must not swallow the rows after it."""
 
     def __init__(self, stream: io.BufferedReader) -> None:
         self._coming = numbered_lines(stream)
@@ -77,7 +77,7 @@ class _Lines:
         self.record.append(line)
         self._size += len(line.text)
         if line.overlong or self._size > MAX_ROW_BYTES + 2:
-            raise _TooLong
+            raise _RecordTooLong
         return line.text
 
     def _next_line(self) -> _Line:
@@ -87,18 +87,20 @@ class _Lines:
         return _Line(number, line.decode("utf-8", "surrogateescape"))
 
     def begin_record(self) -> None:
-        self.record = []
-        self._size = 0
+        self.record, self._size = [], 0
 
-    def go_back(self) -> None:
+    def rewind(self) -> None:
         self._again.extendleft(reversed(self.record[1:]))
+
+    @property
+    def raw(self) -> str:
+        return "".join(line.text for line in self.record)
 
 
 def read_csv(
     stream: io.BufferedReader, file: str, *, delimiter: str | None = None
 ) -> Iterator[Row | BadRow]:
-    """The records below the header; every value is a text. None: what separates the columns is
-    told by the file itself."""
+    """The records below the header; every value is a text. Without a delimiter the file decides."""
     delimiter = delimiter or separator_of(stream)
     if csv.field_size_limit() < MAX_ROW_BYTES + 2:  # one limit for the whole process
         csv.field_size_limit(MAX_ROW_BYTES + 2)
@@ -114,8 +116,10 @@ def read_csv(
             fields = next(reader)
         except StopIteration:
             return
-        except (csv.Error, _TooLong) as error:
+        except (csv.Error, _RecordTooLong) as error:
             yield _broken(error, lines, file)
+            continue
+        if not fields:
             continue
         if len(fields) == width:
             values = dict(zip(header, fields, strict=True))
@@ -123,13 +127,10 @@ def read_csv(
             if not fault:
                 yield Row(values, file, lines.record[0].number)
                 continue
-        elif not fields:
-            continue
         else:
             many = "many" if len(fields) > width else "few"
             fault = f"too {many} columns: {len(fields)}, the header has {width}"
-        raw = "".join(line.text for line in lines.record)
-        yield bad_row(file, lines.record[0].number, _undecodable(raw) or fault, raw)
+        yield bad_row(file, lines.record[0].number, undecodable(lines.raw) or fault, lines.raw)
 
 
 def _read_header(reader: Iterator[list[str]], lines: _Lines, file: str) -> list[str] | None:
@@ -141,14 +142,12 @@ def _read_header(reader: Iterator[list[str]], lines: _Lines, file: str) -> list[
             header = next(reader)
         except StopIteration:
             return None
-        except (csv.Error, _TooLong) as error:
-            fault = _broken(error, lines, file)
-            raise unusable(f"{file}:{fault.line}", f"the header: {fault.reason}") from error
+        except (csv.Error, _RecordTooLong) as error:
+            broken = _broken(error, lines, file)
+            raise unusable(f"{file}:{broken.line}", f"the header: {broken.reason}") from error
     where = f"{file}:{lines.record[0].number}"
-    raw = "".join(line.text for line in lines.record)
-    fault_text = _undecodable(raw) or fault_in(dict.fromkeys(header))
-    if fault_text:
-        raise unusable(where, f"the header: {fault_text}", "mend the first line")
+    if fault := undecodable(lines.raw) or fault_in(dict.fromkeys(header)):
+        raise unusable(where, f"the header: {fault}", "fix the first line")
     doubled = next((name for name in header if header.count(name) > 1), None)
     if doubled is not None:
         raise unusable(where, f"the header names {doubled!r} twice", "rename one of the columns")
@@ -159,16 +158,9 @@ def _broken(error: Exception, lines: _Lines, file: str) -> BadRow:
     first = lines.record[0]
     if first.overlong:
         return bad_row(file, first.number, too_long(first.overlong), first.text)
-    lines.go_back()
-    if isinstance(error, _TooLong) or "unexpected end" in str(error) or len(lines.record) > 1:
+    lines.rewind()
+    reason = f"broken CSV: {error}"
+    too_far = isinstance(error, _RecordTooLong) or "unexpected end" in str(error)
+    if too_far or len(lines.record) > 1:
         reason = "broken CSV: a quoted value is opened and not properly closed"
-    else:
-        reason = f"broken CSV: {error}"
-    return bad_row(file, first.number, _undecodable(first.text) or reason, first.text)
-
-
-def _undecodable(raw: str) -> str | None:
-    if not (found := escaped_byte(raw)):
-        return None
-    place, value = found
-    return f"invalid UTF-8: byte 0x{value:02x} at character {place + 1}{NOT_UTF8}"
+    return bad_row(file, first.number, undecodable(first.text) or reason, first.text)

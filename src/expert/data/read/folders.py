@@ -30,19 +30,18 @@ _NOT_DATA = {
 
 def _data_files(folder: Path, format: str | None) -> list[Path]:
     """The files of a folder and of the folders in it that may hold rows, sorted. Markdown and
-    spreadsheets beside rows of another format describe them; without such they hold the rows."""
+    spreadsheets beside rows of another format describe them; otherwise they hold the rows."""
     wanted = FORMATS if format is None else _ASKED_FORMATS.get(format, (format,))
-    found = [
-        path
-        for path in _visible_files(folder)
-        if path.name.lower() not in _NOT_DATA and suffix_format(path) in wanted
-    ]
-    others = {suffix_format(path) for path in found} - {"txt", "excel"}
-    return [
-        path
-        for path in found
-        if not (others and (is_markdown(path) or suffix_format(path) == "excel"))
-    ]
+    found = {path: suffix_format(path) for path in _visible_files(folder)}
+    found = {
+        path: kind
+        for path, kind in found.items()
+        if path.name.lower() not in _NOT_DATA and kind in wanted
+    }
+    others = set(found.values()) - {"txt", "excel"}
+    described = (path for path, kind in found.items() if is_markdown(path) or kind == "excel")
+    left_out = set(described) if others else set()
+    return [path for path in found if path not in left_out]
 
 
 def _visible_files(folder: Path) -> list[Path]:
@@ -55,7 +54,7 @@ def _visible_files(folder: Path) -> list[Path]:
 
 
 def unread_files(folder: Path, format: str | None = None) -> list[str]:
-    """Files of a folder of rows that no row comes from, as they are named in it."""
+    """Files of a folder of rows that no row comes from, by their paths in it."""
     if saved_splits(folder) is not None:
         return []
     read = set(_data_files(folder, format))
@@ -63,16 +62,13 @@ def unread_files(folder: Path, format: str | None = None) -> list[str]:
 
 
 def files_by_split(folder: Path, format: str | None) -> dict[Split | None, list[Path]]:
-    """The data files of a folder and of the folders in it, sorted; None: no split's name."""
+    """The data files of a folder and of the folders in it, sorted; None: no name of a split."""
     found = _data_files(folder, format)
     kinds = Counter(str(suffix_format(path)) for path in found)
     if len(kinds) > 1 and format is None:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        raise unusable(
-            str(folder),
-            f"files of several formats: {counts}",
-            "say which are the rows with training.dataset.format",
-        )
+        fix = "say which are the rows with training.dataset.format"
+        raise unusable(str(folder), f"files of several formats: {counts}", fix)
     parts: dict[Split | None, list[Path]] = {"train": [], "validation": [], "test": [], None: []}
     for path in found:
         parts[_split_in_name(path.relative_to(folder))].append(path)
@@ -80,21 +76,17 @@ def files_by_split(folder: Path, format: str | None) -> dict[Split | None, list[
 
 
 def _split_in_name(path: Path) -> Split | None:
-    for name in (path.name, *reversed(path.parts[:-1])):
-        for word in re.split(r"[^a-z]+", name.lower()):
-            if word in SPLIT_NAMES:
-                return SPLIT_NAMES[word]
-    return None
+    words = (w for name in reversed(path.parts) for w in re.split(r"[^a-z]+", name.lower()))
+    return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)
 
 
 def saved_splits(folder: Path) -> dict[str, Path] | None:
     """The splits of a `save_to_disk` folder; one without a name for a single data set."""
-    if (folder / "dataset_dict.json").is_file():
-        names = _read_description(folder / "dataset_dict.json").get("splits")
+    described = folder / "dataset_dict.json"
+    if described.is_file():
+        names = _read_description(described).get("splits")
         if not isinstance(names, list) or not all(_is_plain_name(name) for name in names):
-            raise unusable(
-                str(folder / "dataset_dict.json"), "it does not name the splits", "save it again"
-            )
+            raise unusable(str(described), "it does not name the splits", "save it again")
         return {name: folder / name for name in names}
     if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
         return {"": folder}
@@ -108,16 +100,14 @@ def _is_plain_name(name: object) -> bool:
 
 def saved_files(folder: Path) -> tuple[Path, ...]:
     state = _read_description(folder / "state.json")
+    fix = "save the data set again"
     try:
         names = [str(entry["filename"]) for entry in state["_data_files"]]
     except (KeyError, TypeError) as error:
-        raise unusable(
-            str(folder / "state.json"), "it does not name the data files", "save the data set again"
-        ) from error
+        what = "it does not name the data files"
+        raise unusable(str(folder / "state.json"), what, fix) from error
     if not all(map(_is_plain_name, names)) or state.get("_indices_data_files"):
-        raise unusable(
-            str(folder), "it was saved as a view of another data set", "save the data set again"
-        )
+        raise unusable(str(folder), "it was saved as a view of another data set", fix)
     return tuple(folder / name for name in names)
 
 
@@ -127,5 +117,5 @@ def _read_description(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise unusable(str(path), f"it cannot be read: {error}", "save it again") from error
     if not isinstance(description, dict):
-        raise unusable(str(path), "it is no description of a data set", "save it again")
+        raise unusable(str(path), "it does not describe a data set", "save it again")
     return description

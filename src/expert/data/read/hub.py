@@ -19,8 +19,7 @@ from expert.data.records import BadRow, DataError, Row
 SECONDS_TO_ANSWER = 5.0
 """A hub that has not answered by then is not there; its client would try six times, for 25 s."""
 SECONDS_LOST = 60.0
-"""So long a hub that was not there is not asked again; a network may come back to a notebook."""
-_BATCH_ROWS = 1000
+"""So long an unreachable hub is not asked again; a network may come back to a notebook."""
 _SLICE = re.compile(r"(?P<split>[^\[]+)\[(?P<start>\d*):(?P<end>\d*)\]")
 _NETWORK = ("connect", "offline", "network", "resolve", "timed out", "max retries", "unreachable")
 
@@ -32,16 +31,16 @@ def read_hub(
     dataset = _load(name, split=split, config=config, streaming=streaming)
     from expert.data.read.arrow_rows import rows_of_batches
 
-    tables = dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS)
+    tables = dataset.with_format("arrow").iter(batch_size=1000)
     batches = (batch for table in tables for batch in table.to_batches())
     try:
         yield from rows_of_batches(batches, f"{name}::{split}")
     except OSError as error:
-        raise _told(name, split, error) from error
+        raise _hub_error(name, split, error) from error
 
 
 def hub_fingerprint(name: str, *, split: str, config: str | None, streaming: bool) -> str:
-    """What changes when the rows do. Streamed rows are not looked at: the name has to do."""
+    """Changes when the rows do. Streamed rows are not looked at: the name has to do."""
     if streaming:
         return hashlib.sha256(json.dumps([name, split, config]).encode()).hexdigest()
     fingerprint: str = _load(name, split=split, config=config, streaming=False)._fingerprint
@@ -52,18 +51,13 @@ def _load(name: str, *, split: str, config: str | None, streaming: bool) -> Any:
     try:
         importlib.import_module("datasets")
     except ImportError as error:
-        raise unusable(
-            name,
-            "reading from the hub needs the package 'datasets'",
-            pip_install("hub"),
-        ) from error
+        what = "reading from the hub needs the package 'datasets'"
+        raise unusable(name, what, pip_install("hub")) from error
     sliced = _SLICE.fullmatch(split) if streaming else None
     if streaming and "[" in split and sliced is None:
-        raise unusable(
-            f"{name}::{split}",
-            "streamed rows can be cut by their numbers only",
-            "write the slice as [start:end], or set streaming: false",
-        )
+        what = "streamed rows can be cut by their numbers only"
+        fix = "write the slice as [start:end], or set streaming: false"
+        raise unusable(f"{name}::{split}", what, fix)
     dataset = _opened(name, config, sliced["split"] if sliced else split, streaming)
     if sliced:
         start = int(sliced["start"] or 0)
@@ -78,40 +72,36 @@ def _opened(name: str, config: str | None, split: str, streaming: bool) -> Any:
     """The data set as the hub gives it. A command opens it several times, to plan, to hash and to
     read; the hub is asked the first time only, and all of them see the same rows."""
     datasets = importlib.import_module("datasets")
-    lost = _lost.why()
+    lost = _hub.lost()
     try:
         with _offline(datasets, lost is not None):
             return datasets.load_dataset(name, config, split=split, streaming=streaming)
     except Exception as error:  # the hub's client raises dozens of kinds
         why = lost if lost is not None and _is_of_network(error) else error
-        raise _told(name, split, why, certain=why is lost) from error
+        raise _hub_error(name, split, why, certain=why is lost) from error
 
 
-class _Lost:
-    """Why the hub does not answer, asked once for all data sets."""
+class _Hub:
+    """Whether the hub answers, asked once for all data sets."""
 
-    def __init__(self) -> None:
-        self._answer: tuple[Exception | None, float] | None = None
+    error: Exception | None = None
+    asked_at: float | None = None
 
-    def why(self) -> Exception | None:
-        if self._answer is not None:
-            error, when = self._answer
-            if error is None or time.monotonic() - when < SECONDS_LOST:
-                return error
-        error = _unreachable()
-        self._answer = error, time.monotonic()
-        return error
-
-    def forget(self) -> None:
-        self._answer = None
+    def lost(self) -> Exception | None:
+        """Why the hub cannot be reached; None where it can."""
+        now = time.monotonic()
+        again = self.error is not None and now - (self.asked_at or 0.0) >= SECONDS_LOST
+        if self.asked_at is None or again:
+            self.error, self.asked_at = _unreachable(), now
+        return self.error
 
 
-_lost = _Lost()
+_hub = _Hub()
 
 
 def forget_the_hub() -> None:
-    """Ask the hub anew, of everything."""
-    _lost.forget()
+    """Ask the hub again, about everything."""
+    _hub.asked_at = None
     _opened.cache_clear()
 
 
@@ -128,18 +118,19 @@ def _unreachable() -> Exception | None:
 
 @contextmanager
 def _offline(datasets: Any, lost: bool) -> Iterator[None]:
-    """Where the hub is not there its client looks only into its cache, at once."""
-    holders: list[Any] = [getattr(datasets, "config", None)]
-    if lost:
-        holders.append(importlib.import_module("huggingface_hub.constants"))
-    known = [each for each in holders if lost and hasattr(each, "HF_HUB_OFFLINE")]
-    before = [each.HF_HUB_OFFLINE for each in known]
+    """Where the hub cannot be reached its client looks only into its cache, at once."""
+    if not lost:
+        yield
+        return
+    client: Any = importlib.import_module("huggingface_hub.constants")
+    holders: list[Any] = [getattr(datasets, "config", None), client]
+    before = [(each, each.HF_HUB_OFFLINE) for each in holders if hasattr(each, "HF_HUB_OFFLINE")]
     try:
-        for each in known:
+        for each, _ in before:
             each.HF_HUB_OFFLINE = True
         yield
     finally:
-        for each, value in zip(known, before, strict=True):
+        for each, value in before:
             each.HF_HUB_OFFLINE = value
 
 
@@ -148,23 +139,20 @@ def _is_of_network(error: Exception) -> bool:
     return any(word in text for word in _NETWORK)
 
 
-def _told(name: str, split: str, error: Exception, *, certain: bool = False) -> DataError:
+def _hub_error(name: str, split: str, error: Exception, *, certain: bool = False) -> DataError:
     """A failure of the hub in words; `certain`: it did not answer, whatever its error is called."""
     text = " ".join(str(error).split()) or type(error).__name__
-    if len(text) > 300:
-        text = text[:300] + " …"
+    text = text[:300] + " …" if len(text) > 300 else text
     lower = f"{type(error).__name__} {text}".lower()
     if certain or _is_of_network(error):
-        what = f"the hub could not be reached: {text}"
         fix = (
             "check the network; or download the data set elsewhere and name its folder as path, or "
             "set HF_HOME to a cache that holds it"
         )
-        return not_here(f"{name}::{split}", what, fix)
+        return not_here(f"{name}::{split}", f"the hub could not be reached: {text}", fix)
+    what = f"it could not be loaded from the hub: {text}"
+    fix = "check the id, the split and the configuration: id::split::configuration"
     if "notfound" in lower or "gated" in lower or "doesn't exist" in lower:
-        what = f"the hub does not give it: {text}"
+        what = f"it is not available on the hub: {text}"
         fix = "check the id; a private or gated data set needs HF_TOKEN in the environment"
-    else:
-        what = f"it could not be loaded from the hub: {text}"
-        fix = "check the id, the split and the configuration: id::split::configuration"
     return unusable(f"{name}::{split}", what, fix)

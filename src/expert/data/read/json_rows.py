@@ -13,16 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
-from expert.data.examples.row_text import (
-    DECODER,
-    NOT_UTF8,
-    RowFault,
-    escaped_byte,
-    fault_in,
-    json_fault,
-    json_limit,
-    kind_of,
-)
+from expert.data.read.row_text import DECODER, RowFault, fault_in, json_fault, kind_of, undecodable
 from expert.data.read.streams import MAX_ROW_BYTES, RAW_CHARACTERS, bad_row, too_long, unusable
 from expert.data.records import BadRow, Row, place_of
 
@@ -30,7 +21,7 @@ _BLOCK_BYTES = 2**18
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRUCTURE = re.compile(r'["{}\[\],]')
 _IN_STRING = re.compile(r'\\.|"', re.DOTALL)
-_WHAT_IS_READ = 'an array of objects, {"data": [...]} or one object a line'
+_WHAT_IS_READ = 'write an array of objects, {"data": [...]} or one object a line'
 
 LineReader = Callable[[io.BufferedReader, str], Iterator[Row | BadRow]]
 
@@ -46,12 +37,11 @@ def read_json(
     window = _Window(stream)
     start = window.next_character()
     if start == "[":
-        window.advance(1)
+        window.place += 1
         yield from _read_array(window, file)
         if window.next_character():
-            raise unusable(
-                f"{file}:{window.line()}", "there is more after the array", "one array to a file"
-            )
+            where = f"{file}:{window.line()}"
+            raise unusable(where, "there is more after the array", "one array to a file")
     elif start == "{":
         single = _enter_data(window, file)
         if single is None:
@@ -59,11 +49,11 @@ def read_json(
         else:
             yield single
     elif start:
-        raise unusable(file, "neither an array nor an object", f"write {_WHAT_IS_READ}")
+        raise unusable(file, "neither an array nor an object", _WHAT_IS_READ)
 
 
 def _is_object_with_more_below(head: bytes) -> bool:
-    """Whether the first line is whole and something follows: a JSON lines file."""
+    """Whether the first line is a whole object and something follows: a JSON lines file."""
     first, newline, rest = head.partition(b"\n")
     if not newline or not rest.strip():
         return False
@@ -74,20 +64,19 @@ def _is_object_with_more_below(head: bytes) -> bool:
 
 
 def _enter_data(window: _Window, file: str) -> Row | None:
-    """Move to the first row of the array under "data"; a lone object in one line is a row."""
+    """Move to the first row of the array under "data"; a single object on one line is a row."""
     line = window.line()
     whole = _value_at(window, window.place)
-    if whole is not None and isinstance(whole[0], dict) and not _has_array(whole[0]):
+    if whole and isinstance(whole[0], dict) and not isinstance(whole[0].get("data"), list):
         values, end = whole
         if "\n" in window.text_between(window.place, end):
             keys = ", ".join(repr(key) for key in list(values)[:5])
-            raise unusable(
-                file, f'the object has no array under "data", only {keys}', f"write {_WHAT_IS_READ}"
-            )
+            what = f'the object has no array under "data", only {keys}'
+            raise unusable(file, what, _WHAT_IS_READ)
         if fault := fault_in(values):
-            raise unusable(f"{file}:{line}", fault, "mend the row")
+            raise unusable(f"{file}:{line}", fault, "fix the row")
         return Row(values, file, line)
-    window.advance(1)
+    window.place += 1
     while window.next_character() == '"':
         key = _value_at(window, window.place)
         if key is None:
@@ -95,29 +84,24 @@ def _enter_data(window: _Window, file: str) -> Row | None:
         window.place = key[1]
         if window.next_character() != ":":
             break
-        window.advance(1)
+        window.place += 1
         if window.next_character() == "[" and key[0] == "data":
-            window.advance(1)
+            window.place += 1
             return None
-        end, _ = _end_of_value(window)
-        window.place = end
+        window.place, _ = _end_of_value(window)
         if window.next_character() == ",":
-            window.advance(1)
-    raise unusable(f"{file}:{window.line()}", "the file is no whole JSON", f"write {_WHAT_IS_READ}")
-
-
-def _has_array(values: dict[str, Any]) -> bool:
-    return isinstance(values.get("data"), list)
+            window.place += 1
+    raise unusable(f"{file}:{window.line()}", "the JSON is incomplete", _WHAT_IS_READ)
 
 
 def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
-    """Every element up to the closing bracket; the window stands behind the opening one.
+    """Every element up to the closing bracket; the window stands after the opening one.
 
-    A row that begins on the line of the one before it is told by its number.
+    A row that begins on the line of the row before it is named by its number.
     """
     before = window.line()
     if window.next_character() == "]":
-        window.advance(1)
+        window.place += 1
         return
     for number in count(1):
         window.next_character()
@@ -127,23 +111,22 @@ def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
         found = _value_at(window, start)
         if found is not None and window.next_character(found[1]) in (",", "]"):
             values, end = found
-            yield _row_or_bad(values, window, (start, end), file, line)
+            yield _row_of(values, window.text_between(start, end), file, line)
         else:
             end, overlong = _end_of_value(window)
             if overlong:
                 yield bad_row(file, line, too_long(overlong[0]), overlong[1])
             elif window.next_character(end):
-                yield _read_again(window.text_between(start, end), file, line)
+                yield _decoded_again(window.text_between(start, end).rstrip(), file, line)
         window.place = end
         after = window.next_character()
-        window.advance(1)
+        window.place += 1
         if after == "]":
             return
         if after != ",":
             what = "a bracket too many after the row" if after else "the array ends within a row"
-            raise unusable(
-                place_of(file, line), what, "the file is cut off or damaged; write it again"
-            )
+            fix = "the file is cut off or damaged; write it again"
+            raise unusable(place_of(file, line), what, fix)
 
 
 def _value_at(window: _Window, start: int) -> tuple[Any, int] | None:
@@ -155,56 +138,36 @@ def _value_at(window: _Window, start: int) -> tuple[Any, int] | None:
     return values, end + window.base
 
 
-def _row_or_bad(
-    values: Any, window: _Window, span: tuple[int, int], file: str, line: int
-) -> Row | BadRow:
-    if type(values) is dict:
-        if span[1] - span[0] > MAX_ROW_BYTES:
-            return bad_row(file, line, too_long(span[1] - span[0]), window.text_between(*span))
-        fault = fault_in(values)
-        if not fault:
-            return Row(values, file, line)
+def _row_of(values: Any, raw: str, file: str, line: int) -> Row | BadRow:
+    if type(values) is not dict:
+        fault: str | None = f"the row is {kind_of(values)}, not a JSON object"
+    elif len(raw) > MAX_ROW_BYTES:
+        return bad_row(file, line, too_long(len(raw)), raw)
     else:
-        fault = f"the row is {kind_of(values)}, not a JSON object"
-    raw = window.text_between(*span)
-    return bad_row(file, line, _undecodable(raw) or fault, raw)
+        fault = fault_in(values)
+    if not fault:
+        return Row(values, file, line)
+    return bad_row(file, line, undecodable(raw, " of the row") or fault, raw)
 
 
-def _read_again(raw: str, file: str, line: int) -> Row | BadRow:
+def _decoded_again(raw: str, file: str, line: int) -> Row | BadRow:
     """A row that lay across the edge of the window, or the reason why it is broken."""
-    raw = raw.rstrip()
     try:
-        values = DECODER.decode(raw)
-    except json.JSONDecodeError as error:
-        fault = json_fault(error, f"character {error.pos + 1} of the row")
-        if "\0" in raw:
-            fault = f"NUL byte at character {raw.index(chr(0)) + 1} of the row"
+        return _row_of(DECODER.decode(raw), raw, file, line)
     except (ValueError, RecursionError) as error:
-        fault = json_limit(error)
+        fault = json_fault(error, f"character {getattr(error, 'pos', 0) + 1} of the row")
+        if "\0" in raw and isinstance(error, json.JSONDecodeError):
+            fault = f"NUL byte at character {raw.index(chr(0)) + 1} of the row"
     except RowFault as error:
         fault = str(error)
-    else:
-        if type(values) is not dict:
-            fault = f"the row is {kind_of(values)}, not a JSON object"
-        elif not (found := fault_in(values)):
-            return Row(values, file, line)
-        else:
-            fault = found
-    return bad_row(file, line, _undecodable(raw) or fault, raw)
-
-
-def _undecodable(raw: str) -> str | None:
-    if not (found := escaped_byte(raw)):
-        return None
-    return f"invalid UTF-8: byte 0x{found[1]:02x} at character {found[0] + 1} of the row{NOT_UTF8}"
+    return bad_row(file, line, undecodable(raw, " of the row") or fault, raw)
 
 
 def _end_of_value(window: _Window) -> tuple[int, tuple[int, str] | None]:
     """Where the value that starts here ends, by brackets and quotes alone, and, where it is over
-    the limit, its size and beginning; such a value leaves the window while it is passed over."""
-    start = window.place
+    the limit, its size and beginning; such a value leaves the window while it is skipped."""
+    start = place = window.place
     head = ""
-    place = start
     depth = 0
     in_string = False
     while True:
@@ -252,7 +215,7 @@ class _Window:
         self.place = 0
 
     def grow(self) -> bool:
-        """Drop what lies before the place and read on; False at the end of the file."""
+        """Drop what lies before the place and read further; False at the end of the file."""
         if self._ended:
             return False
         self.line()
@@ -270,11 +233,8 @@ class _Window:
         self._counted = self.place
         return self._lines
 
-    def advance(self, characters: int) -> None:
-        self.place += characters
-
     def next_character(self, place: int | None = None) -> str:
-        """The first character that is no space, here (moving there) or at another place."""
+        """The first character that is not a space, here (moving there) or at another place."""
         start = self.place if place is None else place
         while True:
             found = _SPACE.match(self.text, start - self.base)

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from expert.data.examples.row_text import NOT_UTF8, RowFault, object_of
 from expert.data.read.csv_rows import SEPARATORS, read_csv, separator_of
 from expert.data.read.json_rows import read_json
+from expert.data.read.row_text import RowFault, invalid_utf8, object_of
 from expert.data.read.streams import (
+    COMPRESSED,
     Overlong,
     bad_row,
     numbered_lines,
@@ -25,17 +26,15 @@ from expert.data.read.streams import (
 from expert.data.records import BadRow, DataError, Row
 
 FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "arrow", "excel")
-SPREADSHEETS = (".xlsx", ".xls", ".xlsb", ".xlsm", ".ods")
 _MARKDOWN = (".md", ".markdown")
 _SUFFIXES = {
     **{f".{name}": name for name in FORMATS if name != "excel"},
     ".ndjson": "jsonl",
-    **dict.fromkeys(SPREADSHEETS, "excel"),
+    **dict.fromkeys((".xlsx", ".xls", ".xlsb", ".xlsm", ".ods"), "excel"),
     **dict.fromkeys(_MARKDOWN, "txt"),
 }
 _OTHER_NAMES = {"text": "txt", "ndjson": "jsonl", **dict.fromkeys(("xlsx", "xls", "ods"), "excel")}
 _ARRAY_HEAD = 4096
-_PACKED = (".gz", ".zst")
 
 
 def read_rows(
@@ -43,7 +42,7 @@ def read_rows(
 ) -> Iterator[Row | BadRow]:
     """The rows of a file; `format` wins over the suffix, `max_chars` cuts plain text."""
     kind = file_format(path, format)
-    with _told_in_words(path):
+    with _file_errors(path):
         if kind in ("parquet", "arrow"):
             from expert.data.read.arrow_rows import read_arrow, read_parquet
 
@@ -68,15 +67,14 @@ def read_rows(
 def rows_of_lines(lines: bytes, path: Path, *, format: str | None = None) -> Iterator[Row | BadRow]:
     """Rows of lines that were taken from a file of JSON lines or, with its header, of CSV; their
     `line` counts within `lines`."""
-    kind = file_format(path, format)
-    assert kind in ("jsonl", "json", "csv"), kind
     stream: io.BufferedReader = io.BufferedReader(io.BytesIO(lines))
-    yield from read_csv(stream, str(path)) if kind == "csv" else _read_jsonl(stream, str(path))
+    is_csv = file_format(path, format) == "csv"
+    yield from read_csv(stream, str(path)) if is_csv else _read_jsonl(stream, str(path))
 
 
 @contextmanager
-def _told_in_words(path: Path) -> Iterator[None]:
-    """A file that cannot be read is a DataError, whoever reads it."""
+def _file_errors(path: Path) -> Iterator[None]:
+    """A file that cannot be read is a DataError, whichever library reads it."""
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
@@ -87,43 +85,40 @@ def unusual_separator(path: Path, format: str | None = None) -> str:
     """What separates the columns of a CSV file, in words; "" for commas and for other formats."""
     if file_format(path, format) != "csv":
         return ""
-    with _told_in_words(path), open_text(path) as stream:
+    with _file_errors(path), open_text(path) as stream:
         found = separator_of(stream)
     return "" if found == "," else SEPARATORS[found]
 
 
 def suffix_format(path: Path) -> str | None:
-    """The format that a file's name tells, below .gz or .zst; None: it tells none."""
+    """The format by the suffix of a file, below .gz or .zst; None: an unknown suffix."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in _PACKED:
+    if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
     return _SUFFIXES.get(suffixes[-1]) if suffixes else None
 
 
 def is_markdown(path: Path) -> bool:
-    """Whether a file is a text that often tells of others: it is read as text is."""
+    """Markdown is read as text; beside other data it usually describes them."""
     return any(suffix.lower() in _MARKDOWN for suffix in path.suffixes[-2:])
 
 
 def file_format(path: Path, format: str | None = None) -> str:
-    """One of FORMATS for a file: the given one, otherwise what the name tells."""
-    told = suffix_format(path)
+    """One of FORMATS for a file: the given one, otherwise by its suffix."""
+    by_suffix = suffix_format(path)
     if format is None or format == "huggingface":
-        if told is None:
-            raise unusable(
-                str(path),
-                "the name does not tell the format",
-                f"set training.dataset.format to one of {', '.join(FORMATS)}",
-            )
-        return told
+        if by_suffix is None:
+            fix = f"set training.dataset.format to one of {', '.join(FORMATS)}"
+            raise unusable(str(path), "the format is not clear from the name", fix)
+        return by_suffix
     format = _OTHER_NAMES.get(format, format)
     if format not in FORMATS:
         raise unusable(str(path), f"unknown format {format!r}", f"one of {', '.join(FORMATS)}")
-    return "tsv" if (format, told) == ("csv", "tsv") else format
+    return "tsv" if (format, by_suffix) == ("csv", "tsv") else format
 
 
 def _is_array(stream: io.BufferedReader) -> bool:
-    """Whether a file of JSON lines is one array of objects after all, under a wrong name."""
+    """Whether a .jsonl file is in fact one array of objects."""
     head = stream.peek(_ARRAY_HEAD)[:_ARRAY_HEAD].lstrip()
     return head.startswith(b"[") and head[1:].lstrip()[:1] in (b"{", b"")
 
@@ -163,8 +158,7 @@ def _first_undecodable(path: Path) -> BadRow:
             try:
                 line.decode()
             except UnicodeDecodeError as error:
-                place = error.start
-                reason = f"invalid UTF-8: byte 0x{line[place]:02x} at byte {place + 1}{NOT_UTF8}"
+                reason = invalid_utf8(line[error.start], f"byte {error.start + 1}")
                 return bad_row(str(path), number, reason, line)
     raise unusable(str(path), "the file changed while it was read", "start again")
 
@@ -177,7 +171,7 @@ def _unreadable(path: Path, error: Exception) -> DataError:
         what, fix = "this is a folder, not a file", "name a file in it"
     elif isinstance(error, PermissionError):
         what, fix = "it may not be read", "give yourself permission to read it"
-    elif path.suffix.lower() in _PACKED:
+    elif path.suffix.lower() in COMPRESSED:
         what = f"it cannot be unpacked: {error}"
         fix = "the file is cut off or damaged; copy or download it again"
     else:

@@ -9,22 +9,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.files import sha256_of
 from expert.data.read.corpora import fetched_shakespeare, given_shakespeare, python_stdlib_text
 from expert.data.read.folders import SPLIT_NAMES, Split, files_by_split, saved_files, saved_splits
 from expert.data.read.hub import hub_fingerprint, read_hub
 from expert.data.read.rows import file_format, read_rows
-from expert.data.read.streams import unusable
+from expert.data.read.streams import COMPRESSED, unusable
 from expert.data.records import BadRow, DataError, FilesNotHere, Row
-from expert.manifest.check.slips import neighbour_of
-from expert.manifest.migrate.names import CORPORA
+from expert.manifest.check.spelling import neighbour_of
+from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.planning.survey import local_path, looks_local
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 SHOWN_BAD_ROWS = 3
 MAKES_ROWS = "make_data.py"
@@ -51,6 +52,14 @@ class Source:
     max_samples: int | None = None
     """Use only the first so many rows."""
 
+    @property
+    def on_hub(self) -> dict[str, Any]:
+        return {"split": self.split, "config": self.config, "streaming": self.streaming}
+
+    @property
+    def is_stdlib(self) -> bool:
+        return self.name == "python-stdlib" and self.kind == "corpus"
+
 
 @dataclass(frozen=True)
 class TaskSources:
@@ -72,6 +81,20 @@ class Sources:
     test: Source | None = None
     tasks: tuple[TaskSources, ...] = ()
 
+    @property
+    def trains(self) -> list[Source]:
+        """The sources of training rows: one for each task, or the only one."""
+        own = [self.train] if self.train is not None else []
+        return [task.train for task in self.tasks] or own
+
+    @property
+    def every(self) -> list[Source]:
+        """All sources of all splits."""
+        named = [self.train, self.validation, self.test]
+        for task in self.tasks:
+            named += [task.train, task.validation, task.test]
+        return [source for source in named if source is not None]
+
 
 def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
     """Find everything the manifest names, relative to its folder; nothing is read or fetched."""
@@ -88,23 +111,21 @@ def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
             for name, task in spec.tasks.items()
         )
         return Sources(None, tasks=tasks)
-    if not spec.path:
+    path = spec.path
+    named: dict[Split, str | None] = {"validation": spec.validation_path, "test": spec.test_path}
+    if not path:
         raise unusable("training.dataset", "it names no rows", "set path or tasks")
-    train = finder.find(spec.path, "train")
-    return Sources(
-        train,
-        _named_or_beside(finder, spec.validation_path, spec.path, "validation"),
-        _named_or_beside(finder, spec.test_path, spec.path, "test"),
+    train = finder.find(path, "train")
+    validation, test = (
+        finder.find(value, split) if value else finder.beside(path, split)
+        for split, value in named.items()
     )
+    return Sources(train, validation, test)
 
 
 def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Source:
     """Where the rows of one path come from, as a split of that manifest's data set."""
     return _Finder(spec, folder).find(path, split)
-
-
-def _named_or_beside(finder: _Finder, named: str | None, train: str, split: Split) -> Source | None:
-    return finder.find(named, split) if named else finder.beside(train, split)
 
 
 def iterate(source: Source) -> Iterator[Row | BadRow]:
@@ -120,11 +141,9 @@ def iterate(source: Source) -> Iterator[Row | BadRow]:
 
 def _every_row(source: Source) -> Iterator[Row | BadRow]:
     if source.kind == "hub":
-        yield from read_hub(
-            source.name, split=source.split, config=source.config, streaming=source.streaming
-        )
+        yield from read_hub(source.name, **source.on_hub)
         return
-    if source.name == "python-stdlib" and source.kind == "corpus":
+    if source.is_stdlib:
         yield Row({"text": python_stdlib_text(source.max_chars)}, source.name, 1)
         return
     left = source.max_chars
@@ -148,7 +167,7 @@ def first_row(source: Source) -> Row:
         bad = [*bad[:SHOWN_BAD_ROWS], row]
     if bad:
         shown = "\n".join(f"  - {row}" for row in bad[:SHOWN_BAD_ROWS])
-        raise unusable(source.name, f"no row of it can be read\n{shown}\n", "mend the data")
+        raise unusable(source.name, f"no row of it can be read\n{shown}\n", "fix the data")
     raise unusable(source.name, _what_is_empty(source), "put rows into it, or name another file")
 
 
@@ -156,24 +175,21 @@ def _what_is_empty(source: Source) -> str:
     """Why there are no rows, in words."""
     if len(source.files) > 1:
         return f"its {len(source.files)} files have no rows"
-    if not source.files or not source.files[0].is_file():
-        return "has no rows"
-    file = source.files[0]
-    if not file.stat().st_size:
-        return "is empty"
-    headed = file_format(file, source.format) in ("csv", "tsv")
-    return "has a header and no rows" if headed else "has no rows"
+    if source.files and source.files[0].is_file():
+        if not source.files[0].stat().st_size:
+            return "is empty"
+        if file_format(source.files[0], source.format) in ("csv", "tsv"):
+            return "has a header and no rows"
+    return "has no rows"
 
 
 def content_hash(source: Source) -> str:
     """SHA-256 of what the rows are made of, however many are taken of them: equal content has an
     equal hash under any name."""
     if source.kind == "hub":
-        return hub_fingerprint(
-            source.name, split=source.split, config=source.config, streaming=source.streaming
-        )
+        return hub_fingerprint(source.name, **source.on_hub)
     whole = hashlib.sha256()
-    if source.name == "python-stdlib" and source.kind == "corpus":
+    if source.is_stdlib:
         whole.update(python_stdlib_text(source.max_chars).encode())
         return whole.hexdigest()
     whole.update(f"max_chars {source.max_chars}\n".encode())
@@ -182,7 +198,7 @@ def content_hash(source: Source) -> str:
             digest = sha256_of(path)
         except OSError as error:
             raise unusable(str(path), f"it cannot be read: {error.strerror}") from error
-        packing = path.suffix.lower() if path.suffix.lower() in (".gz", ".zst") else ""
+        packing = path.suffix.lower() if path.suffix.lower() in COMPRESSED else ""
         whole.update(f"{file_format(path, source.format)}{packing} {digest}\n".encode())
     return whole.hexdigest()
 
@@ -193,6 +209,8 @@ def _files_of(source: Source) -> Sequence[Path]:
 
 def split_rows(count: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
     """Marks the validation rows: ceil(count x share) of them, drawn with a generator of its own."""
+    import numpy as np
+
     # The share as it was written: in floating point 100 rows x 0.07 would be 8.
     chosen = math.ceil(count * Fraction(str(share)))
     marks = np.zeros(count, dtype=np.bool_)
@@ -212,11 +230,13 @@ class _Finder:
     def find(self, path: str, split: Split) -> Source:
         """The source that `path` names for a split, or DataError."""
         if path in CORPORA:
-            return self._corpus(path)
+            given = given_shakespeare(self._folder) if path == "shakespeare" else None
+            files = (given,) if given else ()
+            return Source(path, "corpus", files, "txt", max_chars=self._spec.max_chars)
         found = local_path(path, self._folder)
         _, *parts = path.split("::")
         if found.is_dir():
-            return self._in_folder(path, found, split, parts)
+            return self._in_folder(path, found, split, parts[0] if parts else None)
         if found.exists():
             if parts:
                 raise unusable(path, "a file has no splits", "leave out what follows '::'")
@@ -238,19 +258,12 @@ class _Finder:
         files = files_by_split(found, self._format)[split]
         return self._files(train, files) if files else None
 
-    def _corpus(self, name: str) -> Source:
-        given = given_shakespeare(self._folder) if name == "shakespeare" else None
-        files = (given,) if given else ()
-        return Source(name, "corpus", files, "txt", max_chars=self._spec.max_chars)
-
     def _files(self, name: str, files: Sequence[Path]) -> Source:
+        spec = self._spec
         return Source(
-            name,
-            "files",
-            tuple(files),
-            self._format,
-            max_chars=self._spec.max_chars,
-            max_samples=self._spec.max_samples,
+            *(name, "files", tuple(files), self._format),
+            max_chars=spec.max_chars,
+            max_samples=spec.max_samples,
         )
 
     def _saved(self, name: str, folder: Path) -> Source:
@@ -271,20 +284,16 @@ class _Finder:
             max_samples=self._spec.max_samples,
         )
 
-    def _in_folder(self, path: str, folder: Path, split: Split, parts: list[str]) -> Source:
+    def _in_folder(self, path: str, folder: Path, split: Split, asked: str | None) -> Source:
         saved = saved_splits(folder)
-        asked = parts[0] if parts else None
         if saved is not None:
             wanted = asked or next((n for n in saved if SPLIT_NAMES.get(n) == split), None)
             if asked is None and list(saved) == [""]:
                 wanted = ""
             if wanted is None or wanted not in saved:
                 names = ", ".join(name for name in saved if name) or "none"
-                raise unusable(
-                    path,
-                    f"the saved data set has no split {asked or split!r}; its splits: {names}",
-                    "name one: path::split",
-                )
+                what = f"the saved data set has no split {asked or split!r}; its splits: {names}"
+                raise unusable(path, what, "name one: path::split")
             return self._saved(path, saved[wanted])
         by_split = files_by_split(folder, self._format)
         if asked is not None:

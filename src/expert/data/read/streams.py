@@ -1,4 +1,4 @@
-"""Files as streams of bytes, unpacked on the way, and their lines in bounded memory."""
+"""Files as streams of bytes, decompressed while read, and their lines in bounded memory."""
 
 from __future__ import annotations
 
@@ -19,62 +19,58 @@ MAX_ROW_BYTES = 5_000_000
 """Longest row that is read; a longer one is a bad row and is never held in memory."""
 RAW_CHARACTERS = 200
 """How much of a bad row is kept for rejects.jsonl."""
-
-_BOM = b"\xef\xbb\xbf"
+COMPRESSED = (".gz", ".zst")
 _WIDE_BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16's, which begins alike
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-_TRANSCODED_BYTES = 2**16
+_BUFFER_BYTES = 2**18
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-_SKIPPED_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Overlong:
-    """A line that was passed over because it is longer than MAX_ROW_BYTES."""
+    """A line that was skipped because it is longer than MAX_ROW_BYTES."""
 
     size: int
     head: bytes
 
 
 def open_bytes(path: Path) -> io.BufferedReader:
-    """The content of a file; .gz and .zst are unpacked while they are read."""
+    """The content of a file; .gz and .zst are decompressed while they are read."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
-        return io.BufferedReader(gzip.open(path), 2**18)
+        return io.BufferedReader(gzip.open(path), _BUFFER_BYTES)
     if suffix == ".zst":
         # Unlike zstandard's reader, pyarrow's notices a stream that was cut off.
         import pyarrow
 
         with path.open("rb"):  # the plain "no such file" and "permission denied"
             packed = pyarrow.input_stream(str(path), compression="zstd")
-        return io.BufferedReader(packed, 2**18)
-    return io.BufferedReader(io.FileIO(path), 2**18)
+        return io.BufferedReader(packed, _BUFFER_BYTES)
+    return io.BufferedReader(io.FileIO(path), _BUFFER_BYTES)
 
 
 @contextmanager
 def open_text(path: Path) -> Iterator[io.BufferedReader]:
-    """The text of a file as UTF-8 after its byte-order mark, whichever Unicode encoding the mark
-    tells; what is not text is refused."""
+    """The text of a file as UTF-8 without its byte-order mark, whichever Unicode encoding the mark
+    names; what is not text is refused."""
     with open_bytes(path) as stream:
         start = stream.peek(len(_LFS_POINTER))[: len(_LFS_POINTER)]
         wide = next((name for mark, name in _WIDE_BOMS.items() if start.startswith(mark)), None)
         if wide is not None:
-            yield io.BufferedReader(_Transcoded(stream, wide, str(path)), 2**18)
+            yield io.BufferedReader(_Transcoded(stream, wide, str(path)), _BUFFER_BYTES)
             return
         if start[1:2] == start[3:4] == b"\0" and start[:1] != b"\0":
-            raise unusable(
-                str(path), "the text looks like UTF-16 without its mark", "save it as UTF-8"
-            )
+            what, fix = "the text looks like UTF-16 without its mark", "save it as UTF-8"
+            raise unusable(str(path), what, fix)
         if start == _LFS_POINTER:
-            raise unusable(
-                str(path), "only the Git LFS pointer is here, not the data", "run 'git lfs pull'"
-            )
-        if start.startswith(_BOM):
-            stream.read(len(_BOM))
+            what, fix = "only the Git LFS pointer is here, not the data", "run 'git lfs pull'"
+            raise unusable(str(path), what, fix)
+        if start.startswith(codecs.BOM_UTF8):
+            stream.read(len(codecs.BOM_UTF8))
         yield stream
 
 
@@ -92,7 +88,7 @@ class _Transcoded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         if not self._left:
             try:
-                self._left = self._text.read(_TRANSCODED_BYTES).encode("utf-8", "surrogatepass")
+                self._left = self._text.read(2**16).encode("utf-8", "surrogatepass")
             except UnicodeDecodeError as error:
                 what = f"broken {self._encoding.upper()}: {error.reason}"
                 raise unusable(self._file, what, "save it as UTF-8") from None
@@ -103,9 +99,9 @@ class _Transcoded(io.RawIOBase):
 
 @contextmanager
 def open_seekable(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file whose reader jumps about; a packed one is unpacked into a temporary."""
+    """The bytes of a file whose reader seeks; a compressed one is decompressed into a temporary."""
     with open_bytes(path) as stream:
-        if path.suffix.lower() not in (".gz", ".zst"):
+        if path.suffix.lower() not in COMPRESSED:
             yield stream
             return
         with tempfile.TemporaryFile() as unpacked:
@@ -116,21 +112,16 @@ def open_seekable(path: Path) -> Iterator[IO[bytes]]:
 
 def numbered_lines(stream: io.BufferedReader) -> Iterator[tuple[int, bytes | Overlong]]:
     """Every line with its number from 1; never more than MAX_ROW_BYTES in memory."""
-    longest = MAX_ROW_BYTES + 2  # CR and LF do not count
     number = 0
-    while line := stream.readline(longest):
+    while line := stream.readline(MAX_ROW_BYTES + 2):  # CR and LF do not count
         number += 1
         if len(line) > MAX_ROW_BYTES and len(line.rstrip(b"\r\n")) > MAX_ROW_BYTES:
-            yield number, _pass_over(stream, line)
+            head, size = line[: RAW_CHARACTERS * 4], len(line)
+            while not line.endswith(b"\n") and (line := stream.readline(2**20)):
+                size += len(line)
+            yield number, Overlong(size, head)
         else:
             yield number, line
-
-
-def _pass_over(stream: io.BufferedReader, line: bytes) -> Overlong:
-    head, size = line[: RAW_CHARACTERS * 4], len(line)
-    while not line.endswith(b"\n") and (line := stream.readline(_SKIPPED_BYTES)):
-        size += len(line)
-    return Overlong(size, head)
 
 
 def unusable(file: str, what: str, fix: str = "") -> DataError:

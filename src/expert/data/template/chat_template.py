@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from itertools import pairwise
 from os.path import commonprefix
 from typing import Any
 
-from expert.data.examples.tool_rows import ToolRows
 from expert.data.examples.tools import has_tools
 from expert.data.records import DataError, Example, Role, Segment, Turn
 from expert.data.template.sandbox import OTHERWISE, MeteredEnvironment, SandboxedTemplate
@@ -25,7 +23,9 @@ from expert.data.template.templates import (
     fingerprint_of,
     learn_all,
     plain_segments,
+    segments_at,
 )
+from expert.data.template.tool_rows import ToolRows
 from expert.data.template.trace import (
     SLOT_END,
     SLOT_START,
@@ -64,7 +64,7 @@ class _Shape:
     """The text around the turns of a conversation whose roles come in a certain order."""
 
     pieces: tuple[tuple[bool, _Parts], ...]
-    """Stretches (learnt or not) of text and of numbers of turns."""
+    """Stretches (trained on or not) of text and of numbers of turns."""
     answers: Mapping[int, _Answer]
     questions: tuple[Question, ...] | None
     """What the template asks about the texts; None: it does more than to ask."""
@@ -92,20 +92,18 @@ class ChatTemplate(Template):
         self._source = source
         self._sandbox = SandboxedTemplate(source, environment=MeteredEnvironment(now=now))
         self._bos, self._eos = bos, eos
-        self._variables = {
-            "tools": None,
-            "documents": None,
-            "bos_token": bos,
-            "eos_token": eos,
-            **variables,
-        }
+        known = {"tools": None, "documents": None, "bos_token": bos, "eos_token": eos}
+        self._variables = {**known, **variables}
         self._watching = threading.Lock()  # one trace at a time
         self._shapes: dict[tuple[Role, ...], _Shape] = {}
         self._openings: dict[tuple[Role, ...], tuple[_Parts, tuple[Question, ...] | None]] = {}
         self._finish = ""
         self._folds_system = False
         exchange = self._probe(("user", "assistant"))
-        self._folds_system = not self._writes_system()
+        try:
+            self._probe(("system", "user", "assistant"))
+        except DataError:
+            self._folds_system = True
         self._tracer = TracingEnvironment(now=now)
         self._tracing = SandboxedTemplate(source, environment=self._tracer)
         end = exchange.partition(stand_in(1))[2]
@@ -130,12 +128,11 @@ class ChatTemplate(Template):
         if not example.turns:
             segments = plain_segments(example.text, eos=self._eos, bos=self._plain_bos)
             return learn_all(segments) if learn_prompt else segments
+        turns = self._folded(example.turns)
         if has_tools(example):
-            turns = self._folded(example.turns)
             end = self._shape(("user", "assistant", "user", "assistant")).answers[1].end
             segments = self._tool_rows.segments(turns, example.tools, end)
             return as_learnt(segments, turns, learn_prompt=learn_prompt)
-        turns = self._folded(example.turns)
         texts = [turn.text for turn in turns]
         shape = self._shape(tuple([turn.role for turn in turns]))
         segments = shape.segments(texts)
@@ -207,13 +204,6 @@ class ChatTemplate(Template):
                 )
         return text
 
-    def _writes_system(self) -> bool:
-        try:
-            self._probe(("system", "user", "assistant"))
-        except DataError:
-            return False
-        return True
-
     def _shape(self, roles: tuple[Role, ...]) -> _Shape:
         shape = self._shapes.get(roles)
         if shape is None:
@@ -225,20 +215,14 @@ class ChatTemplate(Template):
         """The shape of conversations with these roles, from renderings of stand-ins."""
         trace, turns = self._stand_ins(roles)
         text = self._finished(turns)
-        learnt: list[tuple[int, int]] = []
-        answers: dict[int, _Answer] = {}
-        for place, role in enumerate(roles):
-            if role == "assistant":
-                answer, span = self._measured_answer(turns, place, text)
-                answers[place] = answer
-                learnt.append(span)
-        edges = [0, *(edge for span in learnt for edge in span), len(text)]
-        pieces = [
-            (number % 2 == 1, text[start:stop])
-            for number, (start, stop) in enumerate(pairwise(edges))
-            if start < stop
-        ]
-        parts = tuple((learn, _parts(piece)) for learn, piece in pieces)
+        found = {
+            place: self._measured_answer(turns, place, text)
+            for place, role in enumerate(roles)
+            if role == "assistant"
+        }
+        pieces = segments_at(text, [span for _, span in found.values()])
+        parts = tuple((piece.learn, _parts(piece.text)) for piece in pieces)
+        answers = {place: answer for place, (answer, _) in found.items()}
         return _Shape(parts, answers, trace.answers())
 
     def _stand_ins(self, roles: Sequence[Role]) -> tuple[Trace, list[Turn]]:
@@ -295,17 +279,11 @@ class ChatTemplate(Template):
 
     def _found(self, turns: Sequence[Turn], text: str, shape: _Shape) -> list[Segment]:
         """The segments of a text in which some turn is not written as it stands."""
-        segments: list[Segment] = []
-        done = 0
-        for place, turn in enumerate(turns):
-            if turn.role == "assistant":
-                start, stop = self._span(turns, place, text, done, shape.answers[place])
-                segments.append(Segment(text[done:start], learn=False))
-                segments.append(Segment(text[start:stop], learn=True))
-                done = stop
-        if done < len(text):
-            segments.append(Segment(text[done:], learn=False))
-        return [segment for segment in segments if segment.text]
+        spans: list[tuple[int, int]] = []
+        for place, answer in shape.answers.items():
+            done = spans[-1][1] if spans else 0
+            spans.append(self._span(turns, place, text, done, answer))
+        return segments_at(text, spans)
 
     def _span(
         self, turns: Sequence[Turn], place: int, text: str, done: int, answer: _Answer
@@ -319,18 +297,18 @@ class ChatTemplate(Template):
             answered = self._render(turns[: place + 1])
             if text.startswith(answered) and len(answered) > len(asked):
                 return len(asked), len(answered)
-        for said in _as_it_may_be_written(turns[place].text):
-            wanted = said + answer.end
-            at = (
-                text.find(wanted, len(asked)) if opened else text.find(answer.before + wanted, done)
-            )
+        before, since = ("", len(asked)) if opened else (answer.before, done)
+        said = turns[place].text
+        # As it is, without blanks around it, or without the thoughts before it.
+        for written in (said, said.strip(), said.rpartition("</think>")[2].strip()):
+            at = text.find(before + written + answer.end, since) if written else -1
             if at >= 0:
-                first = at if opened else at + len(answer.before)
-                return len(asked) if opened else first, first + len(wanted)
-        shown = turns[place].text[:_SHOWN_CHARACTERS]
+                first = at + len(before)
+                return len(asked) if opened else first, first + len(written + answer.end)
+        shown = said[:_SHOWN_CHARACTERS]
         raise TemplateError(
             f"the tokenizer's chat template rewrites turn {place + 1} (assistant) so that its "
-            f"answer is not to be found in the text: {shown!r}"
+            f"answer cannot be found in the text: {shown!r}"
         )
 
 
@@ -342,13 +320,6 @@ def _parts(text: str) -> _Parts:
     """Text cut at its stand-ins, which become the numbers of their turns."""
     parts = _SLOT.split(text)
     return tuple(int(part) if at % 2 else part for at, part in enumerate(parts) if part)
-
-
-def _as_it_may_be_written(answer: str) -> list[str]:
-    """An answer as it is, without blanks around it, and without the thoughts before it."""
-    return [
-        said for said in (answer, answer.strip(), answer.rpartition("</think>")[2].strip()) if said
-    ]
 
 
 def _rebuilt(source: str, settings: Mapping[str, Any]) -> ChatTemplate:

@@ -1,10 +1,12 @@
-"""Where a tokenizer's chat template runs: jinja's sandbox, with a limit on what it may spend.
+"""Where a tokenizer's chat template runs: jinja's own sandbox, with a limit on what it may spend.
 
-A template is a program that comes with a model. It sees what transformers shows it, may not reach
-Python's internals nor change what it is given, and every loop, call, concatenation and list it
-makes is charged to one allowance of characters and to one clock. What would grow in a single step
-(`"a" * 10**10`, `replace`, `join`, …) is charged before it is done. Methods and filters are those a
-chat template has a use for; the others are refused.
+A template is a program that comes with a model. jinja's ImmutableSandboxedEnvironment keeps it from
+Python's internals and from changing what it is given; it limits neither time nor memory beyond
+`range`, so `{{ "a" * 10**10 }}`, nested loops, `x ~ x` in a loop or `replace` on a long text would
+take the machine down (every such case is in tests/data/test_template_sandbox.py). Therefore every
+loop, call, concatenation and list is charged here to one allowance of characters and to one clock,
+what could grow in a single step before it is done, and only the methods and filters that a chat
+template has a use for are there.
 """
 
 from __future__ import annotations
@@ -45,18 +47,19 @@ OTHERWISE = "  (set base_models[0].prompt_template: chatml)"
 # fmt: off
 _REFUSED_METHODS = frozenset({
     "center", "encode", "expandtabs", "format", "format_map", "from_bytes", "ljust", "maketrans",
-    "rjust", "to_bytes", "translate", "zfill",
+    "rjust", "to_bytes", "translate", "zfill"
 })
 _FILTERS = (
     "abs", "attr", "capitalize", "count", "d", "default", "dictsort", "first", "float", "groupby",
     "int", "items", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr",
     "reverse", "select", "selectattr", "sort", "string", "title", "trim", "unique", "upper",
-    "wordcount",
+    "wordcount"
 )
 # fmt: on
 _TEXT_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - _REFUSED_METHODS
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 _CONTAINERS = frozenset({list, tuple, dict})
+_JINJAS_OWN = frozenset({"_loop_vars", "_block_vars"})  # handed to every call inside a loop
 
 
 class LimitReached(Exception):
@@ -67,8 +70,8 @@ class Refusal(jinja2.TemplateError):
     """The template itself says that it cannot write a conversation."""
 
 
-class Meter:
-    """What one rendering has left of its allowance and its time."""
+class Allowance:
+    """What one rendering has left of its characters and its time."""
 
     def __init__(self) -> None:
         self.left = self.largest = 0
@@ -109,6 +112,15 @@ class Meter:
                 left += one
         return size
 
+    def replace(self, text: str, old: str, new: str, /, count: int = -1) -> str:
+        self.spend(len(text) + len(new) * text.count(old))
+        return text.replace(old, new, count)
+
+    def join(self, text: str, parts: Iterable[Any], /) -> str:
+        texts = list(parts)
+        self.spend(sum(map(len, texts)) + len(text) * len(texts))
+        return text.join(texts)
+
 
 class ShownNamespace(Namespace):
     """A namespace whose printed form does not show what is in it."""
@@ -146,139 +158,25 @@ class Charges(NodeTransformer):
 
     def _visit_made(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
-        return self.charged(node, "_made")
+        is_target = isinstance(node, nodes.Tuple) and node.ctx != "load"
+        is_item = isinstance(node, nodes.Getitem) and not isinstance(node.arg, nodes.Slice)
+        return node if is_target or is_item else self.charged(node, "_made")
 
-    visit_List = visit_Dict = _visit_made
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        self.generic_visit(node)
-        return self.charged(node, "_made") if node.ctx == "load" else node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        self.generic_visit(node)
-        return self.charged(node, "_made") if isinstance(node.arg, nodes.Slice) else node
+    visit_List = visit_Dict = visit_Tuple = visit_Getitem = _visit_made
 
 
 def _raise_exception(message: str) -> None:
     raise Refusal(message)
 
 
-def _replace(meter: Meter, text: str, old: str, new: str, /, count: int = -1) -> str:
-    meter.spend(len(text) + len(new) * text.count(old))
-    return text.replace(old, new, count)
-
-
-def _join(meter: Meter, text: str, parts: Iterable[Any], /) -> str:
-    texts = list(parts)
-    meter.spend(sum(map(len, texts)) + len(text) * len(texts))
-    return text.join(texts)
-
-
-_GROWING: dict[str, Callable[..., str]] = {"replace": _replace, "join": _join}
-_JINJAS_OWN = frozenset({"_loop_vars", "_block_vars"})  # handed to every call inside a loop
-
-
-def _charge_operation(meter: Meter, operator: str, left: Any, right: Any) -> None:
-    """Refuse `*`, `**` and `%` whose result would be too large, before it is made."""
-    meter.spend(STEP)
-    if isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length()
-        if bits + right.bit_length() > INTEGER_BITS:
-            raise LimitReached("it computes with enormous numbers")
-    elif operator == "%" and isinstance(left, str):
-        raise SecurityError("'%' is for numbers here; texts are joined with '~'")
-    elif operator == "*":
-        for one, times in ((left, right), (right, left)):
-            if isinstance(one, str | list | tuple) and isinstance(times, int) and times > 0:
-                meter.spend(times * meter.size(one))
-
-
-def _charging_filters(meter: Meter) -> dict[str, Callable[..., Any]]:
-    """What `Charges` puts around loops, joined texts and things that are made."""
-
-    @jinja2.pass_context  # keeps jinja from working it out when the template is compiled
-    def loop(context: Context, values: Iterable[Any], cost: int) -> Iterator[Any]:
-        for value in values:
-            meter.spend(cost)
-            yield value
-
-    @jinja2.pass_context
-    def concat(context: Context, values: list[Any]) -> str:
-        return _join(meter, "", map(str, values))
-
-    @jinja2.pass_context
-    def made(context: Context, value: Any) -> Any:
-        meter.spend_on(value)
-        return value
-
-    return {"_loop": loop, "_concat": concat, "_made": made}
-
-
-def _text_filters(meter: Meter) -> dict[str, Callable[..., Any]]:
-    """Filters that are charged, or that differ from jinja's as they do in transformers."""
-
-    def replace(value: Any, old: str, new: str, count: int | None = None) -> str:
-        return _replace(meter, str(value), str(old), str(new), -1 if count is None else count)
-
-    @jinja2.pass_environment
-    def join(
-        environment: jinja2.Environment,
-        values: Iterable[Any],
-        d: str = "",
-        attribute: str | int | None = None,
-    ) -> str:
-        if attribute is not None:
-            values = map(make_attrgetter(environment, attribute), values)
-        return _join(meter, str(d), map(str, values))
-
-    def indent(value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-        space = width if isinstance(width, str) else " " * min(width, INDENT_CHARACTERS + 1)
-        if len(space) > INDENT_CHARACTERS:
-            raise LimitReached("it indents by more than a line")
-        lines = str(value).splitlines() or [""]
-        meter.spend(sum(map(len, lines)) + len(space) * len(lines))
-        return "\n".join(
-            space + line if (number or first) and (line or blank) else line
-            for number, line in enumerate(lines)
-        )
-
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        meter.spend_on(value)
-        if indent is not None and not 0 <= indent <= INDENT_CHARACTERS:
-            raise LimitReached("it indents by more than a line")
-        text = json.dumps(
-            value,
-            ensure_ascii=ensure_ascii,
-            indent=indent,
-            separators=separators,
-            sort_keys=sort_keys,
-        )
-        meter.spend(len(text))
-        return text
-
-    return {
-        "replace": replace,
-        "join": join,
-        "indent": indent,
-        "tojson": tojson,
-        "safe": lambda value: value,  # nothing is ever escaped
-    }
-
-
 class MeteredEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox of transformers' chat templates, with a meter on it."""
+    """The sandbox of transformers' chat templates, with an allowance."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     charges = Charges
 
     def __init__(self, *, now: datetime) -> None:
-        self.meter = Meter()
+        self.allowance = Allowance()
         self.source_characters = STEP
         super().__init__(
             trim_blocks=True,
@@ -286,15 +184,16 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
             extensions=[GenerationBlock, loopcontrols],
             finalize=self._written,
         )
-        self.globals = {
-            name: self.globals[name] for name in ("range", "dict", "cycler", "joiner")
-        } | {
+        kept = {name: self.globals[name] for name in ("range", "dict", "cycler", "joiner")}
+        self.globals = kept | {
             "namespace": ShownNamespace,
             "raise_exception": _raise_exception,
             "strftime_now": now.strftime,
         }
-        kept: dict[str, Callable[..., Any]] = {name: FILTERS[name] for name in _FILTERS}
-        self.filters = kept | _charging_filters(self.meter) | _text_filters(self.meter)
+        filters: dict[str, Callable[..., Any]] = {name: FILTERS[name] for name in _FILTERS}
+        own = ("_loop", "_concat", "_made", "replace", "join", "indent", "tojson")
+        filters |= {name: getattr(self, f"_filter_{name.strip('_')}") for name in own}
+        self.filters = filters | {"safe": lambda value: value}  # nothing is ever escaped
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         self.source_characters = STEP + len(source)
@@ -304,8 +203,67 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         return charged
 
     def _written(self, value: Any) -> Any:
-        self.meter.spend_on(value)
+        self.allowance.spend_on(value)
         return value
+
+    # --- filters: those that `Charges` puts around nodes, and those of transformers, charged ------
+
+    @jinja2.pass_context  # keeps jinja from working it out when the template is compiled
+    def _filter_loop(self, context: Context, values: Iterable[Any], cost: int) -> Iterator[Any]:
+        for value in values:
+            self.allowance.spend(cost)
+            yield value
+
+    @jinja2.pass_context
+    def _filter_concat(self, context: Context, values: list[Any]) -> str:
+        return self.allowance.join("", map(str, values))
+
+    @jinja2.pass_context
+    def _filter_made(self, context: Context, value: Any) -> Any:
+        return self._written(value)
+
+    def _filter_replace(self, value: Any, old: str, new: str, count: int | None = None) -> str:
+        times = -1 if count is None else count
+        return self.allowance.replace(str(value), str(old), str(new), times)
+
+    def _filter_join(
+        self, values: Iterable[Any], d: str = "", attribute: str | int | None = None
+    ) -> str:
+        if attribute is not None:
+            values = map(make_attrgetter(self, attribute), values)
+        return self.allowance.join(str(d), map(str, values))
+
+    def _filter_indent(
+        self, value: Any, width: int | str = 4, first: bool = False, blank: bool = False
+    ) -> str:
+        space = width if isinstance(width, str) else " " * min(width, INDENT_CHARACTERS + 1)
+        if len(space) > INDENT_CHARACTERS:
+            raise LimitReached("it indents by more than a line")
+        lines = str(value).splitlines() or [""]
+        self.allowance.spend(sum(map(len, lines)) + len(space) * len(lines))
+        return "\n".join(
+            space + line if (number or first) and (line or blank) else line
+            for number, line in enumerate(lines)
+        )
+
+    def _filter_tojson(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """As transformers has it: nothing is escaped for HTML."""
+        self.allowance.spend_on(value)
+        if indent is not None and not 0 <= indent <= INDENT_CHARACTERS:
+            raise LimitReached("it indents by more than a line")
+        given: dict[str, Any] = {"indent": indent, "separators": separators}
+        text = json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys, **given)
+        self.allowance.spend(len(text))
+        return text
+
+    # --- attributes, calls and operators ----------------------------------------------------------
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """As in the sandbox, but without asking where the answer is known: a third of the time
@@ -323,28 +281,35 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
-        raise SecurityError(f"{attribute!r} of {type(obj).__name__!r} is out of its reach")
+        raise SecurityError(f"{attribute!r} of {type(obj).__name__!r} is not accessible")
 
     def wrap_str_format(self, value: Any) -> None:
         """`format` stays what it is, and is_safe_attribute refuses it."""
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        meter = self.meter
-        meter.spend(self.source_characters if type(obj) is Macro else STEP)
+        self.allowance.spend(self.source_characters if type(obj) is Macro else STEP)
         text = getattr(obj, "__self__", None)
-        if type(text) is str and obj.__name__ in _GROWING:
+        if type(text) is str and obj.__name__ in ("replace", "join"):
             given = {key: value for key, value in kwargs.items() if key not in _JINJAS_OWN}
-            return _GROWING[obj.__name__](meter, text, *args, **given)
-        result = super().call(context, obj, *args, **kwargs)
-        meter.spend_on(result)
-        return result
+            return getattr(self.allowance, obj.__name__)(text, *args, **given)
+        return self._written(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """`*`, `**` and `%` whose result would be too large are refused before it is made."""
         if operator == "+":
-            result = left + right
-            self.meter.spend_on(result)
-            return result
-        _charge_operation(self.meter, operator, left, right)
+            return self._written(left + right)
+        spend = self.allowance.spend
+        spend(STEP)
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length()
+            if bits + right.bit_length() > INTEGER_BITS:
+                raise LimitReached("it computes with enormous numbers")
+        elif operator == "%" and isinstance(left, str):
+            raise SecurityError("'%' is for numbers here; texts are joined with '~'")
+        elif operator == "*":
+            for one, times in ((left, right), (right, left)):
+                if isinstance(one, str | list | tuple) and isinstance(times, int) and times > 0:
+                    spend(times * self.allowance.size(one))
         return super().call_binop(context, operator, left, right)
 
 
@@ -358,18 +323,16 @@ class SandboxedTemplate:
                 f"{SOURCE_CHARACTERS:,}{OTHERWISE}"
             )
         self._environment = environment
-        self._environment.meter.start(len(source))  # constant parts are worked out right here
+        self._environment.allowance.start(len(source))  # constant parts are worked out right here
         self._lock = threading.Lock()
         try:
             self._template = self._environment.from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise DataError(
-                f"the tokenizer's chat template cannot be read: line {error.lineno}: "
-                f"{error.message}{OTHERWISE}"
-            ) from None
         except Exception as error:  # noqa: BLE001 - whatever a foreign program does to the compiler
+            why = _words(error)
+            if isinstance(error, jinja2.TemplateSyntaxError):
+                why = f"line {error.lineno}: {error.message}"
             raise DataError(
-                f"the tokenizer's chat template cannot be read: {_words(error)}{OTHERWISE}"
+                f"the tokenizer's chat template cannot be read: {why}{OTHERWISE}"
             ) from None
 
     def render(self, messages: list[dict[str, Any]], *, further: int = 0, **variables: Any) -> str:
@@ -377,7 +340,7 @@ class SandboxedTemplate:
         what is said."""
         given = further + sum(str.__len__(message["content"]) for message in messages)
         with self._lock:
-            self._environment.meter.start(given)
+            self._environment.allowance.start(given)
             try:
                 return self._template.render(messages=messages, **variables)
             except LimitReached as error:

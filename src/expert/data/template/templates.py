@@ -7,9 +7,9 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from expert.data.examples.tools import has_tools, in_chatml
 from expert.data.records import DataError, Example, Segment, Turn
@@ -30,7 +30,8 @@ class Template(ABC):
 
     @abstractmethod
     def segments(self, example: Example, *, learn_prompt: bool = False) -> list[Segment]:
-        """The text in stretches that are learnt (answers, each with its end) and that are not."""
+        """The text in stretches that are trained on (answers, each with its end) and that are
+        not."""
 
     @abstractmethod
     def prompt(self, turns: Sequence[Turn], tools: str = "") -> str:
@@ -52,15 +53,15 @@ class Layout:
     user: tuple[str, str]
     """Before and after the user's text."""
     answer: tuple[str, str]
-    """What the model is given before it answers (not learnt), and what ends an answer (learnt)."""
+    """What the model is given before it answers, and what ends an answer (trained on)."""
     lead: str = ""
-    """Learnt together with the answer: tokenizers join a space to the word behind it."""
+    """Trained on with the answer: tokenizers join a space to the word after it."""
     system_in_user: bool = False
     """The format has no system turn: the system text opens the first user turn."""
     between: str = ""
     """Before every user turn but the first."""
     finish: str = ""
-    """Learnt after the last answer, where `answer` does not end with the eos token."""
+    """Trained on after the last answer, where `answer` does not end with the eos token."""
 
 
 LAYOUTS = {
@@ -174,15 +175,13 @@ class NamedTemplate(Template):
         turns = self._plain_turns(asked) if has_tools(asked) else turns
         layout = self.layout
         opening, end = layout.answer
-        return (
-            "".join(
-                opening + layout.lead + turn.text + end
-                if turn.role == "assistant"
-                else self._before_answer(turns, place)
-                for place, turn in enumerate(turns)
-            )
-            + opening
+        written = (
+            opening + layout.lead + turn.text + end
+            if turn.role == "assistant"
+            else self._before_answer(turns, place)
+            for place, turn in enumerate(turns)
         )
+        return "".join(written) + opening
 
     def _before_answer(self, turns: Sequence[Turn], place: int) -> str:
         """A system or user turn as it is written at its place in the conversation."""
@@ -215,19 +214,10 @@ def named_template(name: str, *, eos: str, bos: str = "") -> NamedTemplate:
     def filled(piece: str) -> str:
         return piece.replace("{eos}", eos).replace("{bos}", bos)
 
+    answer = (layout.answer[0], filled(layout.answer[1]))
+    between, finish = filled(layout.between), filled(layout.finish)
     return NamedTemplate(
-        name,
-        Layout(
-            system=layout.system,
-            user=layout.user,
-            answer=(layout.answer[0], filled(layout.answer[1])),
-            lead=layout.lead,
-            system_in_user=layout.system_in_user,
-            between=filled(layout.between),
-            finish=filled(layout.finish),
-        ),
-        bos,
-        eos,
+        name, replace(layout, answer=answer, between=between, finish=finish), bos, eos
     )
 
 
@@ -235,22 +225,29 @@ def _between(pieces: tuple[str, str], text: str) -> str:
     return f"{pieces[0]}{text}{pieces[1]}"
 
 
+def segments_at(text: str, answers: Sequence[tuple[int, int]]) -> list[Segment]:
+    """The text in stretches, of which those at these places are trained on."""
+    edges = [0, *(edge for span in answers for edge in span), len(text)]
+    spans = enumerate(pairwise(edges))
+    return [Segment(text[a:b], learn=n % 2 == 1) for n, (a, b) in spans if a < b]
+
+
 def plain_segments(text: str, *, eos: str, bos: str = "") -> list[Segment]:
-    """Plain text: learnt whole, with its end."""
-    learnt = Segment(text + eos, learn=True)
-    return [Segment(bos, learn=False), learnt] if bos else [learnt]
+    """Plain text: trained on as a whole, with its end."""
+    trained = Segment(text + eos, learn=True)
+    return [Segment(bos, learn=False), trained] if bos else [trained]
 
 
 def learn_all(segments: Sequence[Segment]) -> list[Segment]:
-    """The same text as one stretch that is learnt from its first token on."""
+    """The same text as one stretch that is trained on from its first token."""
     return [Segment("".join(segment.text for segment in segments), learn=True)]
 
 
 def as_learnt(
     segments: list[Segment], turns: Sequence[Turn], *, learn_prompt: bool
 ) -> list[Segment]:
-    """Segments of which every answer is marked as learnt, as it was asked for: with the prompt or
-    without, and without the answers that are not to be learnt."""
+    """Segments whose answers are all marked, as the row wants them: with the prompt or without,
+    and without the answers that are not to be trained on."""
     if all(turn.learn for turn in turns):
         return learn_all(segments) if learn_prompt else segments
     wanted = iter([turn.learn for turn in turns if turn.role == "assistant"])
@@ -266,7 +263,7 @@ def as_learnt(
 
 def check_question(turns: Sequence[Turn]) -> None:
     if not turns or turns[-1].role not in ("user", "tool"):
-        raise TemplateError("an answer can be generated only after a user turn, or a tool's")
+        raise TemplateError("an answer can be generated only after a user or tool turn")
 
 
 def fingerprint_of(*parts: str) -> str:

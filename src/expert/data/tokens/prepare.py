@@ -25,7 +25,7 @@ from expert.core.links import refuse_links, refuse_links_inside
 from expert.core.text import counted
 from expert.data.records import DataError
 from expert.data.tokens.documents import write_dataset_files
-from expert.data.tokens.shards import Rejects, Work, make_shards, shard_name
+from expert.data.tokens.shards import Rejects, Tokenising, make_shards, shard_name
 from expert.data.tokens.statistics import DocumentStatistics
 
 FORMAT = 1
@@ -113,7 +113,7 @@ class Prepared:
         return f"{rows} left out, and kept in {self.folder / REJECTS}" if count else ""
 
 
-def prepare(work: Work, recipe: Recipe, folder: Path) -> Prepared:
+def prepare(work: Tokenising, recipe: Recipe, folder: Path) -> Prepared:
     """Open the prepared folder if it is there and made by this recipe, else build it."""
     state = inspect(folder, recipe, made_for=work.made_for)
     if state is None:
@@ -238,7 +238,7 @@ def read_statistics(folder: Path) -> DocumentStatistics:
     return DocumentStatistics.from_json(json.loads(text))
 
 
-def _build(work: Work, recipe: Recipe, folder: Path) -> None:
+def _build(work: Tokenising, recipe: Recipe, folder: Path) -> None:
     parts = folder.with_name(f"{folder.name}.parts-{recipe.key()[:12]}")
     refuse_links(parts, below=folder.parent)
     refuse_links_inside(parts)
@@ -269,7 +269,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def _publish(
-    parts: Path, folder: Path, recipe: Recipe, shards: int, bad: Rejects, work: Work
+    parts: Path, folder: Path, recipe: Recipe, shards: int, bad: Rejects, work: Tokenising
 ) -> None:
     temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)

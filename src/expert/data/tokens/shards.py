@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 
@@ -21,9 +24,9 @@ from expert.core.files import sync_file, write_text_atomically
 from expert.data.records import BadRow, DataError, Dropped, Row, Segment
 from expert.data.tokens.documents import write_shard
 from expert.data.tokens.encoder import Encoder
-from expert.data.tokens.helper_process import Helper
 from expert.data.tokens.statistics import DocumentStatistics
 
+Formatted = tuple[Row | BadRow, list[Segment] | BadRow | Dropped]
 SHARD_ROWS = 4096
 # A tokenizer holds about 150 bytes for each token while it encodes: this bounds it at 0.15 GB.
 SHARD_CHARACTERS = 4_000_000
@@ -32,12 +35,12 @@ LOOKED_AT_FURTHER = 100_000
 """Rows behind the first bad one that are looked at, to tell how many are: some seconds."""
 
 
-@dataclass
-class Work:
-    """What the builder needs: rows, how they become segments, and who is told of the progress."""
+@dataclass(frozen=True, kw_only=True)
+class Tokenising:
+    """What it takes to tokenise a source: its rows as segments, an encoder, a progress report."""
 
-    rows: Callable[[], Iterator[Row | BadRow]]
-    segments_of: Callable[[Row], list[Segment] | BadRow | Dropped]
+    formatted: Callable[[], Iterator[Formatted]]
+    """A new pass over all rows, each with what became of it."""
     encoder: Encoder
     made_for: str = ""
     """The split and its source, as people name them; a miss is explained by others of the same."""
@@ -52,7 +55,9 @@ class Work:
     """Let a second process encode every other shard, where processes can be forked."""
 
 
-def make_shards(work: Work, bad: Rejects, parts: Path, *, published: Callable[[], bool]) -> int:
+def make_shards(
+    work: Tokenising, bad: Rejects, parts: Path, *, published: Callable[[], bool]
+) -> int:
     """Finish shard after shard in `parts`, and say how many there are; stops early where another
     process has published the folder.
 
@@ -72,7 +77,7 @@ def make_shards(work: Work, bad: Rejects, parts: Path, *, published: Callable[[]
 
 
 def _pass_over(
-    work: Work, bad: Rejects, parts: Path, published: Callable[[], bool], *, others: bool
+    work: Tokenising, bad: Rejects, parts: Path, published: Callable[[], bool], *, others: bool
 ) -> int:
     """Read and format every row and finish the shards, or every other one; returns how many.
 
@@ -97,7 +102,7 @@ def _pass_over(
     return shards
 
 
-def _help(work: Work, parts: Path, published: Callable[[], bool]) -> None:
+def _help(work: Tokenising, parts: Path, published: Callable[[], bool]) -> None:
     """In the helper: every other shard. Bad rows are the first process's business."""
     began_under = os.getppid()
     for index, shard in enumerate(_shards(work, Rejects(sys.maxsize))):
@@ -134,13 +139,12 @@ class Rejects:
         self.count += 1
         self.rows.append(bad)
 
-    def refusal(self, seen: int, coming: Iterator[Row | BadRow], work: Work) -> DataError:
-        """What is said of too many, after so many rows: the first of them, and how many there are.
-        Rows that come are looked at for that, so that not each costs an attempt of its own."""
+    def refusal(self, seen: int, coming: Iterator[Formatted], work: Tokenising) -> DataError:
+        """The error for too many, after `seen` rows: the first bad rows, and how many there are.
+        Later rows are counted too, so that not each bad row costs another attempt."""
         looked_at = 0
-        for row in islice(coming, LOOKED_AT_FURTHER):
+        for _, made in islice(coming, LOOKED_AT_FURTHER):
             looked_at += 1
-            made = row if isinstance(row, BadRow) else work.segments_of(row)
             if isinstance(made, BadRow):
                 self.add(made)
         least = "at least " if looked_at == LOOKED_AT_FURTHER else ""
@@ -155,12 +159,11 @@ class Rejects:
         return DataError(f"{words} cannot be used\n{shown}\n  ({fix})")
 
 
-def _shards(work: Work, bad: Rejects) -> Iterator[_Shard]:
+def _shards(work: Tokenising, bad: Rejects) -> Iterator[_Shard]:
     shard = _Shard()
-    coming = work.rows()
-    for number, row in enumerate(coming):
+    coming = work.formatted()
+    for number, (_, made) in enumerate(coming):
         shard.rows_in += 1
-        made = row if isinstance(row, BadRow) else work.segments_of(row)
         if isinstance(made, BadRow):
             bad.add(made)
             if bad.too_many:
@@ -196,3 +199,58 @@ def _finish_shard(parts: Path, index: int, shard: _Shard, encoder: Encoder) -> t
 
 def shard_name(index: int) -> str:
     return f"data-{index:05d}.arrow"
+
+
+class Helper:
+    """While it is entered, a forked process does its work; leaving waits for it, or ends it where
+    something was raised. What it did not do is left undone: whoever needs it looks for the result.
+
+    Nothing of the first process is shut down in it, and it writes nothing to the terminal.
+    """
+
+    def __init__(self, work: Callable[[], None], *, wanted: bool) -> None:
+        self._work = work
+        self._wanted = wanted and hasattr(os, "fork")
+        self._pid: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._pid
+
+    @property
+    def is_there(self) -> bool:
+        return self._pid is not None
+
+    def __enter__(self) -> Helper:
+        if not self._wanted:
+            return self
+        try:
+            with warnings.catch_warnings():
+                # A thread that draws progress may be there; the helper never draws.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._pid = os.fork()
+        except OSError:  # no room for another process
+            return self
+        if self._pid == 0:
+            self._be_the_helper()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._pid is None:
+            return
+        if kind is not None:
+            os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+    def _be_the_helper(self) -> None:
+        code = 1
+        try:
+            self._work()
+            code = 0
+        finally:
+            os._exit(code)  # no handler, no buffer and no traceback of the first process

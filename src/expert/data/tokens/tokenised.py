@@ -6,7 +6,6 @@ their padding, so that they are packed like any others. The folder itself is onl
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from expert.core.text import counted
-from expert.data.read.arrow_rows import damage_told, rows_of_batches
+from expert.data.read.arrow_rows import arrow_errors, rows_of_batches
 from expert.data.read.sources import Source, first_row, iterate
 from expert.data.records import BadRow, DataError, Dropped, Row, TokenSegment
 from expert.data.tokens.documents import numbers_in
@@ -190,7 +189,7 @@ def _arrow_rows(files: Sequence[Path], names: Sequence[str]) -> Iterator[Row | B
     would take 5 times as long. What is not plain lists of whole numbers is read that way."""
     for path in files:
         number = 0
-        with damage_told(path, "Arrow"), pa.memory_map(str(path)) as stream:
+        with arrow_errors(path, "Arrow"), pa.memory_map(str(path)) as stream:
             for whole in pa.ipc.open_stream(stream):
                 batch = whole.select([name for name in names if name in whole.schema.names])
                 for start in range(0, batch.num_rows, _BATCH_ROWS):
@@ -435,9 +434,3 @@ def _same_again(rows: Sequence[Sequence[TokenSegment]], encoder: TextEncoder) ->
             same += sum((Counter(ids) & Counter(again)).values())
             count += max(len(ids), len(again))
     return same / count if count else None
-
-
-def digest_of(made: list[TokenSegment] | BadRow | Dropped) -> str:
-    """What a row of tokens is recognised by where texts are by what they say."""
-    parts = made if isinstance(made, list) else []
-    return hashlib.sha256(b"".join(part.ids.tobytes() for part in parts)).hexdigest()

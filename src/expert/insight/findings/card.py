@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from expert.core.text import counted, gib
+from expert.core.text import counted, gib, percent, span
 from expert.insight.findings.evidence import CONTEXT_BYTES, Evidence
 from expert.insight.findings.finding import Finding
 from expert.insight.findings.verdict import (
@@ -17,7 +17,6 @@ from expert.insight.findings.verdict import (
     sync_places,
 )
 from expert.insight.step.anatomy import number
-from expert.insight.wording import percent, span
 
 TOKENS_FILL_A_CARD = 8192
 """From here on 0.6B and 8B models computed at full use on an H200 (training-speed-h200.json)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from expert.core.text import percent, span
 from expert.insight.findings.evidence import PADDING_SHARE, Evidence
 from expert.insight.findings.finding import Finding, Severity
 from expert.insight.findings.verdict import (
@@ -14,7 +15,6 @@ from expert.insight.findings.verdict import (
     padding_fix,
 )
 from expert.insight.step.anatomy import StepAnatomy
-from expert.insight.wording import percent, span
 
 BYTES_PER_TOKEN = 5
 """On disk: four for the number, and a share of the index (planning counts the same)."""

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
-from expert.core.text import gib
+from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Finding
-from expert.insight.wording import percent, span
-from expert.planning.choose.gains import COMPILE_PAYS_AFTER_SECONDS, COMPILED, NOT_RECOMPUTED
+from expert.planning.choose.kernels import COMPILE_PAYS_AFTER_SECONDS, COMPILED, NOT_RECOMPUTED
 from expert.planning.machine.cards import card_named
 from expert.planning.memory.calibration import workload_of
 from expert.planning.memory.memory import activation_bytes

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from expert.core.text import gib
+from expert.core.text import gib, percent, span, times
 from expert.insight.findings.evidence import Evidence
 from expert.insight.step.anatomy import StepAnatomy, number
 from expert.insight.step.bound import Gain, Verdict
 from expert.insight.step.pauses import judge_run
-from expert.insight.wording import percent, span, times
-from expert.planning.choose.gains import NOT_RECOMPUTED
+from expert.planning.choose.kernels import NOT_RECOMPUTED
 
 WAITING_SHARE = 0.10
 """Less waiting than a tenth is not worth a change; healthy runs on an H200 waited below 1 %."""

@@ -1,4 +1,4 @@
-"""What a page is made of, without how it looks: text, numbers, tables and figures."""
+"""What a page is made of, independent of its looks: text, numbers, tables and figures."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Literal
 
 Unit = Literal["number", "count", "percent", "bytes", "seconds", "ms", "watts", "si"]
 Tone = Literal["error", "warning", "note", "good", "plain"]
+Look = Literal["line", "faint", "dots"]
 Point = tuple[float, float | None]
-"""Where and how much; None where nothing finite was measured, which breaks the line."""
+"""Place and value; None where nothing finite was measured, which breaks the line."""
 
 MADE_BY = "Made by expert "
-"""How the footer of every page begins, by which a page is known again."""
+"""How the footer of every page begins, by which a page is recognised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,7 @@ class Series:
     name: str
     points: Sequence[Point]
     colour: int
-    look: Literal["line", "faint", "dots"] = "line"
+    look: Look = "line"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class LineChart:
 
 @dataclass(frozen=True, kw_only=True)
 class StackChart:
-    """Shares of a whole along the run: `columns` holds the amount of every part."""
+    """Shares along the run: `columns` holds the amount of every part."""
 
     parts: tuple[str, ...]
     colours: tuple[int, ...]
@@ -68,7 +69,7 @@ class Bar:
     words: str
     note: str = ""
     marked: bool = False
-    """It stands back: left out, failed or slower."""
+    """Grey: left out, failed or slower."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +96,14 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """What happened when: a lane for every kind of event."""
+    """A timeline with a lane for every kind of event."""
 
     lanes: tuple[str, ...]
     counts: tuple[int, ...]
-    """Events of every lane, also those that are not drawn."""
+    """Events of every lane, including those not drawn."""
     marks: tuple[Mark, ...]
     end: float
-    """Seconds since the run began, without the pauses between its parts."""
+    """Seconds since the run started, without pauses."""
 
 
 Chart = LineChart | StackChart | WideBar | Bars | Histogram | Marks
@@ -116,7 +117,7 @@ class Figure:
     chart: Chart
     note: str = ""
     look: str = ""
-    """What its colours and lines mean; only for pages that draw it."""
+    """What its colours and lines mean; not for Markdown."""
     wide: bool = False
 
 
@@ -140,7 +141,7 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A table. Columns in `numbers` are aligned to the right; a tone colours a row's first cell."""
+    """A table. Columns in `numbers` are right-aligned; a tone colours a row's first cell."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -151,14 +152,14 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """Short lines with a sign of how each is."""
+    """Short lines, each with a mark."""
 
     lines: tuple[tuple[Tone, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A case of the validation: what was asked, wanted and answered."""
+    """A case of the validation: prompt, expected and answer."""
 
     passed: bool | None
     texts: tuple[tuple[str, str], ...]
@@ -166,12 +167,12 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Folded:
-    """What is there for those who look for it."""
+    """Details that open on a click."""
 
     title: str
     inside: tuple[Block, ...]
     shown: bool = False
-    """It lies open from the start."""
+    """Open from the start."""
 
 
 Block = Figure | Cards | Words | Grid | Lines | Example | Folded
@@ -193,6 +194,6 @@ class Page:
     verdict: str
     tone: Tone
     reasons: str
-    """What stands under the verdict."""
+    """The text below the verdict."""
     sections: tuple[Section, ...]
     footer: str

@@ -1,11 +1,11 @@
-"""The figures, drawn as SVG. A drawing is stretched to its space; the words stand beside it as
-text of the page, so they are as large on a phone as on a screen. Nothing here needs a script."""
+"""The figures, drawn as SVG. A drawing is stretched to its space; the labels next to it are text of
+the page, as large on a phone as on a screen. Nothing here needs a script."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from expert.insight.page.blocks import (
     Bars,
@@ -21,19 +21,18 @@ from expert.insight.page.blocks import (
     WideBar,
 )
 from expert.insight.page.markup import Markup, joined, path, tag
-from expert.insight.page.scales import SIZE, Scale, labels, said, scale_of
-from expert.insight.page.thinning import thinned
+from expert.insight.page.scales import SIZE, Scale, labels, said, scale_of, thinned
 
 TOOLTIPS = 80
-"""Columns of a chart that show their values below the pointer, or where a finger taps."""
+"""Columns of a chart that show their values under the pointer or where a finger taps."""
 LISTED = 10
 """Rows of the table of values below a chart, for keyboards, screen readers and paper."""
 DOTS = 30
-"""So many points are drawn as dots too."""
+"""Up to this many points are also drawn as dots."""
 ROOM_ON_A_PHONE = 4
-"""Labels under a drawing; of more every other one is hidden there."""
+"""Labels under a drawing; of more, every other one is hidden on a phone."""
 LABEL_SHARE = 0.12
-"""A part of a bar at least so wide has its number written into it."""
+"""A part of a bar at least this wide has its number written into it."""
 
 
 def draw(chart: Chart) -> Markup:
@@ -57,32 +56,25 @@ def draw(chart: Chart) -> Markup:
 
 
 def _frame(
-    drawn: Markup,
-    x: Scale,
-    y: Scale,
-    *,
-    units: tuple[Unit, Unit],
-    x_name: str,
-    tips: Sequence[Markup] = (),
+    drawn: Sequence[Markup], y: Scale, unit: Unit, *, below: Markup, x_name: str, tips: list[Markup]
 ) -> Markup:
-    """The drawing between its axes, and over it the columns that tell their values."""
-    shown = zip(y.ticks, labels(y.ticks, units[1]), strict=True)
+    """The drawing between its axes, and over it the columns with the values."""
+    shown = zip(y.ticks, labels(y.ticks, unit), strict=True)
     beside = [tag("span", text, style=f"bottom:{_percent(y.share(t))}") for t, text in shown]
     grid = "".join(f"M0 {_down(y.share(tick))}H{SIZE}" for tick in y.ticks)
-    svg = _svg(joined(path(grid, class_="grid"), drawn))
     return tag(
         "div",
         tag("div", *beside, class_="ys", aria_hidden="true"),
-        svg,
+        _svg(path(grid, class_="grid"), *drawn),
         tag("div", *tips, class_="tips", aria_hidden="true"),
         tag("div", x_name, class_="x-name"),
-        _below(x, units[0]),
+        below,
         class_="plot",
     )
 
 
 def _below(x: Scale, unit: Unit) -> Markup:
-    """The words under the drawing; those at the edges stay inside."""
+    """The labels under the drawing; those at the edges stay inside."""
     words = []
     for tick, text in zip(x.ticks, labels(x.ticks, unit), strict=True):
         share = x.share(tick)
@@ -92,9 +84,24 @@ def _below(x: Scale, unit: Unit) -> Markup:
     return tag("div", *words, class_=dense, aria_hidden="true")
 
 
-def _svg(inside: Markup) -> Markup:
+def _svg(*inside: Markup) -> Markup:
     box = f"0 0 {SIZE} {SIZE}"
-    return tag("svg", inside, class_="area", viewBox=box, preserveAspectRatio="none")
+    return tag("svg", *inside, class_="area", viewBox=box, preserveAspectRatio="none")
+
+
+def _rect(
+    colour: int, left: float, width: float, *, top: float = 0.0, title: str | None = None
+) -> Markup:
+    """A filled rectangle; all of it in shares of the drawing, down to its lower edge."""
+    return tag(
+        "rect",
+        tag("title", title) if title else None,
+        class_=f"fill c{colour}",
+        x=_across(left),
+        y=f"{SIZE * top:.0f}",
+        width=_across(width),
+        height=f"{SIZE * (1 - top):.0f}",
+    )
 
 
 def _percent(share: float) -> str:
@@ -102,7 +109,7 @@ def _percent(share: float) -> str:
 
 
 def _down(share: float) -> str:
-    """How far from the top; SVG counts downwards."""
+    """The distance from the top; SVG counts downwards."""
     return f"{SIZE * (1 - share):.0f}"
 
 
@@ -110,9 +117,21 @@ def _across(share: float) -> str:
     return f"{SIZE * share:.1f}"
 
 
+def _swatch(colour: int) -> Markup:
+    return tag("i", class_=f"swatch c{colour}")
+
+
 def _legend(names: Sequence[tuple[str, int]]) -> Markup:
-    items = [tag("li", tag("i", class_=f"swatch c{colour}"), name) for name, colour in names]
+    items = [tag("li", _swatch(colour), name) for name, colour in names]
     return tag("ul", *items, class_="legend")
+
+
+def _tip(left: float, right: float, *texts: str) -> Markup:
+    """A column that shows its texts under the pointer, by the style sheet alone, on the side where
+    there is room."""
+    style = f"left:{_percent(left)};width:{_percent(max(0.0, right - left))}"
+    side = "tip late" if left + right > 1 else "tip"
+    return tag("span", tag("b", "\n".join(texts)), class_=side, style=style, tabindex="-1")
 
 
 # --- lines ---------------------------------------------------------------------------------------
@@ -137,21 +156,11 @@ def _lines(chart: LineChart) -> Markup:
         share=chart.unit == "percent",
     )
     drawn = [_line(line, points, x, y) for line, points in zip(chart.series, thin, strict=True)]
-    plot = _frame(
-        joined(*drawn),
-        x,
-        y,
-        units=(chart.x_unit, chart.unit),
-        x_name=chart.x_name,
-        tips=list(_columns(chart, x)),
-    )
-    names = [
-        (f"{line.name}{_ends(line, chart)}", line.colour)
-        for line in chart.series
-        if line.look != "faint"
-    ]
-    legend = _legend(names) if len(chart.series) > 1 else None
-    return joined(legend, plot, _values(chart))
+    below, tips = _below(x, chart.x_unit), list(_tips(chart, x))
+    plot = _frame(drawn, y, chart.unit, below=below, x_name=chart.x_name, tips=tips)
+    shown = [line for line in chart.series if line.look != "faint"]
+    names = [(f"{line.name}{_ends(line, chart)}", line.colour) for line in shown]
+    return joined(_legend(names) if len(chart.series) > 1 else None, plot, _values(chart, shown))
 
 
 def _ends(line: Series, chart: LineChart) -> str:
@@ -167,27 +176,22 @@ def _ends(line: Series, chart: LineChart) -> str:
     return f"{text}, lowest {said(low[1], chart.unit)} at {where}"
 
 
-def _values(chart: LineChart) -> Markup:
-    """Some of the values as a table, folded: the first, the last and those between."""
-    shown = [line for line in chart.series if line.look != "faint"]
-    places = sorted({at for line in shown for at, value in line.points if value is not None})
-    step = max(1, (len(places) - 1) / (LISTED - 1))
-    some = [places[round(number * step)] for number in range(min(LISTED, len(places)))]
-    few = [line for line in shown if len(line.points) <= LISTED]  # of these all
-    some = sorted({*some, *(at for line in few for at, value in line.points if value is not None)})
+def _values(chart: LineChart, shown: Sequence[Series]) -> Markup:
+    """Some of the values as a table, folded: the first, the last and some between; short series
+    whole."""
+    places = [{at for at, value in line.points if value is not None} for line in shown]
+    every = sorted(set().union(*places))
+    step = max(1, (len(every) - 1) / (LISTED - 1))
+    some = {every[round(number * step)] for number in range(min(LISTED, len(every)))}
+    short = (at for line, at in zip(shown, places, strict=True) if len(line.points) <= LISTED)
     rows = []
-    for place in some:
+    for place in sorted(some.union(*short)):
         cells = [tag("td", _value_at(line, place, chart.unit), class_="number") for line in shown]
         rows.append(tag("tr", tag("td", said(place, chart.x_unit)), *cells))
     names = [tag("th", line.name, class_="number") for line in shown]
-    table = tag(
-        "table",
-        tag("thead", tag("tr", tag("th", chart.x_name), *names)),
-        tag("tbody", *rows),
-    )
-    return tag(
-        "details", tag("summary", "Values"), tag("div", table, class_="scroll"), class_="values"
-    )
+    head = tag("thead", tag("tr", tag("th", chart.x_name), *names))
+    table = tag("div", tag("table", head, tag("tbody", *rows)), class_="scroll")
+    return tag("details", tag("summary", "Values"), table, class_="values")
 
 
 def _value_at(line: Series, place: float, unit: Unit) -> str:
@@ -201,19 +205,25 @@ def _line(line: Series, points: Sequence[Point], x: Scale, y: Scale) -> Markup:
     alone = list(_alone(points))
     dotted = points if line.look == "dots" or len(points) <= DOTS else alone
     if line.look != "faint" or alone:
-        drawn.append(path(_dots(dotted, x, y), class_=f"dot c{line.colour}"))
+        # Lines without length: their round ends stay round however the drawing is stretched.
+        dots = "".join(
+            f"M{_at(place, value, x, y)}z" for place, value in dotted if value is not None
+        )
+        drawn.append(path(dots, class_=f"dot c{line.colour}"))
     return joined(*drawn)
+
+
+def _at(place: float, value: float, x: Scale, y: Scale) -> str:
+    return f"{_across(x.share(place))} {_down(y.share(value))}"
 
 
 def _path(points: Sequence[Point], x: Scale, y: Scale) -> str:
     """The line, broken where a value is missing."""
     parts, pen = [], "M"
     for place, value in points:
-        if value is None:
-            pen = "M"
-            continue
-        parts.append(f"{pen}{_across(x.share(place))} {_down(y.share(value))}")
-        pen = "L"
+        if value is not None:
+            parts.append(f"{pen}{_at(place, value, x, y)}")
+        pen = "M" if value is None else "L"
     return "".join(parts)
 
 
@@ -225,72 +235,46 @@ def _alone(points: Sequence[Point]) -> Iterator[Point]:
             yield point
 
 
-def _dots(points: Sequence[Point], x: Scale, y: Scale) -> str:
-    """Lines without length: their round ends stay round however the drawing is stretched."""
-    return "".join(
-        f"M{_across(x.share(place))} {_down(y.share(value))}z"
-        for place, value in points
-        if value is not None
-    )
-
-
-def _columns(chart: LineChart, x: Scale) -> Iterator[Markup]:
-    """Columns nobody sees until the pointer or a finger is on them: they tell the values there."""
+def _tips(chart: LineChart, x: Scale) -> Iterator[Markup]:
     some = [line.points[:: 1 + len(line.points) // TOOLTIPS] for line in chart.series]
     shown = sorted({place for points in some for place, _ in points})
     edges = [x.low, *((a + b) / 2 for a, b in pairwise(shown)), x.high]
     for place, (left, right) in zip(shown, pairwise(edges), strict=True):
-        texts = [f"{chart.x_name} {said(place, chart.x_unit)}"]
-        for line in chart.series:
-            value = _value_at(line, place, chart.unit)
-            if value != "–":
-                texts.append(f"{line.name} {value}")
-        yield _column(x.share(left), x.share(right), "\n".join(texts))
-
-
-def _column(left: float, right: float, text: str) -> Markup:
-    """Shown by the style sheet alone; the words stand on the side where there is room."""
-    style = f"left:{_percent(left)};width:{_percent(max(0.0, right - left))}"
-    side = "tip late" if left + right > 1 else "tip"
-    return tag("span", tag("b", text), class_=side, style=style, tabindex="-1")
+        values = [(line.name, _value_at(line, place, chart.unit)) for line in chart.series]
+        texts = [f"{name} {value}" for name, value in values if value != "–"]
+        where = f"{chart.x_name} {said(place, chart.x_unit)}"
+        yield _tip(x.share(left), x.share(right), where, *texts)
 
 
 # --- stacks and bars -----------------------------------------------------------------------------
 
 
 def _stack(chart: StackChart) -> Markup:
-    """Shares of every column, one part on the other."""
+    """Shares of every column, one part on top of the other."""
     count = len(chart.columns)
     heights = []
     for column in chart.columns:
-        whole, sums = sum(column) or 1.0, [0.0]
-        for amount in column:
-            sums.append(sums[-1] + amount / whole)
-        heights.append(sums)
+        whole = sum(column) or 1.0
+        heights.append(list(accumulate((amount / whole for amount in column), initial=0.0)))
     drawn = []
     for part, colour in enumerate(chart.colours):
-        upper = "".join(_flat(place, count, sums[part + 1]) for place, sums in enumerate(heights))
-        lower = "".join(
-            _flat(place, count, heights[place][part], back=True) for place in reversed(range(count))
-        )
-        drawn.append(path(f"M{upper[1:]}{lower}z", class_=f"fill c{colour}"))
+        upper = [_edge(place, count, sums[part + 1]) for place, sums in enumerate(heights)]
+        lower = [_edge(place, count, sums[part], back=True) for place, sums in enumerate(heights)]
+        line = "".join([*upper, *reversed(lower)])
+        drawn.append(path(f"M{line[1:]}z", class_=f"fill c{colour}"))
     tips = []
     for place, column in enumerate(chart.columns):
-        texts = [f"{chart.x_name} {said(chart.at[place], 'count')}"]
-        texts += [
-            f"{name} {said(amount, 'ms')}"
-            for name, amount in zip(chart.parts, column, strict=True)
-            if amount
-        ]
-        tips.append(_column(place / count, (place + 1) / count, "\n".join(texts)))
-    x = scale_of(chart.at, whole=True, tight=True, wanted=6)
+        parts = zip(chart.parts, column, strict=True)
+        texts = [f"{name} {said(amount, 'ms')}" for name, amount in parts if amount]
+        where = f"{chart.x_name} {said(chart.at[place], 'count')}"
+        tips.append(_tip(place / count, (place + 1) / count, where, *texts))
+    below = _below(scale_of(chart.at, whole=True, tight=True, wanted=6), "count")
     y = scale_of([0.0, 1.0])
-    units: tuple[Unit, Unit] = ("count", "percent")
-    plot = _frame(joined(*drawn), x, y, units=units, x_name=chart.x_name, tips=tips)
+    plot = _frame(drawn, y, "percent", below=below, x_name=chart.x_name, tips=tips)
     return joined(_legend(list(zip(chart.parts, chart.colours, strict=True))), plot)
 
 
-def _flat(place: int, count: int, share: float, *, back: bool = False) -> str:
+def _edge(place: int, count: int, share: float, *, back: bool = False) -> str:
     """The edge of one column, drawn to the right or back to the left."""
     ends = (place / count, (place + 1) / count)
     first, last = reversed(ends) if back else ends
@@ -303,32 +287,15 @@ def _wide_bar(chart: WideBar) -> Markup:
     drawn, texts, items, left = [], [], [], 0.0
     for part in chart.segments:
         share = part.amount / whole
-        words = f"{part.name} {part.words}, {share:.1%}"
-        drawn.append(
-            tag(
-                "rect",
-                tag("title", words),
-                class_=f"fill c{part.colour}",
-                x=_across(left),
-                y=0,
-                width=_across(share),
-                height=SIZE,
-            )
-        )
+        title = f"{part.name} {part.words}, {share:.1%}"
+        drawn.append(_rect(part.colour, left, share, title=title))
         if share >= LABEL_SHARE:
             place = f"left:{_percent(left)};width:{_percent(share)}"
             texts.append(tag("span", part.words, style=place))
-        items.append(
-            tag(
-                "li",
-                tag("i", class_=f"swatch c{part.colour}"),
-                tag("span", part.name),
-                tag("b", part.words),
-                tag("small", f"{share:.1%}"),
-            )
-        )
+        amount = (tag("b", part.words), tag("small", f"{share:.1%}"))
+        items.append(tag("li", _swatch(part.colour), tag("span", part.name), *amount))
         left += share
-    bar = tag("div", _svg(joined(*drawn)), *texts, class_="wide-bar")
+    bar = tag("div", _svg(*drawn), *texts, class_="wide-bar")
     return joined(bar, tag("ul", *items, class_="parts"))
 
 
@@ -336,16 +303,8 @@ def _bars(chart: Bars) -> Markup:
     longest = max((bar.amount or 0.0 for bar in chart.bars), default=0.0) or 1.0
     rows = []
     for bar in chart.bars:
-        share = (bar.amount or 0.0) / longest
-        drawn = tag(
-            "rect",
-            tag("title", f"{bar.name}: {bar.words}"),
-            class_="fill c7" if bar.marked else "fill c1",
-            x=0,
-            y=0,
-            width=_across(share),
-            height=SIZE,
-        )
+        title = f"{bar.name}: {bar.words}"
+        drawn = _rect(7 if bar.marked else 1, 0.0, (bar.amount or 0.0) / longest, title=title)
         name = tag("span", bar.name, tag("small", bar.note) if bar.note else None, class_="name")
         inside = (name, tag("div", _svg(drawn), class_="bar"), tag("b", bar.words))
         rows.append(tag("li", *inside, class_="marked" if bar.marked else None))
@@ -357,37 +316,15 @@ def _histogram(chart: Histogram) -> Markup:
     count = len(chart.counts)
     drawn, words, tips = [], [], []
     for place, (label, number) in enumerate(zip(chart.labels, chart.counts, strict=True)):
-        top = SIZE * (1 - y.share(number))
-        text = f"{label}: {number:,} {chart.what}"
-        drawn.append(
-            tag(
-                "rect",
-                class_="fill c1",
-                x=_across((place + 0.08) / count),
-                y=f"{top:.0f}",
-                width=_across(0.84 / count),
-                height=f"{SIZE - top:.0f}",
-            )
-        )
-        tips.append(_column(place / count, (place + 1) / count, text))
+        left = place / count
+        drawn.append(_rect(1, left + 0.08 / count, 0.84 / count, top=1 - y.share(number)))
+        tips.append(_tip(left, (place + 1) / count, f"{label}: {number:,} {chart.what}"))
         words.append(tag("span", label, style=f"left:{_percent((place + 0.5) / count)}"))
-    beside = [
-        tag("span", text, style=f"bottom:{_percent(y.share(tick))}")
-        for tick, text in zip(y.ticks, labels(y.ticks, "count"), strict=True)
-    ]
-    grid = path("".join(f"M0 {_down(y.share(tick))}H{SIZE}" for tick in y.ticks), class_="grid")
-    return tag(
-        "div",
-        tag("div", *beside, class_="ys", aria_hidden="true"),
-        _svg(joined(grid, *drawn)),
-        tag("div", *tips, class_="tips", aria_hidden="true"),
-        tag("div", "tokens", class_="x-name"),
-        tag("div", *words, class_="xs bins", aria_hidden="true"),
-        class_="plot",
-    )
+    below = tag("div", *words, class_="xs bins", aria_hidden="true")
+    return _frame(drawn, y, "count", below=below, x_name="tokens", tips=tips)
 
 
-# --- what happened when --------------------------------------------------------------------------
+# --- the timeline --------------------------------------------------------------------------------
 
 
 def _marks(chart: Marks) -> Markup:
@@ -403,10 +340,7 @@ def _marks(chart: Marks) -> Markup:
 def _lane(name: str, count: int, marks: Sequence[Mark], x: Scale) -> Markup:
     drawn = [path(f"M0 {SIZE // 2}H{SIZE}", class_="grid")]
     for mark in marks:
-        place = _across(x.share(min(mark.at, x.high)))
-        drawn.append(
-            tag("g", tag("title", mark.words), path(f"M{place} {SIZE // 2}z", class_="mark"),
-                class_=f"tone-{mark.tone}")
-        )  # fmt: skip
+        dot = path(f"M{_across(x.share(min(mark.at, x.high)))} {SIZE // 2}z", class_="mark")
+        drawn.append(tag("g", tag("title", mark.words), dot, class_=f"tone-{mark.tone}"))
     words = tag("span", name, tag("small", f"{count:,}"))
-    return tag("div", words, _svg(joined(*drawn)), class_="lane")
+    return tag("div", words, _svg(*drawn), class_="lane")

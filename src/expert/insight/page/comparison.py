@@ -1,4 +1,4 @@
-"""Several runs on the same axes, and in what they differ."""
+"""Several runs on the same axes, and how they differ."""
 
 from __future__ import annotations
 
@@ -6,54 +6,52 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from expert.core.text import count, duration, gib, loss
+from expert.insight.event_text import planned_value
 from expert.insight.ladder.same_data import not_comparable
 from expert.insight.page.blocks import (
     Block,
     Figure,
     Grid,
     LineChart,
+    Look,
     Point,
     Section,
     Series,
     Unit,
     Words,
 )
+from expert.insight.page.curves import MIN_SMOOTHED, has_values, spans_far
 from expert.insight.page.facts import RunFacts, number
-from expert.insight.page.learning import MIN_SMOOTHED, has_values, spans_far
-from expert.insight.page.story import told_value
-from expert.insight.page.thinning import running_total, smoothed
+from expert.insight.page.scales import running_total, smoothed
 
-COLOURS = (1, 2, 3, 4, 5, 6)
+COLOURS = 6
 NOT_COMPARED = ("decisions", "remarks")
 Number = Callable[[RunFacts], float | None]
 
 
-def comparison(runs: Sequence[RunFacts]) -> Section:
+def comparison_section(runs: Sequence[RunFacts]) -> Section:
     """Curves over steps, tokens and time, then the numbers, then the plans."""
     names = labels(runs)
     losses = [_smooth_loss(run) for run in runs]
+    evals = [[(float(e["step"]), number(e.get("loss"))) for e in run.evals()] for run in runs]
+    rates = [run.points("tokens_per_second") for run in runs]
     figures = [
-        _figure("loss-by-step", "Loss by step", names, losses, "step", "count"),
-        _figure("loss-by-tokens", "Loss by tokens", names, _over(runs, losses, "tokens"), "tokens",
-                "si"),
-        _figure("loss-by-time", "Loss by time in updates", names, _over(runs, losses, "seconds"),
-                "time", "seconds"),
-        _figure("evals-by-step", "Validation loss by step", names, [_evals(run) for run in runs],
-                "step", "count", dots=True),
-        _figure("speed-by-step", "Tokens a second by step", names,
-                [run.points("tokens_per_second") for run in runs], "step", "count", unit="si",
-                from_zero=True),
+        _figure("loss-by-step", "Loss by step", names, losses),
+        _figure("loss-by-tokens", "Loss by tokens", names, _over(runs, losses, "tokens"),
+                x_name="tokens", x_unit="si"),
+        _figure("loss-by-time", "Loss by time in steps", names, _over(runs, losses, "seconds"),
+                x_name="time", x_unit="seconds"),
+        _figure("evals-by-step", "Validation loss by step", names, evals, dots=True),
+        _figure("speed-by-step", "Tokens per second by step", names, rates, unit="si"),
     ]  # fmt: skip
     doubts = not_comparable([run.record for run in runs], names)
     inside: list[Block] = [Words(text=text, tone="warning") for text in doubts]
-    inside.append(_numbers(runs, names))
-    inside.extend(figure for figure in figures if figure)
-    inside.append(_plans(runs, names))
+    inside += [_numbers(runs, names), *filter(None, figures), _plans(runs, names)]
     return Section(name="comparison", title="Comparison", inside=tuple(inside))
 
 
 def labels(runs: Sequence[RunFacts]) -> list[str]:
-    """The names of the folders; equal ones are told apart by a number."""
+    """The names of the folders; equal ones are numbered."""
     found: list[str] = []
     for run in runs:
         again = sum(other.name == run.name for other in runs[: len(found)])
@@ -76,13 +74,8 @@ def _over(
     for run, points in zip(runs, losses, strict=True):
         at = running_total(run.amounts(key))
         known = bool(at) and at[-1] > 0
-        moved = [(x, y) for x, (_, y) in zip(at, points, strict=True)]
-        result.append(moved if known else [])
+        result.append([(x, y) for x, (_, y) in zip(at, points, strict=True)] if known else [])
     return result
-
-
-def _evals(run: RunFacts) -> list[Point]:
-    return [(float(event["step"]), number(event.get("loss"))) for event in run.evals()]
 
 
 def _figure(
@@ -90,28 +83,28 @@ def _figure(
     title: str,
     names: Sequence[str],
     curves: Sequence[Sequence[Point]],
-    x_name: str,
-    x_unit: Unit,
     *,
+    x_name: str = "step",
+    x_unit: Unit = "count",
     unit: Unit = "number",
-    from_zero: bool = False,
     dots: bool = False,
 ) -> Figure | None:
+    look: Look = "dots" if dots else "line"
     series = tuple(
-        Series(
-            name=label,
-            points=points,
-            colour=COLOURS[place % len(COLOURS)],
-            look="dots" if dots else "line",
-        )
+        Series(name=label, points=points, colour=1 + place % COLOURS, look=look)
         for place, (label, points) in enumerate(zip(names, curves, strict=True))
         if has_values(points)
     )
     if not series:
         return None
-    far = unit == "number" and spans_far([point for line in series for point in line.points])
+    is_loss = unit == "number"
     chart = LineChart(
-        series=series, x_name=x_name, x_unit=x_unit, unit=unit, from_zero=from_zero, log=far
+        series=series,
+        x_name=x_name,
+        x_unit=x_unit,
+        unit=unit,
+        from_zero=not is_loss,
+        log=is_loss and spans_far([point for line in series for point in line.points]),
     )
     return Figure(name=name, title=title, chart=chart)
 
@@ -124,27 +117,27 @@ _COMPARED: dict[str, tuple[Number, Callable[[float], str]]] = {
         lambda run: number(run.best_eval["loss"]) if run.best_eval else None,
         loss,
     ),
-    "tokens a second, mean": (lambda run: run.tokens_per_second, "{:,.0f}".format),
-    "GPU utilisation": (lambda run: run.average("gpu_utilization"), "{:.0f} %".format),
+    "tokens per second, mean": (lambda run: run.tokens_per_second, "{:,.0f}".format),
+    "GPU utilization": (lambda run: run.average("gpu_utilization"), "{:.0f} %".format),
     "MFU": (lambda run: run.average("mfu"), "{:.1%}".format),
-    "memory peak": (lambda run: run.memory_peak[0] if run.memory_peak else None, gib),
+    "peak memory": (lambda run: run.memory_peak[0] if run.memory_peak else None, gib),
     "duration, without pauses": (lambda run: run.seconds, duration),
-    "of it in updates": (lambda run: run.anatomy.run.training or None, duration),
-    "updates": (lambda run: run.updates, "{:,.0f}".format),
+    "of it in steps": (lambda run: run.anatomy.run.training or None, duration),
+    "steps": (lambda run: run.updates, "{:,.0f}".format),
     "tokens": (lambda run: run.tokens, lambda n: count(round(n))),
 }
 
 
 def _numbers(runs: Sequence[RunFacts], names: Sequence[str]) -> Grid:
-    """One row a number; behind every run but the first how many times the first's it is."""
-    rows = [("verdict", *_spread([run.verdict or "–" for run in runs], ["" for _ in runs]))]
-    rows.append(("state", *_spread([run.state for run in runs], ["" for _ in runs])))
+    """One number per row; after every run but the first its ratio to the first."""
+    nothing = ["" for _ in runs]
+    rows = [("verdict", *_spread([run.verdict or "–" for run in runs], nothing))]
+    rows.append(("state", *_spread([run.state for run in runs], nothing)))
     for name, (measure, words) in _COMPARED.items():
         values = [measure(run) for run in runs]
-        if all(value is None for value in values):
-            continue
-        shown = [words(value) if value is not None else "–" for value in values]
-        rows.append((name, *_spread(shown, [_ratio(values[0], value) for value in values])))
+        if any(value is not None for value in values):
+            shown = [words(value) if value is not None else "–" for value in values]
+            rows.append((name, *_spread(shown, [_ratio(values[0], value) for value in values])))
     columns = ["", names[0]]
     for label in names[1:]:
         columns += [label, f"ratio {len(columns) // 2}" if len(names) > 2 else "ratio"]
@@ -154,10 +147,8 @@ def _numbers(runs: Sequence[RunFacts], names: Sequence[str]) -> Grid:
 
 def _spread(shown: Sequence[str], ratios: Sequence[str]) -> list[str]:
     """The first run's cell, then two cells for every other run."""
-    cells = [shown[0]]
-    for value, ratio in zip(shown[1:], ratios[1:], strict=True):
-        cells += [value, ratio]
-    return cells
+    pairs = zip(shown[1:], ratios[1:], strict=True)
+    return [shown[0], *(cell for pair in pairs for cell in pair)]
 
 
 def _ratio(first: float | None, other: float | None) -> str:
@@ -172,14 +163,13 @@ def _ratio(first: float | None, other: float | None) -> str:
 
 def _plans(runs: Sequence[RunFacts], names: Sequence[str]) -> Block:
     flat = [dict(flattened(run.record.plan)) for run in runs]
-    paths = list(dict.fromkeys(path for one in flat for path in one))
     rows = [
-        (path, *(told_value(path, one.get(path)) for one in flat))
-        for path in paths
+        (path, *(planned_value(path, one.get(path)) for one in flat))
+        for path in dict.fromkeys(path for one in flat for path in one)
         if any(one.get(path) != flat[0].get(path) for one in flat[1:])
     ]
     if not rows:
-        return Words(text="The plans of these runs are the same in every value.")
+        return Words(text="The plans of these runs are identical.")
     return Grid(columns=("plan", *names), rows=tuple(rows), code=("plan",))
 
 

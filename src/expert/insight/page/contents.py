@@ -1,4 +1,4 @@
-"""The whole page of a run, in the order a reader asks: verdict, numbers, why, and on what."""
+"""The whole page of a run, in the order of a reader's questions: verdict, numbers, why, on what."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ from expert.insight.ladder.ladder import Ladder
 from expert.insight.ladder.table import headline
 from expert.insight.outcome import Outcome
 from expert.insight.page.blocks import MADE_BY, Page, Section, Tone
-from expert.insight.page.climb import ladder_section
-from expert.insight.page.comparison import comparison
-from expert.insight.page.decisions import decisions
-from expert.insight.page.facts import RunFacts, mapping
-from expert.insight.page.judged import judged, standing
-from expert.insight.page.learning import learning
-from expert.insight.page.overview import overview
-from expert.insight.page.prepared import prepared
-from expert.insight.page.speed import speed
-from expert.insight.page.story import story
-from expert.insight.page.surroundings import surroundings
+from expert.insight.page.comparison import comparison_section
+from expert.insight.page.curves import learning_section, speed_sections
+from expert.insight.page.environment import data_sections, environment_section
+from expert.insight.page.events import event_sections
+from expert.insight.page.facts import RunFacts
+from expert.insight.page.ladder import ladder_section
+from expert.insight.page.overview import finding_sections, numbers_section
+from expert.insight.page.plan import plan_section
+from expert.insight.page.validation import Verdict as Validated
+from expert.insight.page.validation import validation_sections
 from expert.insight.step.bound import Verdict
 
 STATES = {
-    "running": "The run is going on; this page shows it as it stood when the page was made.",
+    "running": "The run is still running; this page shows it as of when the page was made.",
     "finished": "The run finished.",
     "stopped": "The run was stopped",
     "failed": "The run failed",
-    "gone": "The run ended without a word",
+    "gone": "The run ended without a message",
 }
 ABOUT_LEARNING = ("overfits", "loss-stays", "always-clipped")
-"""Findings that say nothing about speed."""
+"""Findings that are not about speed."""
 UNFINISHED = {"stopped": "stopped early", "failed": "failed", "gone": "killed"}
 
 
@@ -52,37 +51,39 @@ class Report:
 
 def make_page(report: Report) -> Page:
     """The page of a run, on the same axes with others where there are any."""
-    run = report.run
-    numbers, *findings = overview(run, report.findings)
-    # What it answers, right and wrong, is what a reader came for.
-    sections: list[Section] = [numbers, *judged(run), *findings]
-    if report.others:
-        sections.append(comparison([run, *report.others]))
-    sections.append(learning(run))
-    sections.extend(speed(run))
-    if report.ladder is not None:
-        sections.append(ladder_section(report.ladder, run))
-    sections.extend(story(run))
-    sections.extend(decisions(run))
-    sections.extend(prepared(run))
-    sections.append(surroundings(run))
+    run, heads = report.run, _heads(report)
     model, device = run.started.get("model"), run.started.get("device")
-    where = f"{model} on {device} · " if model and device else ""
-    heads = _heads(report)
-    behind = [
+    more = [
         f"{name}: {sentence}" if kind == name.lower() else f"{name}: {kind}. {sentence}"
         for name, kind, sentence in heads[1:]
     ]
     return Page(
         title=run.expert,
-        subtitle=f"{where}{run.name}",
+        subtitle=f"{model} on {device} · {run.name}" if model and device else run.name,
         kind=heads[0].kind,
         verdict=heads[0].sentence,
         tone=_tone(report),
-        reasons=" ".join([*behind, _reasons(report)]),
-        sections=tuple(sections),
+        reasons=" ".join([*more, _reasons(report)]),
+        sections=tuple(_sections(report)),
         footer=footer(report.made),
     )
+
+
+def _sections(report: Report) -> list[Section]:
+    run = report.run
+    return [
+        numbers_section(run),
+        *validation_sections(run),  # its answers are what a reader came for
+        *finding_sections(report.findings),
+        *([comparison_section([run, *report.others])] if report.others else []),
+        learning_section(run),
+        *speed_sections(run),
+        *([ladder_section(report.ladder, run)] if report.ladder is not None else []),
+        *event_sections(run),
+        plan_section(run),
+        *data_sections(run),
+        environment_section(run),
+    ]
 
 
 class _Head(NamedTuple):
@@ -94,10 +95,10 @@ class _Head(NamedTuple):
 
 
 def _heads(report: Report) -> list[_Head]:
-    """How it went, what matters most first: its answers, whether it ended, learning, speed."""
+    """How it went, the most important first: answers, whether it ended, learning, speed."""
     run, learning = report.run, report.learning
     heads = []
-    answers = standing(run.record.verdict or {})
+    answers = Validated(run.record.verdict or {}).sentence()
     if answers is not None:
         heads.append(_Head("Answers", *answers))
     if run.state in UNFINISHED:
@@ -111,22 +112,17 @@ def _heads(report: Report) -> list[_Head]:
 
 def ladder_page(ladder: Ladder, *, made: float | None = None) -> Page:
     """A benchmark alone as a page."""
+    tone: Tone = "warning" if ladder.doubts else "good"
     return Page(
         title=ladder.name,
         subtitle=f"{ladder.model} on {ladder.card} · {ladder.date}",
         kind="",
         verdict=f"{headline(ladder)}.",
-        tone=_ladder_tone(ladder),
+        tone="error" if ladder.winner is None else tone,
         reasons="",
         sections=(ladder_section(ladder),),
         footer=footer(time.time() if made is None else made),
     )
-
-
-def _ladder_tone(ladder: Ladder) -> Tone:
-    if ladder.winner is None:
-        return "error"
-    return "warning" if ladder.doubts else "good"
 
 
 def footer(made: float) -> str:
@@ -135,19 +131,16 @@ def footer(made: float) -> str:
 
 
 def _tone(report: Report) -> Tone:
-    """How the head of the page looks: by how the run ended, else by the worst finding."""
-    if report.run.state in ("failed", "gone"):
-        return "error"
-    learning = report.learning
-    if learning is not None and learning.kind == "diverged":
-        return "error"
+    """The colour of the head: by how the run ended, else by the worst finding."""
+    run, learning = report.run, report.learning
     severities = [finding.severity for finding in report.findings]
-    if "error" in severities:
+    diverged = learning is not None and learning.kind == "diverged"
+    if run.state in ("failed", "gone") or diverged or "error" in severities:
         return "error"
     learns = learning is None or learning.is_good or learning.kind == "unknown"
-    if "warning" in severities or not learns or report.run.state == "stopped":
+    if "warning" in severities or not learns or run.state == "stopped":
         return "warning"
-    if mapping((report.run.record.verdict or {}).get("gate")).get("passed") is False:
+    if Validated(run.record.verdict or {}).gate is False:
         return "warning"
     if report.verdict.kind == "unknown":
         return "note"
@@ -155,8 +148,8 @@ def _tone(report: Report) -> Tone:
 
 
 def _sentence(report: Report) -> str:
-    """The sentence without the word that stands above it; nothing is called good in a head that
-    warns, which then says of what."""
+    """The sentence without the kind shown above it; a head that warns does not start with "Good.",
+    it names what to fix."""
     rest = report.verdict.sentence.removeprefix(f"{report.verdict.kind}: ")
     rest = rest[:1].upper() + rest[1:]
     of_speed = [one for one in report.findings if one.name not in ABOUT_LEARNING]
@@ -167,17 +160,17 @@ def _sentence(report: Report) -> str:
 
 
 def _reasons(report: Report) -> str:
+    """How it ended, what to do, and the expected gain."""
     run, verdict, learning = report.run, report.verdict, report.learning
     state = STATES.get(run.state, run.state)
-    if run.state in ("stopped", "failed", "gone"):
+    if run.state in UNFINISHED:
         state += f": {run.because}." if run.because else "."
     if run.state == "finished" and run.record.validation is None:
-        state += " Nobody judged its answers yet: expert validate does."
+        state += " It is not validated yet: run expert validate."
     if run.record.outdated:
-        state += f" validation.json {run.record.outdated}; expert validate judges them."
-    fixes = [learning.fix] if learning is not None and learning.fix else []
-    fixes += [verdict.fix] if verdict.fix else []
+        state += f" validation.json {run.record.outdated}; run expert validate again."
+    fixes = [fix for fix in (learning.fix if learning else "", verdict.fix) if fix]
     fix = f"What to do: {'; '.join(fixes)}." if fixes else ""
     gains = "; ".join(str(gain) for gain in verdict.gains)
-    gain = f"To be gained: {gains}." if gains else ""
+    gain = f"Expected gain: {gains}." if gains else ""
     return " ".join(text for text in (state, fix, gain) if text)

@@ -1,4 +1,4 @@
-"""The numbers of a run, each as it was measured or None with the reason why there is none."""
+"""The numbers of a run as they were measured; None where one is missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ number = finite
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What the page tells of one run; `state` says whether it goes on, ended, or was killed."""
+    """What a page shows of one run; `state`: running, finished, stopped, failed or gone."""
 
     record: RunRecord
     anatomy: Anatomy
@@ -38,13 +38,13 @@ class RunFacts:
 
     @cached_property
     def total_steps(self) -> float | None:
-        """Updates that the run is to have; one that was resumed may have been made longer."""
+        """Planned steps; a resumed run may have been made longer."""
         told = numbers([event.get("total_steps") for event in self.record.of("started")])
         return told[-1] if told else None
 
     @cached_property
     def updates(self) -> float | None:
-        """Updates until now; lines of steps come only now and then, and the last may be before."""
+        """Steps so far; log lines come only now and then, and the last may be earlier."""
         ends = ("finished", "stopped", "saved", "epoch", "step")
         told = [event for event in self.record.events if event.get("event") in ends]
         known = [step for step in numbers([e.get("step") for e in told]) if step is not None]
@@ -52,8 +52,7 @@ class RunFacts:
 
     @cached_property
     def tokens(self) -> float | None:
-        """Tokens until now, as the run itself has summed them up; else those of its epochs, and
-        of the lines after them."""
+        """Tokens so far: the run's own sum, or else those of its epochs and of the lines after."""
         told = number(self.finished.get("tokens"))
         if told is not None and self.finished.get("step") == self.updates:
             return told
@@ -71,7 +70,7 @@ class RunFacts:
 
     @cached_property
     def steps(self) -> list[Event]:
-        """The lines of the updates in their order; of an update taken twice the second."""
+        """The log lines in order; of a step taken twice the second."""
         return [line.event for line in self.lines]
 
     @cached_property
@@ -81,7 +80,7 @@ class RunFacts:
 
     @cached_property
     def undone(self) -> list[tuple[float, float]]:
-        """First and last update of every window that a rollback passed over."""
+        """First and last step of every window that a rollback skipped."""
         told = [listed(event.get("skipped")) for event in self.record.of("rolled_back")]
         found = []
         for window in told[-1] if told else ():
@@ -100,11 +99,11 @@ class RunFacts:
         return [line.event for line in self.anatomy.steady]
 
     def points(self, key: str) -> list[Point]:
-        """A value of the lines by step; None where a line holds none."""
+        """A value of the log lines by step; None where a line has none."""
         return list(zip(self.step_numbers, self.column(key), strict=True))
 
     def column(self, key: str) -> list[float | None]:
-        """A value of every line in their order."""
+        """A value of every log line, in order."""
         return numbers([event.get(key) for event in self.steps])
 
     @cached_property
@@ -112,16 +111,16 @@ class RunFacts:
         return [value or 0.0 for value in self.column("step")]
 
     def values(self, key: str) -> list[float]:
-        """The values of the settled lines that hold one."""
+        """The values after warm-up."""
         found = numbers([event.get(key) for event in self.settled])
         return [value for value in found if value is not None]
 
     def amounts(self, key: str) -> list[float]:
-        """A value of every line, 0 where it holds none: for sums along the run."""
+        """A value of every log line, 0 where it has none: for sums along the run."""
         return [value or 0.0 for value in self.column(key)]
 
     def evals(self, split: str = "validation") -> list[Event]:
-        """Evaluations in their order; of one taken twice the second."""
+        """Evaluations in order; of one taken twice the second."""
         told: dict[float, Event] = {}
         for event in self.record.of("eval"):
             step = number(event.get("step"))
@@ -131,8 +130,8 @@ class RunFacts:
 
     @cached_property
     def last_loss(self) -> tuple[float, float] | None:
-        """The update of the last line that has a loss, and that loss: the mean since the line
-        before, as the terminal and `expert watch` have it."""
+        """Step and loss of the last log line with a loss: the mean since the line before, as in the
+        terminal and in `expert watch`."""
         known = [(at, loss) for at, loss in self.points("loss") if loss is not None]
         return known[-1] if known else None
 
@@ -147,7 +146,7 @@ class RunFacts:
 
     @cached_property
     def tokens_per_second(self) -> float | None:
-        """Tokens by the time of their updates, after the warm-up."""
+        """Tokens by the time of their steps, after warm-up."""
         tokens_of = numbers([event.get("tokens") for event in self.settled])
         seconds_of = numbers([event.get("seconds") for event in self.settled])
         pairs = zip(tokens_of, seconds_of, strict=True)
@@ -157,12 +156,12 @@ class RunFacts:
 
     @cached_property
     def seconds(self) -> float | None:
-        """From the start to the end or the last word, without pauses between parts of the run."""
+        """From the start to the last event, without pauses before a resume."""
         return self.clock[-1] if self.clock else None
 
     @cached_property
     def clock(self) -> list[float]:
-        """For every event the seconds since the start; a pause before a resume does not count."""
+        """The seconds since the start of every event, without pauses before a resume."""
         result: list[float] = []
         first = last = offset = None
         for event in self.record.events:
@@ -178,7 +177,7 @@ class RunFacts:
 
     @cached_property
     def memory_peak(self) -> tuple[float, str] | None:
-        """The largest memory that was seen, and whose it is."""
+        """The highest memory use seen, and whose it is."""
         for key, whose in (
             ("peak_reserved_bytes", "reserved by this run"),
             ("gpu_process_memory_bytes", "of this process"),
@@ -195,10 +194,10 @@ class RunFacts:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """The value where it is an object, else an empty one: files may hold anything."""
+    """The value if it is an object, else an empty one: files may hold anything."""
     return value if isinstance(value, dict) else {}
 
 
 def listed(value: Any) -> list[Any]:
-    """The value where it is a list, else an empty one."""
+    """The value if it is a list, else an empty one."""
     return value if isinstance(value, list) else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.resources import files
 
 from expert.insight.page.blocks import (
     Block,
@@ -20,21 +21,20 @@ from expert.insight.page.blocks import (
 )
 from expert.insight.page.charts import draw
 from expert.insight.page.markup import Markup, joined, tag
-from expert.insight.page.style import STYLE
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
 )
-"""What a browser may load: nothing. A text that got around the escaping could still not act."""
+"""A browser may load nothing, so a text that slipped past the escaping could still do nothing."""
 SIGNS: dict[Tone, str] = {"good": "✓", "note": "–", "warning": "!", "error": "✗", "plain": "·"}
 STACKED_FROM = 3
-"""Tables of so many columns turn into blocks on a phone."""
+"""Tables with at least this many columns turn into blocks on a phone."""
 
 
 def page_html(page: Page) -> str:
     """The whole file."""
-    style = Markup(f"<style>{STYLE}</style>")
+    style = files("expert.insight.page").joinpath("style.css").read_text(encoding="utf-8")
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -43,7 +43,7 @@ def page_html(page: Page) -> str:
         tag("meta", name="referrer", content="no-referrer"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", f"{page.title}: {page.verdict}"),
-        style,
+        Markup(f"<style>\n{style}</style>"),
     )
     links = [tag("a", section.title, href=f"#{section.name}") for section in page.sections]
     body = tag(

@@ -54,13 +54,13 @@ def page_markdown(page: Page) -> str:
 
 
 def is_page(markdown: str) -> bool:
-    """Whether a text is such a file, of this or an earlier version: by its footer."""
+    """Whether a text is such a page, of this or an earlier version, by its footer."""
     *_, rule, between, last = ["", "", "", *markdown.rstrip().splitlines()]
     return (rule, between) == ("---", "") and last.startswith(MADE_BY)
 
 
 def text(value: object) -> str:
-    """A text on one line that cannot become a heading, a table, a link or HTML."""
+    """Text on one line that cannot become a heading, a table, a link or HTML."""
     plain = " ".join(visible(value).split())
     escaped = _SPECIAL.sub(r"\\\1", "".join(_ENTITIES.get(sign, sign) for sign in plain))
     # Viewers turn bare addresses into links; a broken one stays text.
@@ -129,7 +129,7 @@ def _chart(chart: Chart) -> Iterator[str]:
                 yield f"- {text(part.name)}: {part.words}, {part.amount / whole:.1%}"
         case Bars():
             rows_ = [(bar.name, bar.words, bar.note) for bar in chart.bars]
-            yield from _table(("rung", "tokens/s", ""), rows_, ("tokens/s",))
+            yield from _table(("setting", "tokens/s", ""), rows_, ("tokens/s",))
         case Histogram():
             pairs = [
                 (label, f"{count:,}")
@@ -157,7 +157,7 @@ def _spark_line(line: Series, chart: LineChart) -> str:
 
 
 def spark(values: Sequence[float], *, low: float | None = None, high: float | None = None) -> str:
-    """The course of the values as a line of blocks; each stands for the mean of its part."""
+    """The values as a line of blocks, each the mean of its part."""
     count = min(SPARK_WIDTH, len(values))
     means = []
     for place in range(count):

@@ -1,4 +1,4 @@
-"""HTML that cannot be broken by what it shows: every tag is made here, every text escaped here."""
+"""HTML that no text can break: every tag is made here, every text escaped here."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ class Markup(str):
 
 
 def visible(text: object) -> str:
-    """The text with what cannot be seen written out: control characters and marks of direction.
-
-    A mark that turns the direction of writing could make a line read as something else.
-    """
+    """The text with control characters and direction marks written out: a mark that reverses the
+    direction of writing could make a line read as something else."""
     shown = str(text)
     if len(shown) > MAX_TEXT:
         shown = f"{shown[:MAX_TEXT]}… ({len(shown) - MAX_TEXT:,} more characters)"
@@ -34,14 +32,14 @@ def visible(text: object) -> str:
 
 
 def _seen(character: str) -> str:
-    """The two joiners shape letters and emoji and turn nothing around."""
+    """The two joiners shape letters and emoji and reverse nothing."""
     if character in "\n\t\u200c\u200d" or unicodedata.category(character) not in _UNSEEN:
         return character
     return f"\\u{ord(character):04x}"
 
 
 def escape(text: object) -> str:
-    """A text as it may stand in HTML, between tags and in an attribute alike."""
+    """Text for HTML, between tags or in an attribute."""
     return _HTML_PLACES.sub(lambda found: _HTML[found[0]], visible(text))
 
 
@@ -60,14 +58,14 @@ def tag(name: str, /, *inside: object, **attributes: Any) -> Markup:
 
 
 def path(d: str, **attributes: Any) -> Markup:
-    """A line of a drawing; `d` is made of numbers here and may be longer than any text."""
+    """A line of a drawing; `d` is made of numbers and may be longer than any text."""
     assert not set(d) - set("MLHVZz0123456789.- "), "a path holds commands and numbers only"
     start = tag("path", **attributes).removesuffix("></path>")
     return Markup(f'{start} d="{d}"></path>')
 
 
 def joined(*inside: object) -> Markup:
-    """Several pieces in a row; what is no markup is escaped."""
+    """Several pieces in a row; what is not markup is escaped."""
     return Markup(
         "".join(
             piece if isinstance(piece, Markup) else escape(piece)

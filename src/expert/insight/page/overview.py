@@ -1,48 +1,43 @@
-"""What a reader wants first: the numbers that matter, and what was found."""
+"""What a reader wants first: the key numbers, and what was found."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from expert.core.text import count, counted, duration, gib, loss
+from expert.core.text import count, counted, duration, gib, loss, percent, times
 from expert.insight.findings.finding import Finding, worst_first
 from expert.insight.page.blocks import Block, Card, Cards, Folded, Grid, Section, Words
-from expert.insight.page.facts import RunFacts, listed, mapping, number
-from expert.insight.page.judged import by_loss
-from expert.insight.wording import percent, times
+from expert.insight.page.facts import RunFacts, number
+from expert.insight.page.validation import Verdict
 
 Measured = Card | str
 """A number, or why there is none."""
 
 
-def overview(run: RunFacts, findings: Sequence[Finding]) -> list[Section]:
-    """The key numbers, and what was found where anything was."""
+def numbers_section(run: RunFacts) -> Section:
+    """The key numbers, and why others are missing."""
     measured = {name: measure(run) for name, measure in _NUMBERS.items()}
     cards = tuple(card for card in measured.values() if isinstance(card, Card))
-    left_out = [f"{name}: {why}" for name, why in measured.items() if isinstance(why, str)]
+    missing = [f"{name}: {why}" for name, why in measured.items() if isinstance(why, str)]
     inside: list[Block] = [Cards(cards=cards)]
-    if left_out:
-        inside.append(Words(text=f"Not shown. {'; '.join(left_out)}.", tone="note"))
+    if missing:
+        inside.append(Words(text=f"Not shown. {'; '.join(missing)}.", tone="note"))
     if run.record.damaged_lines:
-        text = f"{run.record.damaged_lines:,} lines of events.jsonl are damaged and were left out."
-        inside.append(Words(text=text, tone="warning"))
-    return [Section(name="numbers", title="Key numbers", inside=tuple(inside)), *_found(findings)]
+        lines = counted(run.record.damaged_lines, "damaged line")
+        inside.append(Words(text=f"{lines} of events.jsonl left out.", tone="warning"))
+    return Section(name="numbers", title="Key numbers", inside=tuple(inside))
 
 
-def _found(findings: Sequence[Finding]) -> list[Section]:
+def finding_sections(findings: Sequence[Finding]) -> list[Section]:
+    """What was found, the worst first; good findings are folded."""
     if not findings:
         return []
     ordered = worst_first(list(findings))
     bad = [finding for finding in ordered if finding.severity != "good"]
     good = [finding for finding in ordered if finding.severity == "good"]
-    inside: list[Block] = []
-    if bad:
-        inside.append(_grid(bad))
-    else:
-        inside.append(Words(text="No issues found.", tone="good"))
+    inside: list[Block] = [_grid(bad) if bad else Words(text="No issues found.", tone="good")]
     if good:
-        what = "thing is" if len(good) == 1 else "things are"
-        title = f"{len(good)} {what} as they should be" if len(good) > 1 else "One thing is right"
+        title = f"{counted(len(good), 'check')} passed"
         inside.append(Folded(title=title, inside=(_grid(good),)))
     return [Section(name="findings", title="Findings", inside=tuple(inside))]
 
@@ -70,36 +65,31 @@ def _grid(findings: Sequence[Finding]) -> Grid:
 
 
 def _answers(run: RunFacts) -> Measured:
+    if run.record.validation is None:
+        return "not validated yet"
     if run.record.outdated:
         return f"validation.json {run.record.outdated}"
-    facts = run.record.validation or {}
-    accuracy, gate = number(facts.get("accuracy")), mapping(facts.get("gate")).get("passed")
-    told = {"True": ", gate passed", "False": ", gate not passed"}
-    passed = told.get(str(gate), "")
-    mean = number(facts.get("mean_score"))
-    rows = mapping(facts.get("new_rows")) or mapping(facts.get("rows"))
-    if mean is not None:
-        return Card(name="Answers", value=f"{mean:.3g}", note=f"mean score of a judge{passed}")
-    if by_loss(facts):
-        base = loss(number(mapping(facts.get("base")).get("loss")) or 0.0)
-        note = f"loss on held-out answers, the base's {base}{passed}"
-        return Card(name="Answers", value=loss(number(rows.get("loss")) or 0.0), note=note)
-    if accuracy is None:
-        plain = facts.get("cases") == []
-        unjudged = "the rows are plain text, which has none" if plain else "not judged"
-        return "expert validate has judged none" if run.record.validation is None else unjudged
-    cases = len(listed(facts.get("cases")))
-    note = f"of {counted(cases, 'case')}{passed}"
-    return Card(name="Answers right", value=f"{accuracy:.1%}", note=note)
+    found = Verdict(run.record.validation)
+    gate = {True: ", gate passes", False: ", gate fails", None: ""}[found.gate]
+    if found.mean_score is not None:
+        note = f"mean score of the judge command{gate}"
+        return Card(name="Answers", value=f"{found.mean_score:.3g}", note=note)
+    if found.is_open_text:
+        note = f"loss on held-out answers, base {loss(found.base_loss or 0.0)}{gate}"
+        return Card(name="Answers", value=loss(found.new_loss or 0.0), note=note)
+    if found.accuracy is None:
+        return "plain text has no answers" if found.is_plain_text else "not judged"
+    note = f"of {counted(len(found.cases), 'case')}{gate}"
+    return Card(name="Correct answers", value=f"{found.accuracy:.1%}", note=note)
 
 
 def _loss(run: RunFacts) -> Measured:
     if run.last_loss is None:
-        return "no finite loss was logged" if run.steps else "no update was logged"
+        return "no finite loss was logged" if run.steps else "no step was logged"
     first = number(run.steps[0].get("loss"))
-    began = f", began at {loss(first)}" if first is not None and len(run.steps) > 1 else ""
+    began = f", first {loss(first)}" if first is not None and len(run.steps) > 1 else ""
     step, last = run.last_loss
-    return Card(name="Loss", value=loss(last), note=f"the last line, at step {step:,.0f}{began}")
+    return Card(name="Loss", value=loss(last), note=f"last log line, at step {step:,.0f}{began}")
 
 
 def _eval_loss(run: RunFacts) -> Measured:
@@ -111,36 +101,36 @@ def _eval_loss(run: RunFacts) -> Measured:
     notes = [f"best, at step {best['step']:,}"]
     notes += [f"last {loss(last)}"] if last is not None and last > best["loss"] else []
     notes += [f"perplexity {perplexity:.4g}"] if perplexity is not None else []
-    notes += [f"{right:.1%} of tokens right"] if right is not None else []
+    notes += [f"token accuracy {right:.1%}"] if right is not None else []
     return Card(name="Validation loss", value=loss(best["loss"]), note=", ".join(notes))
 
 
 def _speed(run: RunFacts) -> Measured:
-    """The median, as the verdict has it; a mean beside it also holds the stalls."""
+    """The median, as in the verdict; the mean next to it includes stalls."""
     usual = run.anatomy.step.tokens_per_second if run.anatomy.step is not None else None
     mean, whole = run.tokens_per_second, number(run.finished.get("tokens_per_second"))
     if usual is None and mean is None:
-        return "no update was timed"
-    notes = ["median of the log lines" if usual is not None else "mean after the warm-up"]
+        return "no step was timed"
+    notes = ["median of the log lines" if usual is not None else "mean after warm-up"]
     notes += [f"mean {mean:,.0f}, stalls included"] if None not in (usual, mean) else []
     notes += [f"{whole:,.0f} over the whole run"] if whole is not None else []
     value = usual if usual is not None else mean
-    return Card(name="Tokens a second", value=f"{value:,.0f}", note="; ".join(notes))
+    return Card(name="Tokens per second", value=f"{value:,.0f}", note="; ".join(notes))
 
 
-def _utilisation(run: RunFacts) -> Measured:
+def _utilization(run: RunFacts) -> Measured:
     mean = run.average("gpu_utilization")
     if mean is None:
         return "not measured" if run.on_gpu else "the run had no GPU"
-    return Card(name="GPU utilisation", value=f"{mean:.0f} %", note="mean after the warm-up")
+    return Card(name="GPU utilization", value=f"{mean:.0f} %", note="mean after warm-up")
 
 
 def _mfu(run: RunFacts) -> Measured:
     mean = run.average("mfu")
     if mean is None:
         known = number(run.record.planned("length.peak_flops")) is not None
-        return "not measured" if known else "the peak of this processor is not known"
-    return Card(name="MFU", value=percent(mean), note="of the card's peak arithmetic")
+        return "not measured" if known else "the peak of this processor is unknown"
+    return Card(name="MFU", value=percent(mean), note="of the card's peak FLOP/s")
 
 
 def _memory(run: RunFacts) -> Measured:
@@ -149,21 +139,20 @@ def _memory(run: RunFacts) -> Measured:
     size, whose = run.memory_peak
     planned = number(run.record.planned("memory.peak_bytes"))
     note = whose + (f"; planned {gib(planned)}" if planned else "")
-    return Card(name="Memory peak", value=gib(size), note=note)
+    return Card(name="Peak memory", value=gib(size), note=note)
 
 
 def _duration(run: RunFacts) -> Measured:
     if run.seconds is None:
         return "no event has a time"
     trained = run.anatomy.run.training
-    note = f"{duration(trained)} of it in updates" if trained else ""
+    note = f"{duration(trained)} of it in steps" if trained else ""
     return Card(name="Duration", value=duration(run.seconds), note=note)
 
 
 def _steps(run: RunFacts) -> Measured:
-    """Where the run ended."""
     if not run.steps or run.updates is None:
-        return "no update was logged"
+        return "no step was logged"
     whole, total = run.record.of("epoch"), run.total_steps
     epoch = number(run.steps[-1].get("epoch"))
     if whole and run.updates == number(whole[-1].get("step")):
@@ -171,17 +160,17 @@ def _steps(run: RunFacts) -> Measured:
     notes = [f"of {total:,.0f}"] if total else []
     notes += [f"{epoch:.4g} epoch{'' if epoch == 1 else 's'}"] if epoch is not None else []
     notes += [f"{count(round(run.tokens))} tokens"] if run.tokens else []
-    return Card(name="Updates", value=f"{run.updates:,.0f}", note=", ".join(notes))
+    return Card(name="Steps", value=f"{run.updates:,.0f}", note=", ".join(notes))
 
 
 _NUMBERS: dict[str, Callable[[RunFacts], Measured]] = {
-    "answers right": _answers,
+    "correct answers": _answers,
     "loss": _loss,
     "validation loss": _eval_loss,
-    "tokens a second": _speed,
-    "GPU utilisation": _utilisation,
+    "tokens per second": _speed,
+    "GPU utilization": _utilization,
     "MFU": _mfu,
-    "memory peak": _memory,
+    "peak memory": _memory,
     "duration": _duration,
-    "updates": _steps,
+    "steps": _steps,
 }

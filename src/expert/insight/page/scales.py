@@ -1,25 +1,25 @@
-"""Axes: where a value lies, which round numbers are written beside it, and how."""
+"""Axes and series: where a value lies, how it is written, and long series made short."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from expert.core.text import duration
-from expert.insight.page.blocks import Unit
+from expert.insight.page.blocks import Point, Unit
 
 LEVELS = (1, 2, 2.5, 5, 10)
 CLOCK_STEPS = [10, 15, 30, 60, 120, 300, 600, 900, 1800]
 CLOCK_STEPS += [3600 * hours for hours in (1, 2, 4, 12, 24, 48, 168)]
 SIZE = 1000
-"""A drawing is 1000 × 1000; the page stretches it to the space it has."""
+"""A drawing is 1000 × 1000; the page stretches it to its space."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Values from `low` to `high` onto 0 to 1; logarithmic where `log` says so."""
+    """Maps values from `low` to `high` to 0 to 1; optionally logarithmic."""
 
     low: float
     high: float
@@ -45,8 +45,8 @@ def scale_of(
     share: bool = False,
     wanted: int = 4,
 ) -> Scale:
-    """A scale that holds all values. `tight` ends at the values, else at round numbers: of bytes
-    these are powers of two, of a clock half minutes and quarter hours. Shares end at 100 %."""
+    """A scale that holds all values. `tight` ends at the values, else at round numbers: powers of
+    two for bytes, half minutes and quarter hours for a clock. Shares end at 100 %."""
     if log and min(values) > 0:
         return _log_scale(min(values), max(values))
     low, high = min(values), max(values)
@@ -88,7 +88,7 @@ def _log_scale(low: float, high: float) -> Scale:
 
 
 def labels(ticks: Sequence[float], unit: Unit) -> list[str]:
-    """The words beside the ticks, all with as many digits as their distance needs."""
+    """The labels of the ticks, all with as many digits as their distance needs."""
     if unit == "seconds":
         return [clock_words(tick) for tick in ticks]
     if unit in ("count", "si"):
@@ -138,7 +138,7 @@ def si(value: float) -> str:
 
 
 def said(value: float, unit: Unit) -> str:
-    """One value in words, as a tooltip has it."""
+    """One value in words, as in a tooltip."""
     if unit == "seconds":
         return duration(value)
     if unit in ("count", "si"):
@@ -148,3 +148,51 @@ def said(value: float, unit: Unit) -> str:
     if unit == "number":
         return f"{shown:.4g}"
     return f"{shown:,.1f}{sign}" if abs(shown) < 100 else f"{shown:,.0f}{sign}"
+
+
+BUCKETS = 400
+"""Of a drawn line; each keeps its lowest and its highest point, so that every spike is seen."""
+SMOOTH_SHARE = 1 / 25
+"""Share of the run that the smoothed loss averages over."""
+
+
+def thinned(points: Sequence[Point], buckets: int = BUCKETS) -> list[Point]:
+    """At most about 2 × `buckets` points: the first and last, and each bucket's extremes."""
+    if len(points) <= 2 * buckets:
+        return list(points)
+    kept: list[Point] = [points[0]]
+    inner = points[1:-1]
+    for number in range(buckets):
+        start = number * len(inner) // buckets
+        part = inner[start : (number + 1) * len(inner) // buckets]
+        known = [point for point in part if point[1] is not None]
+        if not known:
+            kept.extend(part[:1])  # a hole stays a hole
+            continue
+        low = min(known, key=lambda point: point[1] or 0.0)
+        high = max(known, key=lambda point: point[1] or 0.0)
+        kept.extend(sorted({low, high}, key=lambda point: point[0]))
+    kept.append(points[-1])
+    return kept
+
+
+def smoothed(points: Sequence[Point], weights: Sequence[float]) -> list[Point]:
+    """The weighted mean around every point. The window is centred, so nothing is drawn later than
+    it happened; it is cut at the ends."""
+    half = max(1, round(len(points) * SMOOTH_SHARE / 2))
+    total, weight = [0.0], [0.0]
+    for (_, value), size in zip(points, weights, strict=True):
+        counts = size if value is not None and math.isfinite(value) else 0.0
+        total.append(total[-1] + (value or 0.0) * counts)
+        weight.append(weight[-1] + counts)
+    result: list[Point] = []
+    for place, (x, _) in enumerate(points):
+        first, last = max(0, place - half), min(len(points), place + half + 1)
+        share = weight[last] - weight[first]
+        result.append((x, (total[last] - total[first]) / share if share > 0 else None))
+    return result
+
+
+def running_total(amounts: Sequence[float]) -> list[float]:
+    """The sum up to and including every place."""
+    return list(accumulate(amounts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from expert.insight.wording import times
+from expert.core.text import times
 
 Kind = Literal[
     "data-bound",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from expert.core.text import percent, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.step.bound import Gain, Kind, Verdict
-from expert.insight.wording import percent, span
 
 START_MATTERS_SECONDS = 60.0
 """Loading and compiling of a shorter start are not worth a word."""

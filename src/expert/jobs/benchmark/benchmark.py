@@ -120,13 +120,11 @@ def new_folder(asked: Asked) -> Path:
     """A new folder below the output folder; another one for each of two that begin at once."""
     from expert.core.links import refuse_links
     from expert.planning.plan import folder_name
-    from expert.run.locate import runs_folder
-    from expert.run.plan import plan
+    from expert.run.stored.locate import runs_folder
 
     read = asked.read(())
     runs = runs_folder(read)
-    made = plan(read, model=asked.model, vram=asked.vram, use_measurements=False, look=False)
-    name = f"{folder_name(made.expert)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{folder_name(read.manifest.name)}-{time.strftime('%Y%m%d-%H%M%S')}"
     parent = runs / "benchmarks"
     refuse_links(parent, below=runs, instead="results go elsewhere with --output FOLDER")
     parent.mkdir(parents=True, exist_ok=True)
@@ -171,7 +169,7 @@ def write_result(ladder: Ladder, file: Path) -> list[Path]:
 
 def remember(climb: Climb, ladder: Ladder) -> Path | None:
     """Keep what won for the plans that come after; the file, or None where nothing has won."""
-    from expert.planning.memory.measurements import MeasuredRate, measurements_file, remember_rate
+    from expert.planning.measurements import MeasuredRate, measurements_file, remember_rate
     from expert.planning.models.resolve import basename
 
     won, plan = climb.standing.result, climb.standing.plan
@@ -203,7 +201,7 @@ def remember(climb: Climb, ladder: Ladder) -> Path | None:
 def forget(asked: Asked | None) -> tuple[Path, int]:
     """Let later plans forget what ladders found: of the model of a manifest, or everything; the
     file, and how many records went."""
-    from expert.planning.memory.measurements import forget_rates, measurements_file
+    from expert.planning.measurements import forget_rates, measurements_file
     from expert.planning.models.resolve import basename
     from expert.planning.plan import choose_model
 
@@ -215,7 +213,7 @@ def forget(asked: Asked | None) -> tuple[Path, int]:
 
 def tried_paths(ladder: Ladder) -> list[str]:
     """Values of the plan that were tried both ways, of those that a ladder may settle."""
-    from expert.planning.memory.measurements import REMEMBERED
+    from expert.planning.measurements import REMEMBERED
 
     tried = {rung.name for rung in ladder.rungs if rung.status not in ("not here", "no time")}
     about = [path for rung in (BASELINE, *RUNGS) if rung.name in tried for path in rung.about]

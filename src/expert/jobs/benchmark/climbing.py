@@ -97,16 +97,17 @@ class Climb:
     # --- planning ------------------------------------------------------------------------------
 
     def _plan(self, read: ReadManifest) -> RunPlan:
-        from expert.run.plan import plan
+        from expert.run.open import open_run
 
-        return plan(
+        opened = open_run(
             read,
+            data="unread",
             model=self.asked.model,
             vram=self.asked.vram,
             machine=self.machine,
             use_measurements=False,
-            look=False,
         )
+        return opened.plan
 
     # --- climbing ------------------------------------------------------------------------------
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from expert.planning.ladder import USUAL_ROWS_AT_ONCE, Ground, as_overrides
 
 if TYPE_CHECKING:
+    from expert.data.line import Tell
     from expert.data.pack.pack_index import PackIndex
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
-    from expert.run.prepare import Tell
 
 HELD_OUT_SHARE = 0.1
 """Of the training rows, where the manifest holds none out."""
@@ -70,7 +70,7 @@ def _prepared(
     read: ReadWith, model: str | None, tell: Tell, *, characters: bool
 ) -> tuple[PackIndex, tuple[str, ...], tuple[str, ...]]:
     """The packed training rows, and what was changed so that some are held out."""
-    from expert.run.prepare import prepare
+    from expert.run.open import prepare
 
     make = partial(prepare, model=model, tell=tell)
     packed: tuple[str, ...] = ("training.config.tokenize=ahead",)

@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from expert.jobs.rehearse import Rehearsal
+    from expert.data.feed.run_data import RunData
+    from expert.data.prepared import PreparedSplit
+    from expert.parallel.engine import Groups
     from expert.planning.run_plan import RunPlan
-    from expert.run.checkpoints import Groups
-    from expert.run.feed import RunData
-    from expert.run.prepared import PreparedSplit
+    from expert.run.session.session import Session
     from expert.training.evaluation import EvalSums
 
 
 def judged(
-    run: Rehearsal, weights: Groups, *, precision: str, own_way: bool, most: int
+    run: Session, weights: Groups, *, precision: str, own_way: bool, most: int
 ) -> dict[str, Any]:
     """Loss of the weights on so many held-out rows: rows alone, SDPA, nothing compiled. Where it is
     asked for, also as the rung trains. The model is built anew beside what the run has built."""
@@ -53,12 +53,12 @@ def judged(
     return seen
 
 
-def _looked_at(plan: RunPlan, run: Rehearsal, weights: Groups, most: int) -> EvalSums:
+def _looked_at(plan: RunPlan, run: Session, weights: Groups, most: int) -> EvalSums:
     """The held-out rows under a plan, with a model that is gone again afterwards."""
     from itertools import islice
 
+    from expert.data.feed.run_data import split_batches
     from expert.run.build import build
-    from expert.run.feed import split_batches
     from expert.training.evaluation import evaluate
 
     split, rows, batches_of = _held_out(plan, run.data, most)
@@ -77,8 +77,8 @@ def _held_out(plan: RunPlan, data: RunData, most: int) -> tuple[PreparedSplit, i
     import numpy as np
 
     from expert.data.pack.pack import pack_best_fit, pack_none
+    from expert.data.pack.packing import is_padded
     from expert.manifest.schema.manifest import CHAR_GPT
-    from expert.run.feed import is_padded
 
     split = data.validation
     assert split is not None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from expert.data.feed.order import DataOrder
     from expert.data.pack.pack_index import PackIndex
     from expert.planning.run_plan import RunPlan
-    from expert.run.session import Session
+    from expert.run.session.session import Session
 
 
 def numbers_of(

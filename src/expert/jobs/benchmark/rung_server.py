@@ -63,9 +63,8 @@ def _import_everything() -> None:
         import peft  # noqa: F401
 
     import expert.data.feed.loader
-    import expert.jobs.train
     import expert.model.load
-    import expert.run.evaluate
+    import expert.run.session.execute
     import expert.telemetry.gpu
     import expert.training.loop  # noqa: F401
 

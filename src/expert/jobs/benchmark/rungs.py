@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.jobs.benchmark.rung_numbers import numbers_of
 from expert.jobs.benchmark.rung_windows import FIRST_UPDATES, Gate, Order, window_facts
-from expert.jobs.rehearse import WITHOUT_PAUSES, Rehearsal, copied
+from expert.run.session.session import copied, model_of, open_session, release_memory
+from expert.run.session.short_run import WITHOUT_PAUSES
 
 if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
+    from expert.run.session.session import Session
     from expert.telemetry.gpu import GpuSampler
 
 FEWEST_LEARNT = 2
@@ -26,6 +28,9 @@ WARM_UP = 3
 """Updates of a feed that begins: they are not measured."""
 ENOUGH_UPDATES = 10_000_000
 """More than any windows need: the feed of a rung that stands ready has no end."""
+LOOK_SECONDS = 1.0
+"""For free cores: the threads that the first rung settles count for all, and a fifth of a second
+misses much."""
 SECONDS_BETWEEN_EVENTS = 0.1
 """Looking at the card and writing a line takes a fraction of a millisecond, so not at each update
 of a fast run."""
@@ -124,30 +129,22 @@ class RungFailed(ExpertError):
     """A rung that could not be measured."""
 
 
-class MeasuredRun(Rehearsal):
-    """A run that gives its model's memory back before it is judged."""
-
-    look_seconds = 1.0  # what it settles counts for all rungs: a fifth of a second misses much
-
-    def let_go(self) -> None:
-        """Give the model's memory back."""
-        self._built = None
-        self._let_go()
-
-
 def measure(work: Work, say: Say, hear: Hear) -> None:
     """Train, look at the held-out rows, and time as many windows as are asked for."""
     from expert.core.rundir import RunFolder
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema.manifest import Manifest
+    from expert.planning.machine.machine import describe_machine
     from expert.planning.run_plan import RunPlan
-    from expert.run.open import open_data
+    from expert.run.open import open_planned
+    from expert.run.session.session import Start
+    from expert.run.session.start import announce
 
     manifest = Manifest.model_validate(work.manifest)
     read = ReadManifest(manifest, work.name, Path(work.folder))
     say({"doing": "opening the data", "done": 0, "of": 0})
     plan = for_measuring(RunPlan.model_validate(work.plan), beside=work.beside)
-    plan, data, _ = open_data(plan, read, lambda *_: None)
+    ready = open_planned(plan, read, describe_machine(read.folder))
     events: list[dict[str, Any]] = []
 
     def heard(event: dict[str, Any]) -> None:
@@ -155,24 +152,23 @@ def measure(work: Work, say: Say, hear: Hear) -> None:
         if event["event"] == "step":
             say({"doing": "training", "done": event["step"], "of": 0})
 
-    run = MeasuredRun(
-        folder=RunFolder.create(Path(work.runs), work.name),
-        plan=plan,
-        data=data,
+    folder = RunFolder.create(Path(work.runs), work.name)
+    opened = open_session(
+        folder=folder,
+        plan=ready.plan,
+        data=ready.data,
         manifest=manifest,
         sinks=(heard,),
-        allow_remote_code=work.allow_remote_code,
+        start=Start(machine=ready.machine, allow_remote_code=work.allow_remote_code),
+        keep=False,
     )
-    run.given_threads = work.threads
-    with run.folder.locked(), run:
-        run.announce()
+    with folder.locked(), opened as run:
+        announce(run, threads=work.threads, look_seconds=LOOK_SECONDS)
         say({"doing": "loading the model", "done": 0, "of": 0})
         _measured(run, work, events, say, hear)
 
 
-def _measured(
-    run: MeasuredRun, work: Work, events: list[dict[str, Any]], say: Say, hear: Hear
-) -> None:
+def _measured(run: Session, work: Work, events: list[dict[str, Any]], say: Say, hear: Hear) -> None:
     """Learn, judge, and stand ready; or judge at the end, where there is no room for that."""
     from expert.jobs.benchmark.rung_loss import judged
     from expert.model.switches import set_switches
@@ -180,7 +176,7 @@ def _measured(
 
     pace = Pace(**work.pace)
     learnt = _learn(run, events, pace, work.learnt)
-    weights = None if work.only_rate else copied(run.built.tensors())
+    weights = None if work.only_rate else copied(model_of(run).tensors())
     if run.plan.kernels.cuda_graphs:  # what is judged is copied; what is timed is to be recorded
         _train_to(run, run.state.done + UNTIL_RECORDED)
 
@@ -195,7 +191,7 @@ def _measured(
         return found
 
     found = look() if work.stays else {}
-    run._let_go()
+    release_memory(run.device)
     seconds = _seconds_per_update(events)
     _log_every(run, max(1, round(SECONDS_BETWEEN_EVENTS / seconds)))
     threads = next((e for e in events if e["event"] == "threads"), {})
@@ -218,13 +214,14 @@ def _measured(
         next_order,
         lambda window: say({"window": window_facts(window)}),
         device=run.device,
-        meter=lambda: run.recorder.meter,
-        use=lambda: _use_of(run.gpu),
+        meter=lambda: run.instruments.meter,
+        use=lambda: _use_of(run.instruments.gpu),
         fresh=0 if seconds > SLOW_SECONDS else WARM_UP,
     )
     _stand_ready(run, gate)
     if gate.last is not None and gate.last.do == "tell":
-        run.let_go()
+        run.now.built = None
+        release_memory(run.device)
         found |= look()
         say(seen())
 
@@ -258,7 +255,7 @@ def for_measuring(plan: RunPlan, *, beside: bool = False) -> RunPlan:
     return made.model_copy(update={"remarks": [*made.remarks, shared]})
 
 
-def _learn(run: MeasuredRun, events: list[dict[str, Any]], pace: Pace, learnt: int | None) -> int:
+def _learn(run: Session, events: list[dict[str, Any]], pace: Pace, learnt: int | None) -> int:
     """Train so many updates, or as many as there is time for; how many they were."""
     if learnt is None:
         _train_to(run, FEWEST_LEARNT)
@@ -274,34 +271,37 @@ def _learn(run: MeasuredRun, events: list[dict[str, Any]], pace: Pace, learnt: i
     return learnt
 
 
-def _stand_ready(run: MeasuredRun, gate: Gate) -> None:
+def _stand_ready(run: Session, gate: Gate) -> None:
     """Train as the gate lets it, until it is told something else."""
+    from expert.run.session.execute import attempt
+
     values = {"length.total_steps": run.state.done + ENOUGH_UPDATES}
-    run.plan = run.plan.with_values(values, "a benchmark measures steps alone", "preset")
-    run.through = gate
+    run.now.plan = run.plan.with_values(values, "a benchmark measures steps alone", "preset")
     while not gate.left:
-        ending = run.attempt()
+        ending = attempt(run, through=gate)
         if ending.trouble is not None:
             raise RungFailed(f"step {run.state.done}: the loss or a gradient is not finite")
         if ending.exit_code is not None:
             raise RungFailed("stopped by a signal")
 
 
-def _train_to(run: MeasuredRun, total: int) -> None:
+def _train_to(run: Session, total: int) -> None:
     """Train up to so many updates; fewer rows at once are the only change that is allowed."""
-    from expert.run.recover import change_over, failure_of, nothing_left
+    from expert.run.session.execute import attempt
+    from expert.run.session.failures import failure_of, nothing_left
+    from expert.run.session.recover import change_over
     from expert.training.recovery import changes, plan_after
-    from expert.training.step import UpdateTorn
+    from expert.training.step import StepInterrupted
 
     values = {"length.total_steps": total}
-    run.plan = run.plan.with_values(values, "a benchmark measures steps alone", "preset")
+    run.now.plan = run.plan.with_values(values, "a benchmark measures steps alone", "preset")
     while run.state.done < total:
         failure, torn, ending = None, False, None
         try:
-            ending = run.attempt()
+            ending = attempt(run)
         except Exception as error:
-            failure = failure_of(error, run.doing, run.plan)
-            torn = isinstance(error, UpdateTorn)
+            failure = failure_of(error, run.now.doing, run.plan)
+            torn = isinstance(error, StepInterrupted)
             if failure is None:
                 raise
         if failure is not None:
@@ -309,7 +309,7 @@ def _train_to(run: MeasuredRun, total: int) -> None:
             changed = changes(run.plan, after) if after is not None else []
             if after is None or not all(each.path.startswith("batch.") for each in changed):
                 raise RungFailed(nothing_left(failure).partition("  (")[0])
-            change_over(run, after, failure, torn=torn)
+            change_over(run, after, failure, interrupted=torn)
             continue
         assert ending is not None
         if ending.trouble is not None:
@@ -318,12 +318,12 @@ def _train_to(run: MeasuredRun, total: int) -> None:
             raise RungFailed("stopped by a signal")
 
 
-def _log_every(run: MeasuredRun, every: int) -> None:
-    from expert.run.parts import recorder_of
-
+def _log_every(run: Session, every: int) -> None:
     values = {"watch.logging_steps": every}
-    run.plan = run.plan.with_values(values, "a benchmark measures steps alone", "preset")
-    run.recorder = recorder_of(run)
+    now = run.now
+    now.plan = now.plan.with_values(values, "a benchmark measures steps alone", "preset")
+    timeline = now.built.timeline if now.built is not None else None
+    now.recorder = run.instruments.recorder(now.plan, now.state, timeline)
 
 
 def _seconds_per_update(events: list[dict[str, Any]]) -> float:

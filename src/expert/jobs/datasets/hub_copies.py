@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from expert.data.read.sources import find_source, first_row
 from expert.data.records import DataError
+from expert.jobs.datasets.find import read_json, same_id
+from expert.manifest.schema.dataset import DatasetSpec
+
+_PLAIN = re.compile(r"[\w.+\-]*[\w+\-][\w.+\-]*")
+"""Names something in the same folder, and nothing outside: manifests may come from anyone."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,8 @@ class CachedRows:
     texts: dict[Path, str] = field(default_factory=dict)
 
 
-_PLAIN = re.compile(r"[\w.+\-]*[\w+\-][\w.+\-]*")
-"""Names something in the same folder, and nothing outside: manifests may come from anyone."""
-
-
 class NotCached(Exception):
-    """Rows of the hub that cannot be copied; the text says why."""
+    """Why rows of the hub cannot be copied."""
 
 
 def cached_rows(value: str, caches: Caches) -> CachedRows:
@@ -54,26 +54,14 @@ def cached_rows(value: str, caches: Caches) -> CachedRows:
         raise NotCached("names a split or a configuration that no folder may be called")
     if "[" in split:
         raise NotCached(f"names a slice of a split, which a copy cannot: take {name}::train")
+    copy_name = name.replace("/", "--") + (f"--{config}" if config else "")
     made = _in_datasets_cache(name, config, caches.datasets)
     if made is not None:
-        return _as_saved(name, split, config, made)
+        return _as_saved(copy_name, split, made)
     snapshot = _snapshot(name, caches.hub)
     if snapshot is None:
         raise NotCached(f"is not in a cache here ({caches.datasets} and {caches.hub}): fetch it")
-    return _as_folder(name, split, config, snapshot)
-
-
-def same_id(one: str, other: str) -> bool:
-    """Whether two ids of the hub are one: `datasets` writes them its own way."""
-    return _letters(one) == _letters(other)
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9/]", "", name.lower())
-
-
-def _copy_name(name: str, config: str) -> str:
-    return name.replace("/", "--") + (f"--{config}" if config else "")
+    return _as_folder(copy_name, split, config, snapshot)
 
 
 # --- what the package datasets has made ----------------------------------------------------------
@@ -95,17 +83,20 @@ def _in_datasets_cache(name: str, config: str, cache: Path) -> Path | None:
     return newest.parent if newest is not None else None
 
 
-def _as_saved(name: str, split: str, config: str, made: Path) -> CachedRows:
+def _as_saved(copy_name: str, split: str, made: Path) -> CachedRows:
     from expert.data.tokens.documents import dataset_files
 
-    info = _read(made / "dataset_info.json")
+    info = read_json(made / "dataset_info.json")
     splits = info.get("splits")
     names = [each for each in splits if _PLAIN.fullmatch(each)] if isinstance(splits, dict) else []
     if split not in names:
         raise NotCached(f"has no split {split!r} in {made}; its splits: {', '.join(names)}")
-    found = CachedRows(_copy_name(name, config), f"::{split}")
+    found = CachedRows(copy_name, f"::{split}")
+    prefix = re.escape(str(info.get("dataset_name") or "")) or ".+"
     for each in names:
-        files = _arrow_files(made, each, str(info.get("dataset_name") or ""))
+        # `name-train.arrow`, or the parts of it; not what `map` has left beside them.
+        shape = re.compile(rf"{prefix}-{re.escape(each)}(-\d+-of-\d+)?\.arrow")
+        files = sorted(path for path in made.glob("*.arrow") if shape.fullmatch(path.name))
         if not files:
             raise NotCached(f"has no Arrow files of {each!r} in {made}")
         found.files |= {Path(each, file.name): file for file in files}
@@ -115,54 +106,31 @@ def _as_saved(name: str, split: str, config: str, made: Path) -> CachedRows:
     return found
 
 
-def _arrow_files(made: Path, split: str, prefix: str) -> list[Path]:
-    """`name-train.arrow`, or the parts of it; not what `map` has left beside them."""
-    start = re.escape(prefix) if prefix else r".+"
-    shape = re.compile(rf"{start}-{re.escape(split)}(-\d+-of-\d+)?\.arrow")
-    return sorted(path for path in made.glob("*.arrow") if shape.fullmatch(path.name))
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 # --- what was downloaded -------------------------------------------------------------------------
 
 
 def _snapshot(name: str, cache: Path) -> Path | None:
-    """The files of the newest state that was fetched: that of the branch main, where it is told."""
-    folders = [
-        folder
-        for folder in sorted(cache.glob("datasets--*"))
-        if same_id(folder.name.removeprefix("datasets--").replace("--", "/"), name)
-    ]
-    for folder in folders:
+    """The files of the newest state that was fetched: that of the branch main, where known."""
+    for folder in sorted(cache.glob("datasets--*")):
+        if not same_id(folder.name.removeprefix("datasets--").replace("--", "/"), name):
+            continue
         try:
-            told = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+            main = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
         except OSError:
-            told = ""
-        if told and (folder / "snapshots" / told).is_dir():
-            return folder / "snapshots" / told
+            main = ""
+        if main and (folder / "snapshots" / main).is_dir():
+            return folder / "snapshots" / main
         states = [path for path in (folder / "snapshots").glob("*") if path.is_dir()]
         if states:
             return max(states, key=lambda path: path.stat().st_mtime)
     return None
 
 
-def _as_folder(name: str, split: str, config: str, snapshot: Path) -> CachedRows:
-    """The data files as they were uploaded, where the split can be told by their names."""
-    from expert.data.read.sources import find_source, first_row
-    from expert.manifest.schema.dataset import DatasetSpec
-
-    top = snapshot
-    if config:
-        if not (snapshot / config).is_dir():
-            raise NotCached(f"has no folder of its configuration {config!r} in {snapshot}")
-        top = snapshot / config
+def _as_folder(copy_name: str, split: str, config: str, snapshot: Path) -> CachedRows:
+    """The data files as they were uploaded, where their names show the split."""
+    top = snapshot / config
+    if not top.is_dir():
+        raise NotCached(f"has no folder of its configuration {config!r} in {snapshot}")
     why = ""
     for path in (f"::{split}", *([""] if split == "train" else [])):
         try:
@@ -171,16 +139,8 @@ def _as_folder(name: str, split: str, config: str, snapshot: Path) -> CachedRows
         except DataError as error:
             why = why or str(error).partition("  (")[0]
             continue
-        read = source.files if path else _all_files(top)
-        files = {file.relative_to(top): file for file in read}
-        return CachedRows(_copy_name(name, config), path, files)
+        # Every file but those that describe the repository, where all of them are the rows.
+        every = (p for p in sorted(top.rglob("*")) if p.is_file() and p.suffix.lower() != ".md")
+        read = source.files if path else [p for p in every if not p.name.startswith(".")]
+        return CachedRows(copy_name, path, {file.relative_to(top): file for file in read})
     raise NotCached(f"is in {snapshot}, in a form that is not read from a folder: {why}")
-
-
-def _all_files(folder: Path) -> list[Path]:
-    """Every file but those that describe the repository."""
-    return [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith(".") and path.suffix.lower() != ".md"
-    ]

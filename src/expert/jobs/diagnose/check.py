@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from expert.planning.machine.machine import Machine
     from expert.planning.machine.target import Target
     from expert.planning.run_plan import RunPlan
-    from expert.run.count import Counts
+    from expert.run.open import Opened
 
 # Remarks of the plan about what a rule or a check here speaks of itself.
 SPOKEN_OF = frozenset(
@@ -93,17 +93,20 @@ def check(
     """Look at everything. `replan` reads the manifest again with further overrides."""
     from pathlib import Path
 
+    from expert.jobs.diagnose.data_checks import check_data
     from expert.jobs.diagnose.machine_checks import check_gpus, check_kernels, check_torch
     from expert.jobs.gpu_memory import gpu_memory
     from expert.planning.machine.machine import describe_machine
     from expert.planning.machine.target import choose_target
+    from expert.run.open import open_run
 
     here = machine or describe_machine(read.folder if read is not None else Path())
-    device = read.manifest.training.config.device if read is not None else "auto"
-    target = choose_target(here, gpu=gpu, vram=vram, device=device)
-    plan, counts = None, None
-    if read is not None:
-        plan, counts = _plan(read, here, gpu=gpu, vram=vram, model=model)
+    opened = plan = None
+    if read is None:
+        target = choose_target(here, gpu=gpu, vram=vram)
+    else:
+        opened = open_run(read, data="counted", gpu=gpu, vram=vram, model=model, machine=here)
+        target, plan = opened.target, opened.plan
     trials = _trials(here, target, plan, named=gpu, wanted=try_out, tell=tell)
     found: list[Finding] = []
     if gpu is None:
@@ -111,11 +114,11 @@ def check(
         found += check_torch(here, trials, needed=plan is not None)
     found += check_kernels(trials, plan)
     band, facts = None, None
-    if read is not None and plan is not None:
+    if opened is not None and plan is not None:
         tell("the data")
-        facts = _data(read, plan)
-        found += [*facts.findings, *_disk(plan, target), *_remarks(plan), *_device(read, plan)]
-        found += _configuration(read, plan, here, target, facts, replan, counts, (gpu, vram, model))
+        facts = check_data(opened)
+        found += [*facts.findings, *_disk(plan, target), *_remarks(plan)]
+        found += [*_device(opened.read, plan), *_configuration(opened, facts, replan)]
         band = expected(plan, target)
         found += _length(plan, band)
     return Check(
@@ -125,23 +128,6 @@ def check(
         plan=plan,
         band=band,
         data=facts,
-    )
-
-
-def _plan(
-    read: ReadManifest,
-    machine: Machine,
-    *,
-    gpu: str | None,
-    vram: str | None,
-    model: str | None,
-    counts: Counts | None = None,
-    look: bool = True,
-) -> tuple[RunPlan, Counts | None]:
-    from expert.run.plan import counted_plan
-
-    return counted_plan(
-        read, gpu=gpu, vram=vram, model=model, machine=machine, look=look, counts=counts
     )
 
 
@@ -171,12 +157,6 @@ def _trials(
     # Compiling for a CPU takes 20 s, and no plan does it unasked.
     names = [name for name in TRIALS if name != "torch.compile" or device == "cuda" or compiles]
     return try_kernels(device, names, tell=lambda name: tell(f"trying {name}"))
-
-
-def _data(read: ReadManifest, plan: RunPlan) -> DataFacts:
-    from expert.jobs.diagnose.data_checks import check_data
-
-    return check_data(read, plan)
 
 
 def _disk(plan: RunPlan, target: Target) -> list[Finding]:
@@ -244,42 +224,32 @@ def _device(read: ReadManifest, plan: RunPlan) -> list[Finding]:
 
 
 def _configuration(
-    read: ReadManifest,
-    plan: RunPlan,
-    machine: Machine,
-    target: Target,
-    facts: DataFacts,
-    again: Callable[[tuple[str, ...]], ReadManifest] | None,
-    counts: Counts | None,
-    options: tuple[str | None, str | None, str | None],
+    opened: Opened, facts: DataFacts, again: Callable[[tuple[str, ...]], ReadManifest] | None
 ) -> list[Finding]:
     from expert.jobs.diagnose.faults.asked import Asked
     from expert.jobs.diagnose.faults.table import config_findings
     from expert.jobs.diagnose.machine_checks import facts_of
 
-    gpu, vram, model = options
+    target = opened.target
 
     def replanned(overrides: tuple[str, ...]) -> RunPlan | None:
         if again is None:
             return None
         try:
-            read = again(overrides)
-            return _plan(read, machine, gpu=gpu, vram=vram, model=model, counts=counts, look=False)[
-                0
-            ]
+            return opened.replanned(again(overrides))
         except ExpertError:  # a rule of the manifest may forbid the combination
             return None
 
     asked = Asked(
-        manifest=read.manifest,
-        plan=plan,
+        manifest=opened.read.manifest,
+        plan=opened.plan,
         capability=target.capability,
         cores=target.cores,
         named_card=not target.is_this_machine,
         mean_tokens=facts.mean_tokens,
         longest_tokens=facts.longest_tokens,
         replan=replanned,
-        **facts_of(machine),
+        **facts_of(opened.machine),
     )
     return config_findings(asked)
 

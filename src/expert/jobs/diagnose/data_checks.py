@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.text import counted, gib
+from expert.data.pack.overlong_rows import remark_on_unlearnt, remarks_on_length
 from expert.data.pack.packing import unlearnt_rows
 from expert.insight.findings.finding import Finding
-from expert.run.left_out import doubts_of, too_long_to_learn
-from expert.run.places import Doubt
+from expert.planning.decisions import Remark
 
 if TYPE_CHECKING:
     from expert.data.inspect.shared_rows import SharedRows
-    from expert.data.read.sources import Source, Sources
+    from expert.data.line import Line
     from expert.jobs.diagnose.storage import ReadSpeed
-    from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
-    from expert.run.prepare import Builder
-    from expert.run.token_folders import NamedSources
+    from expert.run.open import Opened
 
 SAMPLED_ROWS = 256
+NOT_PACKED = "the tokens are prepared, and not packed for this plan yet"
 # What a run reads a second at most: 4 bytes a token. The fastest run measured (char-gpt on an H200,
 # 3.9 million tokens/s) reads 16 MB/s; raw text that is tokenised once comes at 10 to 40 MB/s.
 SLOW_MEGABYTES = 40.0
@@ -48,22 +47,20 @@ class DataFacts:
     speed: ReadSpeed | None = None
 
 
-def check_data(read: ReadManifest, plan: RunPlan) -> DataFacts:
-    """Everything about the data that can be told before a run."""
-    from expert.run.token_folders import named_sources
-
+def check_data(opened: Opened) -> DataFacts:
+    """Everything about the data that can be known before a run."""
+    plan = opened.plan
     try:
-        named = named_sources(read, fetch=False)
-        sources = named.first
+        sources = opened.named.first
     except ExpertError as error:
         return DataFacts(findings=[unusable("data-missing", "the data cannot be found", error)])
     except OSError as error:
         what = f"{error.filename}: {error.strerror}"
         return DataFacts(findings=[unusable("data-missing", "the data cannot be read", what)])
-    files = sorted({path for source in _all(sources) for path in source.files if path.is_file()})
+    files = sorted({path for source in sources.every for path in source.files if path.is_file()})
     size = sum(path.stat().st_size for path in files)
     try:
-        looked = _look(read, plan, named)
+        looked = _look(opened)
     except ExpertError as error:
         looked = DataFacts(findings=[unusable("data-unusable", "the data cannot be used", error)])
     speed, slow = _storage(plan, files)
@@ -92,24 +89,13 @@ def unusable(name: str, title: str, error: Any) -> Finding:
     )
 
 
-def _all(sources: Sources) -> list[Source]:
-    named = [sources.train, sources.validation, sources.test]
-    for task in sources.tasks:
-        named += [task.train, task.validation, task.test]
-    return [source for source in named if source is not None]
-
-
-def _trains(sources: Sources) -> list[Source]:
-    own = [sources.train] if sources.train is not None else []
-    return [task.train for task in sources.tasks] or own
-
-
 # --- prepared or not -----------------------------------------------------------------------------
 
 
-def _look(read: ReadManifest, plan: RunPlan, named: NamedSources) -> DataFacts:
-    from expert.run.prepare import Builder
+def _look(opened: Opened) -> DataFacts:
+    from expert.data.line import open_line, remarks_on_tokens
 
+    plan, read = opened.plan, opened.read
     if plan.model.place == "hub":
         return DataFacts(
             findings=[
@@ -122,48 +108,51 @@ def _look(read: ReadManifest, plan: RunPlan, named: NamedSources) -> DataFacts:
                 )
             ]
         )
-    builder = Builder(plan, read, named, lambda name, rows, tokens: None)
-    sources = builder.sources
-    reason = ""
-    if not read.manifest.training.dataset.streaming:
-        reason = _why_not_prepared(builder, sources) or "prepared"
-    prepared = reason == "prepared"
-    found = _prepared(builder, plan) if prepared else _sampled(builder, plan, sources, reason)
-    return replace(found, findings=[*map(_of_tokens, builder.doubts.values()), *found.findings])
+    line = open_line(plan, read, opened.named, writes=False)
+    if line.spec.streaming:
+        return _sampled(line, "")
+    reason = _why_not_prepared(line)
+    found = None if reason else _prepared(line)
+    found = found or _sampled(line, reason or NOT_PACKED)
+    return replace(found, findings=[*map(_of_tokens, remarks_on_tokens(line)), *found.findings])
 
 
-def _of_tokens(doubt: Doubt) -> Finding:
+def _of_tokens(remark: Remark) -> Finding:
     """What there is to say of tokens that were made elsewhere."""
-    evidence, _, fix = doubt.text.partition("  (")
+    evidence, _, fix = remark.text.partition("  (")
     return Finding(
         name="token-folder",
         severity="warning",
         title="tokens that were made elsewhere",
         evidence=evidence,
         consequence="what is trained on is not what was tokenised there, or less than it seems",
-        fix=fix.removesuffix(")") or f"look at {doubt.path}",
+        fix=fix.removesuffix(")") or f"look at {remark.path}",
     )
 
 
-def _why_not_prepared(builder: Builder, sources: Sources) -> str | None:
-    """None where every token is there; else why not."""
+def _why_not_prepared(line: Line) -> str:
+    """Why tokens are not prepared; "" where every one is."""
+    from expert.data.line import recipe_of
     from expert.data.tokens.prepare import look
 
-    if not builder.cache.exists():
+    if not line.cache.folder.exists():
         return "nothing was prepared yet"
-    for source in _trains(sources):
-        recipe, folder = builder.recipe_of(source, "train")
+    for source in line.sources_of("train"):
+        recipe, folder = recipe_of(line, source, "train")
         reason = look(folder, recipe, made_for=f"train {source.name}")
         if reason is not None:
             return reason
-    return None
+    return ""
 
 
-def _prepared(builder: Builder, plan: RunPlan) -> DataFacts:
-    """What the prepared tokens say: exact counts."""
+def _prepared(line: Line) -> DataFacts | None:
+    """What the prepared tokens say: exact counts; None where they are not packed yet."""
+    from expert.data.splits import prepare_splits
     from expert.data.tokens.statistics import DocumentStatistics
 
-    made = builder.build()
+    plan, made = line.plan, prepare_splits(line)
+    if made is None:
+        return None
     split = made.train
     total = DocumentStatistics()
     for prepared in split.folders:
@@ -177,12 +166,12 @@ def _prepared(builder: Builder, plan: RunPlan) -> DataFacts:
             severity="good",
             title="the tokens are prepared",
             evidence=f"{total.documents:,} rows, {total.tokens:,} tokens{held_out} "
-            f"in {builder.cache}",
+            f"in {line.cache.folder}",
             numbers={"rows": total.documents, "tokens": total.tokens},
         ),
         *_left_out(total.rows_in, total.bad_rows, sum(total.dropped.values()), exact=True),
         *_overlong(plan, total.documents, over.cut, over.split, over.dropped, exact=True),
-        *map(_unlearnt, doubts_of(plan, *made.splits(), cut=False)),
+        *map(_unlearnt, remarks_on_length(plan, *made.splits(), cut=False)),
         *map(_shared, made.shared),
     ]
     return DataFacts(
@@ -193,25 +182,25 @@ def _prepared(builder: Builder, plan: RunPlan) -> DataFacts:
     )
 
 
-def _sampled(builder: Builder, plan: RunPlan, sources: Sources, reason: str) -> DataFacts:
+def _sampled(line: Line, reason: str) -> DataFacts:
     """What the first rows of every source say about all of them."""
+    from expert.data.line import reading_of
     from expert.data.records import BadRow, Segment
 
+    plan = line.plan
     rows = bad = dropped = 0
     documents: list[list[Segment]] = []
     first_bad = ""
-    for source in _trains(sources):
-        segments_of, _ = builder.formatter(source)
-        for row in islice(builder.rows_of(source), SAMPLED_ROWS):
+    for source in line.sources_of("train"):
+        for _, made in islice(reading_of(line, source).formatted(), SAMPLED_ROWS):
             rows += 1
-            made = row if isinstance(row, BadRow) else segments_of(row)
             if isinstance(made, BadRow):
                 bad, first_bad = bad + 1, first_bad or str(made)
             elif isinstance(made, list):
                 documents.append(made)
             else:
                 dropped += 1
-    lengths, unlearnt = _lengths(builder, documents)
+    lengths, unlearnt = _lengths(line, documents)
     findings: list[Finding] = []
     if reason:
         findings.append(
@@ -219,25 +208,24 @@ def _sampled(builder: Builder, plan: RunPlan, sources: Sources, reason: str) -> 
                 name="cache",
                 severity="note",
                 title="the rows will be tokenised when the run begins",
-                evidence=f"{reason}; the tokens go to {builder.cache}",
+                evidence=f"{reason}; the tokens go to {line.cache.folder}",
                 consequence="that is done once; later runs find them",
                 fix="expert pretokenize does it now",
             )
         )
-    findings += _bad_rows(rows, bad, first_bad, builder.spec.max_bad_rows)
+    findings += _bad_rows(rows, bad, first_bad, line.spec.max_bad_rows)
     findings += _left_out(rows, 0, dropped, exact=False)
     length = plan.data.max_seq_length
-    if builder.template is not None:
+    if line.is_text:
         over = sum(1 for each in lengths if each > length)
         cut, split, gone = (
             over if plan.data.overlong == how else 0 for how in ("cut", "split", "drop")
         )
         findings += _overlong(plan, len(lengths), cut, split, gone, exact=False)
         of = f"the first {len(lengths):,} rows"
-        told = too_long_to_learn(
-            plan, "train", unlearnt, len(lengths), max(lengths, default=0), of=of
-        )
-        findings += [_unlearnt(Doubt("", told))] if told else []
+        longest = max(lengths, default=0)
+        left_out = remark_on_unlearnt(plan, unlearnt, len(lengths), longest=longest, of=of)
+        findings += map(_unlearnt, left_out)
     return DataFacts(
         findings=findings,
         mean_tokens=sum(lengths) / len(lengths) if lengths else None,
@@ -245,12 +233,12 @@ def _sampled(builder: Builder, plan: RunPlan, sources: Sources, reason: str) -> 
     )
 
 
-def _lengths(builder: Builder, documents: list[Any]) -> tuple[list[int], int]:
+def _lengths(line: Line, documents: list[Any]) -> tuple[list[int], int]:
     """Tokens of each document, and of how many nothing would be learnt."""
-    if not documents or builder.template is None:
+    if not documents or not line.is_text:
         return [sum(len(part.text) for part in each) for each in documents], 0
-    batch = builder.encoder.encode(documents)
-    return [int(each) for each in batch.lengths], unlearnt_rows(builder.plan, batch)
+    batch = line.encoder.encode(documents)
+    return [int(each) for each in batch.lengths], unlearnt_rows(line.plan, batch)
 
 
 # --- what becomes of the rows --------------------------------------------------------------------
@@ -318,8 +306,8 @@ def _overlong(
     ]
 
 
-def _unlearnt(doubt: Doubt) -> Finding:
-    evidence, _, fix = doubt.text.partition("  (")
+def _unlearnt(remark: Remark) -> Finding:
+    evidence, _, fix = remark.text.partition("  (")
     return Finding(
         name="rows-not-learnt",
         severity="warning",

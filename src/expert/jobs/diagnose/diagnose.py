@@ -15,9 +15,9 @@ from expert.insight.outcome import Outcome, judge_learning
 from expert.insight.record import RunRecord, read_run
 from expert.insight.step.anatomy import Anatomy, dissect
 from expert.insight.step.bound import Verdict
-from expert.jobs.resumable import command_of_run
-from expert.run.follow import ENDED_BEFORE, State, status_by
-from expert.run.locate import find_trained
+from expert.run.stored.locate import find_trained
+from expert.run.stored.resume_command import command_of_run
+from expert.run.stored.status import ENDED_BEFORE, State, status_by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def _killed(run: RunRecord, step: int | None, go_on: str) -> Finding:
     return Finding(
         name="no-ending",
         severity="error",
-        title="the trainer ended without a word: killed, or the machine went down",
+        title="the trainer ended without a final event: killed, or the machine went down",
         evidence=f"the last event is {run.events[-1].get('event')} at update {step}"
         if run.events
         else "there is no event at all",

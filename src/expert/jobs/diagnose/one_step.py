@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
-from expert.core.recorded_paths import found_again
-from expert.jobs.rehearse import SETTLING, Rehearsed, rehearse
+from expert.core.rundir import found_again
+from expert.run.session.short_run import SETTLING, ShortRun, short_run
 
 if TYPE_CHECKING:
     from expert.insight.findings.finding import Finding
@@ -113,10 +113,10 @@ def try_fix(
         "allow_remote_code": allow_remote_code,
     }
     tell("a short run as it is")
-    before = rehearse(read(()), **options)
+    before = short_run(read(()), **options)
     gc.collect()  # the model of the first run makes room for that of the second
     tell(f"a short run with {' '.join(overrides)}")
-    after = rehearse(read(overrides), **options)
+    after = short_run(read(overrides), **options)
     return Tried(
         name=name,
         title=title,
@@ -127,7 +127,7 @@ def try_fix(
     )
 
 
-def measured(run: Rehearsed) -> Measured:
+def measured(run: ShortRun) -> Measured:
     """Sums over the settled updates; over all where the run had no more."""
     steps = [event for event in run.events if event["event"] == "step"]
     settled = [event for event in steps if event["step"] > SETTLING] or steps

@@ -27,18 +27,19 @@ from expert.jobs.diagnose.parity_numbers import (
     tolerance,
     widened,
 )
-from expert.jobs.rehearse import copied, prepared_plan
+from expert.run.session.session import copied
+from expert.run.session.short_run import prepared_plan
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from expert.data.feed.run_data import RunData
+    from expert.data.prepared import PreparedSplit
     from expert.manifest.reader import ReadManifest
+    from expert.parallel.engine import Groups
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
-    from expert.run.checkpoints import Groups
-    from expert.run.feed import RunData
-    from expert.run.prepared import PreparedSplit
 
 SEQUENCES = 4
 """Sequences that are compared: enough for several micro-batches, few enough for any card."""
@@ -143,7 +144,7 @@ class _Comparison:
         return self.verdict(claim, self.learnt(built, rows=1), whole)
 
     def alone(self, built: Built, whole: Learnt) -> Compared:
-        from expert.run.feed import is_padded
+        from expert.data.pack.packing import is_padded
 
         claim = "padded = alone" if is_padded(self.plan) else "packed = unpacked"
         self._tell(claim)
@@ -231,7 +232,7 @@ class _Comparison:
     def other(self, claim: str, values: dict[str, Any], whole: Learnt) -> Compared:
         """The same sequences through a model that is built in the plain way."""
         self._tell(claim)
-        from expert.run.recover import is_out_of_memory
+        from expert.run.session.failures import is_out_of_memory
 
         plain, trouble = None, ""
         try:
@@ -274,7 +275,7 @@ class _Comparison:
 
     def batches(self, *, rows: int) -> Any:
         """The first sequences as training would get them; valid until the next is taken."""
-        from expert.run.feed import split_batches
+        from expert.data.feed.run_data import split_batches
 
         def made() -> Any:
             taken = 0
@@ -301,7 +302,7 @@ class _Comparison:
         import numpy as np
 
         from expert.data.feed.loader import on_device, padded_tensors
-        from expert.run.feed import PAD_ID
+        from expert.data.pack.packing import PAD_ID
 
         pieces = self._pieces()
         index = replace(self.split.index, rule="none", bin_offsets=np.arange(pieces + 1))
@@ -337,9 +338,9 @@ class _Comparison:
         return copied(built.tensors())
 
     def step(self, built: Built, number: int) -> None:
-        from expert.training.step import seed_update, train_step
+        from expert.training.step import seed_step, train_step
 
-        seed_update(self.plan.optim.seed, number)
+        seed_step(self.plan.optim.seed, number)
         batches = self.batches(rows=1)
         train_step(
             built.engine,

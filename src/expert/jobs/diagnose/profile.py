@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.quiet import without_lines
-from expert.jobs.rehearse import SETTLING, rehearse
+from expert.run.session.short_run import SETTLING, short_run
 
 if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
@@ -112,7 +112,7 @@ def profile(
     place = folder or read.folder / "profile"
     refuse_links(place, below=place.parent)
     looking = _Looking(updates)
-    done = rehearse(
+    done = short_run(
         read,
         updates=SETTLING + updates + 1,
         model=model,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from expert.jobs.export.exported import Exported
     from expert.jobs.export.portable_base import PortableBase
     from expert.planning.run_plan import RunPlan
-    from expert.run.trained import Trained
+    from expert.run.stored.load import Trained
 
 FOLDER = "PATH/TO/THIS/FOLDER"
 QUESTION = "{question}"
@@ -43,10 +43,10 @@ class Asking(NamedTuple):
 
 def asked_as(trained: Trained) -> Asking | None:
     """How `expert sample` would put a question to it; None for the character model."""
+    from expert.data.plain_text import FirstRow, trained_on_text
     from expert.data.tokens.encoder import TextEncoder
     from expert.jobs.sample.decoding import settle_decoding
     from expert.jobs.sample.sample import prompt_text
-    from expert.run.row_kind import FirstRow, trained_on_text
 
     template, encoder = trained.template, trained.encoder
     if template is None:

@@ -17,7 +17,7 @@ from expert.jobs.validate.saved_verdict import read_verdict
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.planning.run_plan import RunPlan
-    from expert.run.choose_checkpoint import Choice
+    from expert.run.stored.choose_checkpoint import Choice
 
 CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from expert.jobs.export.exported import Kind
     from expert.planning.run_plan import RunPlan
-    from expert.run.trained import Trained
+    from expert.run.stored.load import Trained
 
 # Prompts for both models; ASCII and short, so that every tokenizer and card can take them.
 CHECKED_TEXTS = (

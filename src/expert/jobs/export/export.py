@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from expert.jobs.export.card_code import Asking
     from expert.jobs.export.comparison import Difference
     from expert.planning.run_plan import RunPlan
-    from expert.run.choose_checkpoint import Choice
-    from expert.run.trained import Trained
+    from expert.run.stored.choose_checkpoint import Choice
+    from expert.run.stored.load import Trained
 
 UNHARMED_SPREADS = 4
 """How far an adapter may move the logits, in their spreads, before the tolerance grows with it."""
@@ -74,9 +74,9 @@ def export(
     """
     from expert.core.publish import publishing
     from expert.jobs.export.comparison import CHECKED_TEXTS
-    from expert.run.choose_checkpoint import choose
-    from expert.run.follow import find_run
-    from expert.run.trained import base_remark, pick_device, read_plan
+    from expert.run.stored.choose_checkpoint import choose
+    from expert.run.stored.load import base_remark, pick_device, read_plan
+    from expert.run.stored.locate import find_run
 
     # Everything that may be refused comes before the import of torch, which takes seconds.
     folder = find_run(run)
@@ -144,7 +144,7 @@ def _load(source: _Source) -> tuple[Trained, _Expected]:
 def _load_trained(source: _Source, *, quantised: bool) -> Trained:
     import torch
 
-    from expert.run.trained import load_trained
+    from expert.run.stored.load import load_trained
 
     merged = source.kind == "merged"
     return load_trained(
@@ -248,7 +248,7 @@ def _check(
     import torch
 
     from expert.jobs.export.comparison import compare, load_exported, logits_of
-    from expert.run.trained import soft_prompt_rows
+    from expert.run.stored.load import soft_prompt_rows
 
     kind, dtype, device = source.kind, source.dtype, source.device
     model = load_exported(target, source.plan, kind, dtype=dtype, device=device)

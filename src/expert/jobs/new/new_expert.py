@@ -1,35 +1,59 @@
-"""The job behind `expert new`: a folder to begin with, from a template or from a file of rows."""
+"""The job behind `expert new`: a folder to start with, from a template or from a file of rows."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
-from expert.planning.models.resolve import TINY
-
-if TYPE_CHECKING:
-    from expert.data.examples.column_survey import ColumnSurvey
-    from expert.data.examples.columns import Columns
-    from expert.data.read.sources import Source
-    from expert.data.records import BadRow, Example, Row
-    from expert.jobs.new.row_lengths import LengthChoice
-    from expert.jobs.new.templates import BaseOfNew
+from expert.data.examples.column_survey import ColumnSurvey, survey_rows
+from expert.data.examples.columns import (
+    PREFERRED,
+    Columns,
+    columns_found,
+    near_column,
+    understand_columns,
+)
+from expert.data.examples.formats import example_of
+from expert.data.examples.tools import has_tools
+from expert.data.read.folders import files_by_split, saved_splits, unread_files
+from expert.data.read.rows import FORMATS, suffix_format
+from expert.data.read.sources import Source, iterate, resolve_sources
+from expert.data.records import BadRow, DataError, Dropped, Example, Row
+from expert.jobs.new.row_lengths import LengthChoice, choose_length, measure_rows
+from expert.jobs.new.starters import (
+    OTHER_NAMES,
+    STARTERS,
+    BaseOfNew,
+    calling,
+    manifest_of,
+    readme_of,
+)
+from expert.manifest.reader import read_manifest
+from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
+from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
+from expert.planning.choose.starting_points import starting_point
+from expert.planning.models.resolve import (
+    TINY,
+    is_hub_id,
+    is_model_folder,
+    near_model,
+    resolve_model,
+)
 
 EPOCHS = 3
 FEW_ROWS, EPOCHS_OF_FEW = 1000, 5
-"""Few rows make few updates: of 360 rows of dates, `tiny` answers 91.7 % right after 3 epochs and
+"""Few rows make few steps: of 360 rows of dates, `tiny` answers 91.7 % right after 3 epochs and
 100 % after 5."""
 LOOKED_AT = 50
-"""Rows of a file that are read to tell what it holds."""
+"""Rows of a file that are read closely to see what it holds."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _STARTS = {
     "sql": re.compile(r"\s*(?:SELECT|WITH|INSERT|UPDATE|DELETE|CREATE)\s", re.IGNORECASE),
@@ -38,7 +62,6 @@ _STARTS = {
         r"\s*(?:export |declare |interface |type |function |const |let |class |import )"
     ),
 }
-_OTHER_NAMES = {"neo4j": "cypher", "ts": "typescript"}
 
 
 class CannotMake(ExpertError):
@@ -56,19 +79,19 @@ class NewExpert:
     columns: dict[str, str]
     """Which column of the rows holds which part; empty where they are a template's."""
     has_answers: bool
-    """False where the rows are plain text: what learnt it continues a text."""
+    """False where the rows are plain text: a model trained on it continues a text."""
     unused: dict[str, int] = field(default_factory=dict)
     """Columns that nothing is read from, with the number of rows that fill each."""
     warning: str = ""
-    """What to say of those whose names promise a part of what is said."""
+    """About unused columns whose names promise a part of the conversation."""
     unread: tuple[str, ...] = ()
     """Files of a folder that are not read."""
     calls: bool = False
     """Whether rows have tools."""
     looked_at: int = 0
-    """Rows that were read to tell what they hold."""
+    """Rows that were read closely."""
     bad_rows: int = 0
-    """Those of them that cannot be learnt from."""
+    """Those of them that cannot be trained on."""
     model: str = TINY
     settings_because: str = ""
     """Why the manifest has this rank, alpha and learning rate."""
@@ -82,11 +105,22 @@ class _Looked:
 
     columns: Columns
     seen: ColumnSurvey
-    """Of all rows."""
     examples: Sequence[Example]
     rows: int
     """Those that were read closely."""
     bad_rows: int
+
+    def facts(self) -> dict[str, Any]:
+        """For the record of what was made."""
+        return {
+            "columns": self.columns.used(),
+            "unused": self.columns.unused(self.seen),
+            "warning": self.columns.worth_a_warning(self.seen),
+            "has_answers": any(one.turns for one in self.examples),
+            "calls": any(map(has_tools, self.examples)),
+            "looked_at": self.rows,
+            "bad_rows": self.bad_rows,
+        }
 
 
 def new_expert(
@@ -102,61 +136,48 @@ def new_expert(
 ) -> NewExpert:
     """Make a folder that `expert manifest check` and `expert plan` accept; nothing is replaced.
 
-    A file of rows is copied: what is in the folder can be moved, and the original stays as it is.
+    A file of rows is copied: the folder can be moved, and the original stays as it is.
     """
-    from expert.data.examples.preferences import PREFERRED
-    from expert.data.examples.tools import has_tools
-    from expert.data.read.folders import unread_files
-    from expert.jobs.new.templates import TEMPLATES, calling, manifest_of, readme_of
-
     folder = (into or Path()) / name
     _refuse(name, folder)
-    chosen = _OTHER_NAMES.get(template or "", template)
-    if chosen is not None and chosen not in TEMPLATES:
-        raise CannotMake(f"--template {template}: is not known  (known: {', '.join(TEMPLATES)})")
+    chosen = OTHER_NAMES.get(template or "", template)
+    if chosen is not None and chosen not in STARTERS:
+        raise CannotMake(f"--template {template}: is not known  (known: {', '.join(STARTERS)})")
     base = _base(model, folder)
-    mapped = _mapped(mapping)
-    if (mapped or preferred or json_values) and data is None:
-        given = "--map" if mapped else "--preferred" if preferred else "--json-values"
-        raise CannotMake(
-            f"{given}: says how the rows of --from are read  (name a file with --from)"
-        )
-    asked: dict[str, Any] = {"field_mapping": mapped} if mapped else {}
-    asked |= {"preference_rows": PREFERRED} if preferred else {}
-    asked |= {"json_values": True} if json_values else {}
-    columns: dict[str, str] = {}
-    has_answers, calls = True, False
-    looked = _look(data, asked) if data is not None else None
-    if looked is not None:
-        columns = looked.columns.used()
-        has_answers = any(one.turns for one in looked.examples)
-        calls = any(map(has_tools, looked.examples))
+    asked = _asked(data, mapping, preferred=preferred, json_values=json_values)
+    facts: dict[str, Any] = {"columns": {}, "has_answers": True, "calls": False}
+    if data is not None:
+        looked = _look(data, asked)
+        facts = looked.facts() | {"unread": tuple(unread_files(data)) if data.is_dir() else ()}
         chosen = chosen or _domain(looked.examples)
     chosen = chosen or "text"
-    kind = calling(TEMPLATES[chosen]) if calls else TEMPLATES[chosen]
-    if data is not None:  # whose language nobody knows
-        kind = replace(kind, capabilities=tuple(c for c in kind.capabilities if c != "language:en"))
+    kind = calling(STARTERS[chosen]) if facts["calls"] else STARTERS[chosen]
     path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
     rows = folder / path
     if data is not None:
+        # Nobody knows the language of these rows.
+        kind = replace(kind, capabilities=tuple(c for c in kind.capabilities if c != "language:en"))
         _copy_rows(data, rows, folder)
     else:
         rows.parent.mkdir(parents=True)
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kind.rows)
         write_text_atomically(rows, "".join(lines))
-    dataset = {"path": path, **asked}
-    manifest = folder / "manifest.json"
     epochs = EPOCHS_OF_FEW if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
-    write = partial(
-        _write,
-        manifest,
-        partial(manifest_of, folder.name, kind, dataset, epochs=epochs, calls=calls),
-    )
+    manifest = folder / "manifest.json"
+
+    def write(base: BaseOfNew) -> None:
+        """The manifest for a base model, which must read without a complaint."""
+        dataset = {"path": path, **asked}
+        calls = facts["calls"]
+        made = manifest_of(folder.name, kind, dataset, base=base, epochs=epochs, calls=calls)
+        write_text_atomically(manifest, json.dumps(made, indent=2, ensure_ascii=False) + "\n")
+        read_manifest(manifest, strict=True)
+
     write(base)
     length = _length(manifest) if data is not None else None
     if length is not None:
         write(replace(base, length=length.length))
-    readme = readme_of(folder.name, kind, path, has_answers, base.name)
+    readme = readme_of(folder.name, kind, path, facts["has_answers"], base.name)
     write_text_atomically(folder / "README.md", readme)
     write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\nprofile/\n")
     return NewExpert(
@@ -164,36 +185,26 @@ def new_expert(
         manifest=manifest,
         data=rows,
         template=chosen,
-        columns=columns,
-        has_answers=has_answers,
-        unused=looked.columns.unused(looked.seen) if looked else {},
-        warning=looked.columns.worth_a_warning(looked.seen) if looked else "",
-        unread=tuple(unread_files(data)) if data is not None and data.is_dir() else (),
-        calls=calls,
-        looked_at=looked.rows if looked else 0,
-        bad_rows=looked.bad_rows if looked else 0,
         model=base.name,
         settings_because=base.start.because,
         length=length,
+        **facts,
     )
 
 
-def _write(manifest: Path, made: Callable[..., dict[str, Any]], base: BaseOfNew) -> None:
-    """The manifest for a base model, which must read without a complaint."""
-    from expert.manifest.reader import read_manifest
-
-    text = json.dumps(made(base=base), indent=2, ensure_ascii=False)
-    write_text_atomically(manifest, text + "\n")
-    read_manifest(manifest, strict=True)
+def _refuse(name: str, folder: Path) -> None:
+    """Names that make no folder, and folders that hold something."""
+    if not _NAME.fullmatch(name):
+        raise CannotMake(
+            f"{name!r}: is not a valid name  (letters, digits, dots and dashes; --output sets "
+            "where the folder goes)"
+        )
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise CannotMake(f"{folder}: already exists  (choose another name, or remove it)")
 
 
 def _base(name: str, folder: Path) -> BaseOfNew:
     """The base model by the name that the manifest will have, with settings of its size."""
-    from expert.jobs.new.templates import BaseOfNew
-    from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
-    from expert.planning.choose.starting_points import starting_point
-    from expert.planning.models.resolve import is_hub_id, is_model_folder, near_model, resolve_model
-
     if name == CHAR_GPT:
         raise CannotMake(
             f"--model {CHAR_GPT}: needs no manifest  (expert train --dataset FILE trains it on a "
@@ -214,72 +225,59 @@ def _base(name: str, folder: Path) -> BaseOfNew:
 
 def _length(manifest: Path) -> LengthChoice | None:
     """The max_seq_length for the rows of a new manifest; None where none of them can be used."""
-    from expert.jobs.new.row_lengths import choose_length, measure_rows
-    from expert.manifest.reader import read_manifest
-    from expert.manifest.schema.manifest import BaseModelSpec
-    from expert.planning.models.resolve import resolve_model
-    from expert.run.plan import plan as plan_job
+    from expert.run.open import open_run
 
-    read = read_manifest(manifest)
-    made = plan_job(read, look=False)
-    known = measure_rows(read, made)
-    shape = resolve_model(BaseModelSpec(name=made.model.name), read.folder).shape
+    opened = open_run(manifest, data="unread")
+    known, plan = measure_rows(opened), opened.plan
     if known is None:
         return None
-    return choose_length(
-        known, context=shape.context if shape else None, splits=made.data.overlong == "split"
-    )
+    shape = resolve_model(BaseModelSpec(name=plan.model.name), manifest.parent).shape
+    context = shape.context if shape else None
+    return choose_length(known, context=context, splits=plan.data.overlong == "split")
 
 
-def _refuse(name: str, folder: Path) -> None:
-    """Names that make no folder, and folders that hold something."""
-    if not _NAME.fullmatch(name):
-        raise CannotMake(
-            f"{name!r}: is no name for an expert  (letters, digits, dots and dashes; --output says "
-            "where the folder goes)"
-        )
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise CannotMake(f"{folder}: is there already  (choose another name, or remove it)")
-
-
-def _mapped(mapping: Sequence[str]) -> dict[str, str]:
-    """`instruction=question` and the like, taken apart."""
-    from expert.manifest.schema.dataset import FieldMapping
-
-    found = {}
+def _asked(
+    data: Path | None, mapping: Sequence[str], *, preferred: bool, json_values: bool
+) -> dict[str, Any]:
+    """What the options say of the rows, as keys of training.dataset."""
+    mapped = {}
     for pair in mapping:
         part, sign, column = pair.partition("=")
         if part not in FieldMapping.model_fields or not sign or not column:
             known = ", ".join(FieldMapping.model_fields)
             raise CannotMake(f"--map {pair}: is not PART=COLUMN  (parts: {known})")
-        found[part] = column
-    return found
+        mapped[part] = column
+    given: dict[str, dict[str, Any]] = {
+        "--map": {"field_mapping": mapped} if mapped else {},
+        "--preferred": {"preference_rows": PREFERRED} if preferred else {},
+        "--json-values": {"json_values": True} if json_values else {},
+    }
+    option = next((option for option, keys in given.items() if keys), None)
+    if option and data is None:
+        raise CannotMake(f"{option}: only with --from  (name a file with --from)")
+    return {key: value for keys in given.values() for key, value in keys.items()}
+
+
+# --- a file of rows ------------------------------------------------------------------------------
 
 
 def _look(data: Path, asked: Mapping[str, Any]) -> _Looked:
     """What the rows of a file hold; CannotMake where they are of no use."""
-    from expert.data.examples.column_survey import survey_rows
-    from expert.data.examples.columns import Asked, understand_columns
-    from expert.data.examples.formats import example_of
-    from expert.data.read.sources import iterate
-    from expert.data.records import BadRow, DataError, Dropped, Example, Row
-    from expert.manifest.schema.dataset import DatasetSpec
-
     found = _first_rows(data)
     rows = [row for row in found if isinstance(row, Row)]
     if not rows:
-        why = "it is empty  (put rows into it; without --from there are some to begin with)"
+        why = "it is empty  (put rows into it; without --from a few rows to start with are written)"
         if found and isinstance(found[0], BadRow):
             why = str(found[0])
         raise CannotMake(f"--from {data}: no row can be read: {why}")
     seen = survey_rows(iterate(_source(data)))
     _refuse_columns(data, asked.get("field_mapping", {}), seen.names)
     try:
-        columns = understand_columns(seen, Asked.by(DatasetSpec(**asked)))
+        columns = understand_columns(seen, DatasetSpec(**asked))
     except DataError as error:
         what, _, how = str(error).partition("  (")
         if "field_mapping" in how:  # there is no manifest yet
-            how = "--map instruction=COLUMN --map response=COLUMN says which hold what"
+            how = "--map instruction=COLUMN --map response=COLUMN names them"
         raise CannotMake(f"--from {data}: {what}  ({how.removesuffix(')')})") from None
     read = [example_of(row, columns) for row in rows]
     examples = [example for example in read if isinstance(example, Example)]
@@ -292,9 +290,7 @@ def _look(data: Path, asked: Mapping[str, Any]) -> _Looked:
 
 
 def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str]) -> None:
-    """Columns that --map names and the rows have not, all at once."""
-    from expert.data.examples.columns import columns_found, near_column
-
+    """Columns that --map names and the rows do not have, all at once."""
     wrong = []
     for part, column in mapped.items():
         if column not in names:
@@ -306,19 +302,14 @@ def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str])
 
 
 def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
-    """The beginning of a file or folder; CannotMake where it is none that can be read."""
-    from expert.data.read.rows import FORMATS, suffix_format
-    from expert.data.read.sources import iterate
-    from expert.data.records import DataError
-
+    """The beginning of a file or folder; CannotMake where it cannot be read."""
     if not data.exists():
         hub = "a data set of the hub is named in a manifest: training.dataset.path"
         raise CannotMake(f"--from {data}: there is no such file  ({hub})")
     if data.is_file() and suffix_format(data) is None:
-        known = ", ".join(FORMATS)
         raise CannotMake(
-            f"--from {data}: its name tells no format that is read  (save the rows as one of "
-            f"{known}, and name the file so)"
+            f"--from {data}: the format is not clear from its name  (save the rows as one of "
+            f"{', '.join(FORMATS)}, and name the file so)"
         )
     try:
         return list(islice(iterate(_source(data)), most))
@@ -331,37 +322,28 @@ def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
 
 
 def _source(data: Path) -> Source:
-    from expert.data.read.sources import resolve_sources
-    from expert.manifest.schema.dataset import DatasetSpec
-
     source = resolve_sources(DatasetSpec(path=str(data.absolute())), Path()).train
     assert source is not None
     return source
 
 
 def _copy_rows(data: Path, rows: Path, folder: Path) -> None:
-    """A file or a folder of rows into the new folder."""
-    files = _files_in(data, folder) if data.is_dir() else []
-    rows.parent.mkdir(parents=True)
-    if not data.is_dir():
-        shutil.copy2(data, rows)
-    for file in files:
-        copy = rows / file.relative_to(data)
+    """A file of rows, the data files of a folder, or all of a saved data set, into the new
+    folder."""
+    copies = {data: rows}
+    if data.is_dir():
+        if saved_splits(data) is None:
+            files = [file for files in files_by_split(data, None).values() for file in files]
+        elif folder.resolve().is_relative_to(data.resolve()):
+            raise CannotMake(
+                f"--from {data}: the new folder would be inside it  (--output sets where it goes)"
+            )
+        else:
+            files = [path for path in data.rglob("*") if path.is_file()]
+        copies = {file: rows / file.relative_to(data) for file in files}
+    for file, copy in copies.items():
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(file, copy)
-
-
-def _files_in(data: Path, folder: Path) -> list[Path]:
-    """What is copied of a folder of rows: its data files, or all of a saved data set."""
-    from expert.data.read.folders import files_by_split, saved_splits
-
-    if saved_splits(data) is None:
-        return [file for files in files_by_split(data, None).values() for file in files]
-    if folder.resolve().is_relative_to(data.resolve()):
-        raise CannotMake(
-            f"--from {data}: the new folder would lie inside of it  (--output says where it goes)"
-        )
-    return [path for path in data.rglob("*") if path.is_file()]
 
 
 def _domain(examples: Sequence[Example]) -> str:
@@ -378,7 +360,6 @@ def _domain(examples: Sequence[Example]) -> str:
 def _is_json(text: str) -> bool:
     """Whether a text is an object or a list: a bare number or word is anything."""
     try:
-        value: Any = json.loads(text)
+        return isinstance(json.loads(text), dict | list)
     except (ValueError, RecursionError):
         return False
-    return isinstance(value, dict | list)

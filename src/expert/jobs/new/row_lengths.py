@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.data.read.sources import Source
+from expert.data.read.spread_rows import spread_rows
+from expert.data.records import BadRow, Row
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from expert.data.read.sources import Source
-    from expert.data.records import BadRow, Row
-    from expert.manifest.reader import ReadManifest
-    from expert.planning.run_plan import RunPlan
-    from expert.run.prepare import Builder
+    from expert.data.line import Line, Reading
+    from expert.run.open import Opened
 
 USUAL_LENGTHS = (512, 1024, 2048, 4096, 8192)
 """No shorter, so that rows which are added later have room: packing fills what is left over. No
@@ -145,52 +145,47 @@ def choose_length(known: RowLengths, *, context: int | None, splits: bool) -> Le
 # --- looking at the rows -------------------------------------------------------------------------
 
 
-def measure_rows(read: ReadManifest, plan: RunPlan) -> RowLengths | None:
+def measure_rows(opened: Opened) -> RowLengths | None:
     """Tokens of rows from all over the training files; None where no row can be used."""
     import numpy as np
 
-    builder = _builder(read, plan)
-    source = builder.sources.train or builder.sources.tasks[0].train
-    segments_of, _ = builder.formatter(source)
-    documents, weights = [], []
-    for row, weight in _drawn(source, builder):
-        made = segments_of(row)
-        if isinstance(made, list):
-            documents.append(made)
-            weights.append(weight)
-    if not documents:
+    from expert.data.line import reading_of
+
+    line = _line(opened)
+    source = line.sources_of("train")[0]
+    reading = reading_of(line, source)
+    segments_of = reading.formatter()
+    made = ((segments_of(row), weight) for row, weight in _drawn(source, reading))
+    good = [(segments, weight) for segments, weight in made if isinstance(segments, list)]
+    if not good:
         return None
-    found = _estimated(documents) if builder.encoder is None else _tokenised(documents, builder)
-    lengths, spans, owners = found
-    return RowLengths(
-        lengths, spans, owners, np.asarray(weights, np.float64), builder.encoder is None
-    )
+    documents = [segments for segments, _ in good]
+    if line.has_tokenizer:
+        batch = line.encoder.encode(documents)
+        owners = np.repeat(np.arange(len(documents)), batch.span_counts // 2)
+        lengths, spans = batch.lengths.astype(np.int64), batch.spans.astype(np.int64)
+    else:
+        lengths, spans, owners = (np.asarray(each, np.int64) for each in _estimated(documents))
+    weights = np.asarray([weight for _, weight in good], np.float64)
+    estimated = not line.has_tokenizer
+    return RowLengths(lengths, spans.reshape(-1, 2), owners, weights, estimated)
 
 
-def _builder(read: ReadManifest, plan: RunPlan) -> Builder:
-    from expert.jobs.datasets.showing import TextOnly
-    from expert.run.prepare import Builder
-    from expert.run.token_folders import named_sources
+def _line(opened: Opened) -> Line:
+    from expert.data.line import open_line
 
-    named = named_sources(read)
-
-    def quiet(name: str, rows: int, tokens: int) -> None:
-        """Nothing is prepared."""
-
+    plan, read, named = opened.plan, opened.read, opened.named
     # A tokenizer on the hub is not fetched for this.
     if plan.model.place != "hub" and Path(plan.model.location).is_dir():
         try:
-            return Builder(plan, read, named, quiet)
+            return open_line(plan, read, named, writes=False)
         except ExpertError:
-            pass  # a folder without a tokenizer that can be read: training says so
-    return TextOnly(plan, read, named, quiet)
+            pass  # a folder whose tokenizer cannot be read: training reports it
+    return open_line(plan, read, named, writes=False, has_tokenizer=False)
 
 
-def _drawn(source: Source, builder: Builder) -> list[tuple[Row, float]]:
-    """Good rows with how many others each stands for."""
-    from expert.data.read.spread_rows import spread_rows
-    from expert.data.records import Row
-
+def _drawn(source: Source, reading: Reading) -> list[tuple[Row, float]]:
+    """Good rows, each with the number of rows it stands for."""
     spread = spread_rows(source.files, format=source.format, most=LOOKED_AT)
     if spread is not None:
         return [
@@ -198,35 +193,19 @@ def _drawn(source: Source, builder: Builder) -> list[tuple[Row, float]]:
             for line in spread.drawn
             if isinstance(line.row, Row)
         ]
-    rows = islice(builder.rows_of(source), READ_AT_MOST)
-    return [(row, 1.0) for row in _sample(rows) if isinstance(row, Row)]
-
-
-def _sample(rows: Iterable[Row | BadRow]) -> list[Row | BadRow]:
-    """Each row is as likely to be kept as any other."""
     chance = random.Random(0)
     kept: list[Row | BadRow] = []
-    for number, row in enumerate(rows):
+    for number, row in enumerate(islice(reading.rows(), READ_AT_MOST)):
+        # A reservoir: each row is as likely to be kept as any other.
         if len(kept) < LOOKED_AT:
             kept.append(row)
-        else:
-            place = chance.randrange(number + 1)
-            if place < LOOKED_AT:
-                kept[place] = row
-    return kept
+        elif (place := chance.randrange(number + 1)) < LOOKED_AT:
+            kept[place] = row
+    return [(row, 1.0) for row in kept if isinstance(row, Row)]
 
 
-def _tokenised(documents: Sequence[Any], builder: Builder) -> tuple[Any, Any, Any]:
-    import numpy as np
-
-    batch = builder.encoder.encode(documents)
-    owners = np.repeat(np.arange(len(documents)), batch.span_counts // 2)
-    return batch.lengths.astype(np.int64), batch.spans.reshape(-1, 2).astype(np.int64), owners
-
-
-def _estimated(documents: Sequence[Any]) -> tuple[Any, Any, Any]:
-    import numpy as np
-
+def _estimated(documents: Sequence[Any]) -> tuple[list[int], list[tuple[int, int]], list[int]]:
+    """Lengths, places of answers and their owners, by the bytes of the text."""
     lengths, spans, owners = [], [], []
     for number, segments in enumerate(documents):
         place = 0.0
@@ -237,5 +216,4 @@ def _estimated(documents: Sequence[Any]) -> tuple[Any, Any, Any]:
                 owners.append(number)
             place += size
         lengths.append(round(place))
-    shaped = np.asarray(spans, np.int64).reshape(-1, 2)
-    return np.asarray(lengths, np.int64), shaped, np.asarray(owners, np.int64)
+    return lengths, spans, owners

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from expert.parallel.graphs import Recorder
-    from expert.run.trained import Trained
+    from expert.parallel.graphs import Capture
+    from expert.run.stored.load import Trained
 
 CLEAR_BELOW = 0.75
 """Rows that have ended stay in the batch until this share of it is left: taking them out copies the
@@ -60,7 +60,7 @@ class Speaker:
         group where memory cannot be fixed."""
         return FixedSteps(self, groups, room) if self.fixed else GrowingSteps(self, groups)
 
-    def recorder(self) -> Recorder | None:
+    def recorder(self) -> Capture | None:
         """Who records the steps of a batch. Each has its own: where memory ran out while one was
         recording, its own is not to be trusted any more."""
         return recorder_of(self.device) if self._can_record else None
@@ -71,11 +71,11 @@ class Speaker:
         self._note(f"answers took longer than they might, as a step {reason}")
 
 
-def recorder_of(device: torch.device) -> Recorder | None:
+def recorder_of(device: torch.device) -> Capture | None:
     """Who records a step; None where every kernel is launched by itself."""
-    from expert.parallel.graphs import CudaRecorder
+    from expert.parallel.graphs import CudaCapture
 
-    return CudaRecorder() if device.type == "cuda" else None
+    return CudaCapture() if device.type == "cuda" else None
 
 
 def read(speaker: Speaker, group: Group) -> tuple[Any, Tensor, Tensor]:
@@ -227,11 +227,11 @@ class FixedSteps:
         self._past = self._cache.for_transformers()
         self._warm = False
 
-    def _record_it(self, record: Recorder) -> None:
-        from expert.parallel.graphs import GraphsUnavailable, recorded
+    def _record_it(self, record: Capture) -> None:
+        from expert.parallel.graphs import GraphsUnavailable, captured
 
         try:
-            (scores,), self._replay = recorded(lambda: list(self._step()), record)
+            (scores,), self._replay = captured(lambda: list(self._step()), record)
         except GraphsUnavailable as error:
             self._record = None
             self._speaker.cannot_record(str(error))

@@ -15,10 +15,10 @@ from expert.jobs.sample.answer_writer import AnswerWriter, Tell, cut_at
 from expert.jobs.sample.decoding import CannotSample, DecodingSettings, end_tokens, settle_decoding
 
 if TYPE_CHECKING:
+    from expert.data.plain_text import FirstRow
     from expert.data.template.templates import Template
     from expert.jobs.sample.answer_steps import Speaker
-    from expert.run.row_kind import FirstRow
-    from expert.run.trained import Trained
+    from expert.run.stored.load import Trained
 
 
 Begin = Callable[[str, bool], None]
@@ -110,10 +110,10 @@ def ready(
     `decoding` holds what differs from the manifest's; `plain` continues prompts as they stand, None
     decides by the data. `tools` is a file that names them; None: those of the first row learnt.
     """
-    from expert.run.choose_checkpoint import choose
-    from expert.run.locate import find_trained
-    from expert.run.row_kind import FirstRow, trained_on_text
-    from expert.run.trained import base_remark, load_trained, pick_device, read_plan
+    from expert.data.plain_text import FirstRow, trained_on_text
+    from expert.run.stored.choose_checkpoint import choose
+    from expert.run.stored.load import base_remark, load_trained, pick_device, read_plan
+    from expert.run.stored.locate import find_trained
 
     folder = find_trained(run)
     plan = read_plan(folder)
@@ -307,7 +307,7 @@ class NoTools(ExpertError):
 def tools_in(file: Path) -> str:
     """The tools of a JSON file: a list of them, or a row that has a field `tools`."""
     from expert.data.examples.tools import tools_of
-    from expert.data.template.marked_text import UnfitRow
+    from expert.data.records import UnfitRow
 
     how = "a JSON list of functions as OpenAI has them, or a file of rows with a column tools"
     try:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from expert.data.records import Example
     from expert.jobs.sample.decoding import DecodingSettings
-    from expert.run.trained import Trained
+    from expert.run.stored.load import Trained
 
 MOST_ROWS = {"cpu": 128, "cuda": 512}
 """At once. 300 answers of 25 tokens took `tiny` 4.1 s on one CPU core with 128 rows, 4.0 s with 64,
@@ -63,7 +63,7 @@ def answer_all(
     may come out otherwise. `rows`: so many at once; None: as many as fit.
     """
     from expert.model.attention import without_cudnn
-    from expert.run.recover import is_out_of_memory
+    from expert.run.session.failures import is_out_of_memory
 
     work = _Work(trained, questions, how, seed, note)
     done = len(questions) - len(work.order)

@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
-from expert.run.trained_rows import learnt_rows
+from expert.run.stored.trained_rows import learnt_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from expert.core.rundir import RunFolder
     from expert.data.examples.columns import Columns
+    from expert.data.line import Line
+    from expert.data.prepared import PreparedData, PreparedSplit
     from expert.data.read.sources import Source
     from expert.data.records import BadRow, Example, Row, Segment
     from expert.judging.cases import Case
     from expert.manifest.schema.dataset import DatasetSpec
     from expert.planning.run_plan import RunPlan
-    from expert.run.prepare import Builder
-    from expert.run.prepared import PreparedData, PreparedSplit
 
 
 TOKENS_ONLY = (
@@ -45,7 +45,7 @@ class CannotBeTold(Exception):
 class DrawnAgain:
     """The rows of a run, drawn as it drew them."""
 
-    builder: Builder
+    line: Line
     sources: Sequence[Source]
     made: PreparedData
 
@@ -54,6 +54,7 @@ class DrawnAgain:
         source."""
         import numpy as np
 
+        from expert.data.line import reading_of
         from expert.data.tokens.documents import DocumentStore
 
         first = 0
@@ -62,11 +63,12 @@ class DrawnAgain:
             count, store = prepared.statistics.documents, DocumentStore(prepared.folder)
             own = documents[(documents >= first) & (documents < first + count)] - first
             numbers = {store.row(int(document)) for document in own}
-            rows = enumerate(self.builder.rows_of(source))
-            if source in self.builder.chosen.tokens:
+            reading = reading_of(self.line, source)
+            if source in self.line.chosen.tokens:
                 raise NoTestSet(TOKENS_ONLY.format(source.name))
-            columns, _ = self.builder.columns_in(source)
-            yield [row for number, row in rows if number in numbers], columns
+            assert reading.columns is not None
+            rows = enumerate(reading.rows())
+            yield [row for number, row in rows if number in numbers], reading.columns
             first += count
 
 
@@ -75,32 +77,30 @@ def draw_again(
 ) -> DrawnAgain:
     """The rows of a run, from the data as it is now; CannotBeTold where that is another, or where
     its tokens are gone and not to be made again."""
+    from expert.data.line import open_line, recipe_of
+    from expert.data.named_sources import sources_of
+    from expert.data.splits import prepare_splits
     from expert.data.tokens.prepare import look
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema.manifest import Manifest
-    from expert.run.prepare import Builder
-    from expert.run.token_folders import sources_of
 
     text = folder.manifest.read_text(encoding="utf-8")
     read = ReadManifest(Manifest.model_validate_json(text), str(folder.manifest), place)
     learnt = learnt_rows(folder)
     named = sources_of(spec, place, read.manifest.training.config.pretokenized_cache)
-    builder = Builder(
-        plan, read, named, lambda name, rows, tokens: None, own_indexes=learnt.indexes
-    )
-    sources = builder.sources
-    own_trains = [sources.train] if sources.train is not None else []
-    trains = [task.train for task in sources.tasks] or own_trains
-    recipes = [builder.recipe_of(source, "train") for source in trains]
-    unlike = learnt.unlike([recipe for recipe, _ in recipes], builder.cache)
+    line = open_line(plan, read, named, own_indexes=learnt.indexes)
+    trains = line.sources_of("train")
+    recipes = [recipe_of(line, source, "train") for source in trains]
+    unlike = learnt.unlike([recipe for recipe, _ in recipes], line.cache.folder)
     if unlike:
         raise CannotBeTold(unlike)
     if not make and any(look(tokens, recipe) for recipe, tokens in recipes):
         raise CannotBeTold("the prepared rows are gone")
-    made = builder.build()
-    if not (learnt.has_index(made.train.index_file.name) or builder.packed_before):
+    made = prepare_splits(line)
+    assert made is not None
+    if not (learnt.has_index(made.train.index_file.name) or made.train.packed_before):
         raise CannotBeTold("other rows are drawn from it than in the run")
-    return DrawnAgain(builder, trains, made)
+    return DrawnAgain(line, trains, made)
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,7 @@ def learnt_cases(
     """
     import numpy as np
 
+    from expert.data.splits import keys_of
     from expert.data.tokens.row_keys import keys_of_batch
     from expert.manifest.schema.dataset import DatasetSpec
     from expert.manifest.schema.manifest import CHAR_GPT
@@ -193,26 +194,27 @@ def learnt_cases(
     try:
         drawn = draw_again(run.folder, run.plan, spec, run.place, make=make)
         train = drawn.made.train
-        known = drawn.builder.keys_of(train.folders).whole[np.unique(train.index.piece_document)]
-        segments = _written(drawn.builder, [example for _, example in asked])
-        keys = keys_of_batch(drawn.builder.encoder.encode(segments)).whole
+        known = keys_of(drawn.line, train.folders)
+        assert known is not None
+        segments = _written(drawn.line, [example for _, example in asked])
+        keys = keys_of_batch(drawn.line.encoder.encode(segments)).whole
     except (CannotBeTold, ExpertError, OSError) as why:
         return frozenset(), str(why)
-    found = np.isin(keys, known)
+    found = np.isin(keys, known.whole[np.unique(train.index.piece_document)])
     learnt = (cases for (cases, _), known in zip(asked, found, strict=True) if known)
     return frozenset(case.id for cases in learnt for case in cases), ""
 
 
-def _written(builder: Builder, examples: Sequence[Example]) -> list[list[Segment]]:
+def _written(line: Line, examples: Sequence[Example]) -> list[list[Segment]]:
     """The examples as training writes them; what a template cannot write was never learnt."""
     from expert.data.records import Segment
     from expert.data.template.templates import TemplateError
 
-    template, written = builder.template, []
+    template, written = line.template, []
     assert template is not None, "the character model has no turns"
     for example in examples:
         try:
-            made = template.segments(example, learn_prompt=builder.plan.data.train_on_prompt)
+            made = template.segments(example, learn_prompt=line.plan.data.train_on_prompt)
         except TemplateError:
             made = [Segment("", False)]
         written.append(list(made))

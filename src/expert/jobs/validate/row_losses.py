@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from expert.data.prepared import PreparedSplit
     from expert.data.records import Example, Row
-    from expert.run.prepared import PreparedSplit
-    from expert.run.trained import Trained
+    from expert.run.stored.load import Trained
     from expert.training.evaluation import EvalResult
 
 Tell = Callable[[int, int], None]
@@ -25,9 +25,10 @@ def row_losses(
     note: Callable[[str], None] = lambda text: None,
 ) -> EvalResult:
     """Means over all target tokens of the rows; every token counts the same. No logits are kept."""
+    from expert.data.feed.run_data import split_batches
     from expert.model.attention import without_cudnn
-    from expert.run.feed import split_batches
-    from expert.run.recover import is_out_of_memory
+    from expert.run.build import evaluation_engine
+    from expert.run.session.failures import is_out_of_memory
     from expert.training.evaluation import evaluate, means_of
 
     plan = trained.plan
@@ -35,7 +36,8 @@ def row_losses(
     alone = plan.model_copy(update={"data": plan.data.model_copy(update={"packing": "none"})})
     rows = plan.batch.eval_batch
     with tempfile.TemporaryDirectory(prefix="expert-rows-") as place, _evaluating(trained):
-        split, engine = _prepared(trained, examples, Path(place)), _engine(trained)
+        split = _prepared(trained, examples, Path(place))
+        engine = evaluation_engine(trained.loaded, trained.device)
         while True:
             again = 0
             try:
@@ -79,33 +81,15 @@ def _evaluating(trained: Trained) -> Iterator[None]:
         model.set_attn_implementation(ANSWERING)
 
 
-def _engine(trained: Trained) -> Any:
-    import torch
-
-    from expert.model.load import DTYPES
-    from expert.parallel.engine import SingleDevice
-
-    loaded = trained.loaded
-    precision = DTYPES[loaded.kernels.precision]
-    mixed = any(parameter.dtype != precision for _, parameter in loaded.trainable)
-    learner: Any = None  # nothing is learnt
-    return SingleDevice(
-        loaded,
-        learner,
-        device=trained.device,
-        autocast=precision if mixed and precision != torch.float32 else None,
-    )
-
-
 def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> PreparedSplit:
     """The rows tokenised, one to a sequence."""
     from expert.data.pack.pack import pack_none
+    from expert.data.prepared import PreparedSplit
     from expert.data.records import BadRow, Row, Segment
     from expert.data.template.templates import TemplateError
     from expert.data.tokens.documents import DocumentStore
     from expert.data.tokens.prepare import Recipe, prepare
-    from expert.data.tokens.shards import Work
-    from expert.run.prepared import PreparedSplit
+    from expert.data.tokens.shards import Tokenising
 
     plan, template = trained.plan, trained.template
 
@@ -118,13 +102,14 @@ def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> Pre
         except TemplateError as error:
             return BadRow(row.file, row.line, str(error))
 
-    def rows() -> Iterator[Row]:
-        return (Row({}, "test set", number + 1) for number in range(len(examples)))
+    def formatted() -> Iterator[tuple[Row, list[Segment] | BadRow]]:
+        rows = (Row({}, "test set", number + 1) for number in range(len(examples)))
+        return ((row, segments_of(row)) for row in rows)
 
     recipe = Recipe(
         data="", tokenizer="", template="", columns="", learn_prompt=plan.data.train_on_prompt
     )
-    work = Work(rows=rows, segments_of=segments_of, encoder=trained.encoder)
+    work = Tokenising(formatted=formatted, encoder=trained.encoder)
     tokens = prepare(work, recipe, place / "tokens")
     soft = trained.loaded.soft_prompts
     index = pack_none(

@@ -15,7 +15,7 @@ from expert.judging.gate import MIN_ACCURACY
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.jobs.validate.test_sets import TestSet
-    from expert.run.choose_checkpoint import Choice
+    from expert.run.stored.choose_checkpoint import Choice
 
 PARTIAL = "validation-partial.json"
 ENOUGH_CASES = 50

@@ -140,7 +140,7 @@ def find_test_set(
 
 def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path | None:
     """The folder that the paths of the manifest start from; None where the data is not there."""
-    from expert.manifest.migrate.names import CORPORA
+    from expert.manifest.migrate.aliases import CORPORA
     from expert.manifest.schema.dataset import DatasetSpec
     from expert.planning.survey import local_path
 
@@ -159,7 +159,7 @@ def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path |
 
 def _folder_of_manifest(folder: RunFolder) -> list[Path]:
     """Where the manifest lay when the run started; runs and tokens may be on other disks."""
-    from expert.run.locate import start_of
+    from expert.run.stored.locate import start_of
 
     manifest = start_of(folder).get("manifest")
     return [Path(str(manifest)).parent] if manifest else []

@@ -15,7 +15,7 @@ from expert.jobs.validate.saved_verdict import place_for
 from expert.jobs.validate.validation import Judged, Reached, Validation
 from expert.judging.gate import ENOUGH_NEW_CASES, MAX_REGRESSION, Demands, ModelResult, gate_of
 from expert.judging.score import Score, compare
-from expert.run.locate import find_expert
+from expert.run.stored.locate import find_expert
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from expert.judging.oracles.oracle import Judgement
     from expert.judging.score import Comparison
     from expert.planning.run_plan import RunPlan
-    from expert.run.choose_checkpoint import Choice
-    from expert.run.trained import Trained
+    from expert.run.stored.choose_checkpoint import Choice
+    from expert.run.stored.load import Trained
     from expert.training.evaluation import EvalResult
 
 __all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
@@ -89,8 +89,8 @@ def validate(
     answers (see expert.judging.judge_command); `min_score` is the mean that is asked for.
     """
     from expert.jobs.sample.decoding import settle_decoding
-    from expert.run.choose_checkpoint import choose
-    from expert.run.trained import base_remark, pick_device, read_plan
+    from expert.run.stored.choose_checkpoint import choose
+    from expert.run.stored.load import base_remark, pick_device, read_plan
 
     _refuse_unknown(checkpoints)
     asked = Requirements(
@@ -230,7 +230,7 @@ def _reach_all(
     folder: RunFolder, plan: RunPlan, task: _Task, known: dict[Path, Reached]
 ) -> tuple[Reached, ...]:
     """What every state of the run reaches; `known`: of some it was found out before."""
-    from expert.run.choose_checkpoint import choose, states
+    from expert.run.stored.choose_checkpoint import choose, states
 
     return tuple(
         known.get(choice.path) or _reach(folder, plan, choice, task)
@@ -240,7 +240,7 @@ def _reach_all(
 
 def _reach(folder: RunFolder, plan: RunPlan, choice: Choice, task: _Task) -> Reached:
     """Ask a state of a run."""
-    from expert.run.trained import load_trained
+    from expert.run.stored.load import load_trained
 
     task.tell(f"loading {plan.model.name} and {choice.name}", 0, 0)
     return _ask(load_trained(folder, plan, choice, device=task.device), str(folder.path), task)
@@ -248,8 +248,8 @@ def _reach(folder: RunFolder, plan: RunPlan, choice: Choice, task: _Task) -> Rea
 
 def _baseline(folder: RunFolder, plan: RunPlan, named: str, task: _Task) -> Reached:
     """Ask the base of the run without what it learnt, or another run."""
-    from expert.run.choose_checkpoint import BASE, choose
-    from expert.run.trained import load_base, read_plan
+    from expert.run.stored.choose_checkpoint import BASE, choose
+    from expert.run.stored.load import load_base, read_plan
 
     if named == BASE:
         task.tell(f"loading {plan.model.name} alone", 0, 0)
@@ -261,8 +261,8 @@ def _baseline(folder: RunFolder, plan: RunPlan, named: str, task: _Task) -> Reac
 
 def _look_for_baseline(named: str | Path | None) -> None:
     """Raise where the baseline is no run with a finished state, before anything is loaded."""
-    from expert.run.choose_checkpoint import BASE, choose
-    from expert.run.trained import read_plan
+    from expert.run.stored.choose_checkpoint import BASE, choose
+    from expert.run.stored.load import read_plan
 
     if named is not None and str(named) != BASE:
         other, _ = find_expert(Path(named))
@@ -275,8 +275,8 @@ def _refuse_what_the_baseline_learnt(
     """Rows that a run held out are to be new to a run beside it as well."""
     from expert.jobs.validate.held_out import Run, refuse_rows_of_the_baseline
     from expert.jobs.validate.test_sets import data_folder
-    from expert.run.choose_checkpoint import BASE
-    from expert.run.trained import read_plan
+    from expert.run.stored.choose_checkpoint import BASE
+    from expert.run.stored.load import read_plan
 
     if named == BASE:
         return
@@ -381,8 +381,8 @@ def _new_rows(trained: Trained, task: _Task) -> EvalResult | None:
 def _base_rows(plan: RunPlan, task: _Task, before: Reached | None) -> EvalResult:
     """Loss of the base on the rows by which the expert is held to it; it is asked nothing."""
     from expert.jobs.validate.row_losses import row_losses
-    from expert.run.choose_checkpoint import BASE
-    from expert.run.trained import load_base
+    from expert.run.stored.choose_checkpoint import BASE
+    from expert.run.stored.load import load_base
 
     if before is not None and before.name == BASE:
         return before.new_rows or before.rows

@@ -1,4 +1,4 @@
-"""Schema violations and unknown keys, told as where, what, and what to do."""
+"""Schema violations and unknown keys: where, what, and what to do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from expert.core.errors import Problem
-from expert.manifest.check.slips import WORDS_OF_THEIR_OWN, slip_of
-from expert.manifest.migrate.names import (
+from expert.manifest.check.spelling import WORDS_OF_THEIR_OWN, slip_of
+from expert.manifest.migrate.aliases import (
     BASE_MODEL_KEYS,
     CONFIG,
     CONFIG_ALIASES,
@@ -24,7 +24,7 @@ from expert.manifest.migrate.names import (
 )
 from expert.manifest.notices import Notice
 from expert.manifest.schema.expectations import LARGEST, expected, resolve, schema, schema_at
-from expert.manifest.text.document import Item, is_comment, join, shown
+from expert.manifest.text.item import Item, is_comment, join, shown
 
 _KINDS: list[tuple[type | tuple[type, ...], str]] = [
     (bool, "true or false"),
@@ -53,7 +53,7 @@ def broken_places(error: ValidationError, root: Item) -> list[tuple[str | int, .
 
 
 def _problem(detail: Mapping[str, Any], root: Item) -> tuple[tuple[str | int, ...], Problem]:
-    """The canonical place of a violation, and how to tell it."""
+    """The canonical place of a violation, and its problem."""
     location = tuple(detail["loc"])
     if detail["type"] == "missing" and isinstance(location[-1], str):
         item, canonical = _locate(root, location[:-1])
@@ -68,7 +68,7 @@ def _problem(detail: Mapping[str, Any], root: Item) -> tuple[tuple[str | int, ..
     got = item.plain()
     asked = _asked_below(item)
     if asked is not None:
-        what = f"{item.path} is no object, expected {expected(node)}"
+        what = f"{item.path} is not an object, expected {expected(node)}"
         return canonical, Problem(asked.path, what)
     if isinstance(got, int | float) and got > LARGEST:
         what = f"got {shown(got)}, which is too large"
@@ -126,7 +126,7 @@ def _fix(got: Any, node: Mapping[str, Any]) -> str:
     if isinstance(got, int | float) and "memory size" in words:
         return f'write "{got}GB"'
     if isinstance(got, bool) and "text" in words:
-        return "put it in quotes; YAML reads a bare yes, no, on or off as true or false"
+        return "put it in quotes; YAML reads yes, no, on and off as true or false"
     if isinstance(got, int | float) and "text" in words:
         return "put it in quotes"
     return ""
@@ -159,14 +159,14 @@ def unknown_keys(
             problems.append(Problem(item.path, "unknown key", hint, item.line))
         elif closed or strict or item.from_command_line or meant:
             right = _asked(meant, item.from_command_line) if meant else hint
-            listed = "expert manifest explain lists every key"
+            listed = "see expert manifest explain for every key"
             other = listed if item.from_command_line else "remove it"
             fix = right or (_known(node) if closed else other)
             problems.append(Problem(item.path, "unknown key", fix, item.line))
         elif hint:
             notices.append(Notice("warning", item.path, f"kept as metadata: {hint}", item.line))
         elif flat and item.path == key:
-            text = "without effect: Expert has no such key"
+            text = "no effect: Expert has no such key"
             notices.append(Notice("warning", item.path, text, item.line))
         elif key != "error_injection_ratio":  # a rule tells of it in its own words
             section = item.path.removesuffix(key).removesuffix(".")

@@ -1,4 +1,4 @@
-"""Keys that are fine alone and wrong, or overruled, together."""
+"""Keys that are valid alone and wrong, or overruled, together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from expert.core.errors import Problem
 from expert.manifest.notices import Kind, Notice
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
-from expert.manifest.text.document import Item
+from expert.manifest.text.item import Item
 
 _SCHEDULE_OPTIONS = {
     "cosine": ("num_cycles", "min_lr"),
@@ -23,7 +23,7 @@ _SCHEDULE_OPTIONS = {
 
 @dataclass
 class Findings:
-    """Collects what the rules say, with the place where the user wrote each key."""
+    """Problems and notices of the rules, each at the place where the user wrote the key."""
 
     root: Item
     problems: list[Problem] = field(default_factory=list)
@@ -82,15 +82,15 @@ def _adapter(manifest: Manifest, say: Findings) -> None:
     if kind == "ia3" and "dropout" in given and config.dropout not in ("auto", 0):
         say.superseded("dropout", "ia3 has no dropout")
     if kind in ("full", "none"):
-        reason = "every weight is trained" if kind == "full" else "only soft prompts are trained"
+        reason = "all weights are trained" if kind == "full" else "only soft prompts are trained"
         for key in ("rank", "alpha", "dropout", "target_modules"):
             if key in given and getattr(config, key) != "auto":
                 say.superseded(key, f"adapter_type {kind}: {reason}")
     if kind == "none" and not manifest.soft_prompts:
-        what = "none trains soft prompts alone, but there are none"
+        what = "none trains only soft prompts, but there are none"
         say.wrong("training.config.adapter_type", what, "add soft_prompts or choose an adapter")
     if config.feedforward_modules and kind != "ia3":
-        say.superseded("feedforward_modules", f"only ia3 has them, {kind} uses target_modules")
+        say.superseded("feedforward_modules", f"only for ia3; {kind} uses target_modules")
     targets = config.target_modules
     if config.feedforward_modules and kind == "ia3" and isinstance(targets, list):
         stray = sorted(set(config.feedforward_modules) - set(targets))
@@ -101,16 +101,16 @@ def _adapter(manifest: Manifest, say: Findings) -> None:
         is_quantised = model.quantization in ("int4", "int8", "fp8")
         path = f"base_models[{number}].quantization"
         if kind == "full" and is_quantised and model.name != CHAR_GPT:
-            what = f"an {model.quantization} base cannot be trained whole"
+            what = f"adapter_type full cannot train an {model.quantization} base"
             say.wrong(path, what, "use quantization: none, or an adapter_type")
         if kind == "lokr" and is_quantised:
-            what = f"lokr cannot be put on an {model.quantization} base"
+            what = f"lokr does not work on an {model.quantization} base"
             say.wrong(path, what, "use quantization: none, or adapter_type: lora")
         for position, adapter in enumerate(model.adapters):
             is_dora = adapter.type == "lora" and adapter.use_dora
             released = "dora" if is_dora else adapter.type
             if released and released != kind:
-                text = f"released as {released}; training.config.adapter_type {kind} is what counts"
+                text = f"released as {released}; training.config.adapter_type {kind} is used"
                 say.tell("warning", f"base_models[{number}].adapters[{position}].type", text)
 
 
@@ -119,13 +119,13 @@ def _char_model(manifest: Manifest, say: Findings) -> None:
         place = f"base_models[{number}]"
         if model.name != CHAR_GPT:
             if model.architecture is not None:
-                what = f"only {CHAR_GPT} has an architecture of its own"
+                what = f"only {CHAR_GPT} takes an architecture"
                 say.wrong(f"{place}.architecture", what, "remove it")
             continue
         shape = model.architecture
         if shape is not None and shape.width % shape.heads:
-            what = f"{shape.heads} heads do not divide a width of {shape.width}"
-            say.wrong(f"{place}.architecture", what, "choose a multiple")
+            what = f"width {shape.width} is not a multiple of heads {shape.heads}"
+            say.wrong(f"{place}.architecture", what, "change one of them")
         if manifest.training.config.adapter_type != "full":
             what = f"{CHAR_GPT} is trained from scratch"
             say.wrong("training.config.adapter_type", what, "write adapter_type: full")
@@ -151,8 +151,8 @@ def _text_models(manifest: Manifest, say: Findings) -> None:
     for number, model in enumerate(manifest.base_models):
         last = re.split(r"[\\/]", model.name.rstrip("\\/"))[-1]
         if _MEDIA_MODEL.search(last):
-            what = f"{model.name!r} reads images or sound, and only text is trained here"
-            say.wrong(f"base_models[{number}].name", what, "name a model for text alone")
+            what = f"{model.name!r} is a model for images or sound; only text is trained"
+            say.wrong(f"base_models[{number}].name", what, "name a text-only model")
 
 
 def _precision(manifest: Manifest, say: Findings) -> None:
@@ -169,19 +169,19 @@ def _schedule(manifest: Manifest, say: Findings) -> None:
             takes = f"{config.lr_scheduler} takes {' and '.join(allowed) or 'no options'}"
             say.wrong(f"training.config.lr_scheduler_kwargs.{key}", takes, "remove it")
     if config.warmup_ratio is not None and config.warmup_steps:
-        say.superseded("warmup_steps", f"warmup_ratio {config.warmup_ratio:g} wins")
+        say.superseded("warmup_steps", f"warmup_ratio {config.warmup_ratio:g} takes precedence")
 
 
 def _batch(manifest: Manifest, say: Findings) -> None:
-    """Rows or tokens: either says how large a step is."""
+    """A step is sized in rows or in tokens."""
     config, path = manifest.training.config, "training.config.batch_tokens"
     if config.batch_tokens is None:
         return
     if config.batch_size != "auto":
-        what = f"says how large a step is, and so does batch_size ({config.batch_size})"
+        what = f"sets the size of a step, and so does batch_size ({config.batch_size})"
         say.wrong(path, what, "keep one of the two")
     if manifest.training.dataset.streaming:
-        what = "rows of a stream are not counted beforehand, so nobody knows how many hold so many"
+        what = "streamed rows are not counted in advance, so tokens cannot be converted to rows"
         say.wrong(path, what, "write batch_size: rows per step")
 
 
@@ -189,61 +189,60 @@ def _packing(manifest: Manifest, say: Findings) -> None:
     config = manifest.training.config
     if config.group_by_length is True and config.packing is not False:
         say.superseded(
-            "group_by_length",
-            "packing leaves no padding for it to avoid (packing: false for the old way)",
+            "group_by_length", "packing leaves no padding to avoid (set packing: false to use it)"
         )
     if config.dataloader_persistent_workers is True and config.dataloader_num_workers == 0:
-        say.superseded("dataloader_persistent_workers", "there are 0 workers to keep")
+        say.superseded("dataloader_persistent_workers", "there are no workers")
     if config.pretokenized_cache and manifest.training.dataset.streaming:
         say.superseded("pretokenized_cache", "streaming: true keeps no cache")
     if manifest.training.dataset.streaming and not config.max_steps:
-        text = "the number of rows is not known beforehand: set training.config.max_steps"
+        text = "the number of rows is not known in advance: set training.config.max_steps"
         say.tell("warning", "training.dataset.streaming", text)
     if manifest.training.dataset.streaming and config.epochs % 1:
-        what = f"{config.epochs:g}, but how long an epoch of a stream is shows only at its end"
-        fix = "write a whole number, and max_steps to stop sooner; or set streaming: false"
+        what = f"{config.epochs:g}, but the length of an epoch of a stream is not known in advance"
+        fix = "use a whole number, with max_steps to stop earlier; or set streaming: false"
         say.wrong("training.config.epochs", what, fix)
 
 
 def _tokenising(manifest: Manifest, say: Findings) -> None:
-    """Tokenising late is the way to measure against: rows alone, each of them when it is needed."""
+    """tokenize: late is the baseline to measure against: single rows, tokenised when needed."""
     config, path = manifest.training.config, "training.config.tokenize"
     if config.tokenize != "late":
         return
     if any(model.name == CHAR_GPT for model in manifest.base_models):
-        what = f"late, but {CHAR_GPT} reads a corpus that is characters already"
-        say.wrong(path, what, "leave it out")
+        what = f"late, but the tokens of {CHAR_GPT} are the characters of its corpus"
+        say.wrong(path, what, "remove it")
     elif manifest.training.dataset.streaming:
-        what = "late, but streamed rows are tokenised while training anyway"
-        say.wrong(path, what, "leave it out, or set streaming: false")
+        what = "late, but streamed rows are always tokenised while training"
+        say.wrong(path, what, "remove it, or set streaming: false")
     elif manifest.training.dataset.tasks:
-        what = "late, but the rows of several tasks are mixed by their prepared tokens"
-        say.wrong(path, what, "leave it out, or name one path")
+        what = "late, but mixing several tasks needs prepared tokens"
+        say.wrong(path, what, "remove it, or use one path")
     elif config.packing is not False:
-        what = "late, but rows can be packed only when their tokens are known"
-        say.wrong(path, what, "write packing: false too, or leave it out")
+        what = "late, but packing needs prepared tokens"
+        say.wrong(path, what, "set packing: false too, or remove it")
     elif config.overlong == "split":
-        what = "late, but how many parts a row has is known only with its tokens"
-        say.wrong(path, what, "write overlong: cut too, or leave it out")
+        what = "late, but splitting rows needs prepared tokens"
+        say.wrong(path, what, "set overlong: cut too, or remove it")
 
 
 def _attention(manifest: Manifest, say: Findings) -> None:
     config = manifest.training.config
     if config.flash_attention_2:
-        text = "torch's own flash kernels run where the card has them; no package is needed"
+        text = "torch's own flash kernels are used where the card has them; no package is needed"
         if config.attention not in ("auto", "flash"):
-            text = f"attention: {config.attention} wins"
+            text = f"attention: {config.attention} takes precedence"
         say.superseded("flash_attention_2", text)
     elif config.flash_attention_2 is False and config.attention == "auto":
-        text = "false means not asked for: the plan chooses. Write attention: sdpa or eager"
+        text = "false means not requested: the plan chooses. Set attention: sdpa or eager"
         say.tell("note", "training.config.flash_attention_2", text)
     if config.use_sdpa is True and config.attention != "auto":
-        say.superseded("use_sdpa", f"attention: {config.attention} wins")
+        say.superseded("use_sdpa", f"attention: {config.attention} takes precedence")
     elif config.use_sdpa is False and config.attention == "auto":
-        text = "false means not asked for: the plan chooses. Write attention: eager to force it"
+        text = "false means not requested: the plan chooses. Set attention: eager to force it"
         say.tell("note", "training.config.use_sdpa", text)
     if config.attention == "sdpa" and config.packing not in (False, "auto"):
-        text = "packed rows with SDPA need a dense mask: memory and time grow with the square"
+        text = "packed rows with SDPA need a dense mask: memory and time grow quadratically"
         say.tell("warning", "training.config.attention", text)
 
 
@@ -254,17 +253,17 @@ def _superseded_switches(manifest: Manifest, say: Findings) -> None:
             say.superseded(key, because(config))
     if config.gradient_checkpointing_kwargs.use_reentrant:
         path = "gradient_checkpointing_kwargs.use_reentrant"
-        say.superseded(path, "recomputation is always the non-reentrant one")
+        say.superseded(path, "the non-reentrant implementation is always used")
 
 
 _SUPERSEDED: dict[str, Callable[[TrainingConfig], str]] = {
-    "use_unsloth": lambda _: "the fused kernels here take its place",
+    "use_unsloth": lambda _: "the built-in fused kernels replace it",
     "memory_efficient_attention": lambda _: "flash attention and SDPA are both memory-efficient",
     "memory_clear_every": lambda _: "shapes are fixed, so there is no cache to clear",
-    "cuda_graph_warmup_steps": lambda _: "two passes warm up what use_cuda_graphs records",
+    "cuda_graph_warmup_steps": lambda _: "graphs are captured after two warm-up passes",
     "activation_checkpointing": lambda c: (
         f"gradient_checkpointing decides ({str(c.gradient_checkpointing).lower()}); "
-        'its "selective" keeps what is dear to recompute'
+        'its "selective" keeps what is expensive to recompute'
     ),
 }
 
@@ -286,12 +285,12 @@ def _cadence(manifest: Manifest, say: Findings) -> None:
                 what = "needs an evaluation, but evaluation_strategy is no"
                 say.wrong(f"training.config.{key}", what, "choose steps or epoch")
     if config.early_stopping_patience is None and config.early_stopping_threshold:
-        what = "means nothing without early_stopping_patience"
+        what = "has no effect without early_stopping_patience"
         say.wrong("training.config.early_stopping_threshold", what, "add early_stopping_patience")
     falling = config.metric_for_best_model in ("eval_loss", "eval_perplexity")
     if config.greater_is_better is falling:
-        text = f"honoured, though less {config.metric_for_best_model} is better"
-        text = text if falling else "honoured, though more accuracy is better"
+        text = f"applied, although lower {config.metric_for_best_model} is better"
+        text = text if falling else "applied, although higher accuracy is better"
         say.tell("warning", "training.config.greater_is_better", text)
 
 
@@ -299,10 +298,10 @@ def _dataset(manifest: Manifest, say: Findings) -> None:
     data = manifest.training.dataset
     place = "training.dataset"
     if data.path is None and not data.tasks:
-        fix = "add path: a file, a folder or a hub id"
-        what = "names no data"
+        fix = "add a path: a file, a folder or a hub id"
+        what = "there is no data"
         if data.generation is not None:
-            what = "generation is descriptive only: rows are not generated here"
+            what = "generation is only descriptive: no rows are generated"
         say.wrong(place, what, fix)
     if data.path is not None and data.tasks:
         say.wrong(f"{place}.tasks", "given together with path", "keep one of the two")
@@ -310,29 +309,29 @@ def _dataset(manifest: Manifest, say: Findings) -> None:
         say.wrong(f"{place}.type", "multi_task, but there are no tasks", "add tasks")
     mapped = data.field_mapping.text if data.field_mapping else None
     if data.text_field and mapped and mapped != data.text_field:
-        what = f"says {data.text_field!r}, but field_mapping.text says {mapped!r}"
+        what = f"is {data.text_field!r}, but field_mapping.text is {mapped!r}"
         say.wrong(f"{place}.text_field", what, "keep one of the two")
     if data.max_in_memory_samples:
-        text = "tokens are memory-mapped, no rows are held in memory"
+        text = "tokens are memory-mapped; no rows are held in memory"
         say.tell("superseded", f"{place}.max_in_memory_samples", text)
     for key in ("augmentation", "error_injection_ratio"):
         if getattr(data, key, None):
-            say.tell("note", f"{place}.{key}", "descriptive only: rows are used as they are")
+            say.tell("note", f"{place}.{key}", "only descriptive: rows are used as they are")
     if data.generation and data.path is not None:
-        say.tell("note", f"{place}.generation", "descriptive only: rows are not generated here")
+        say.tell("note", f"{place}.generation", "only descriptive: no rows are generated")
 
 
 def _descriptive(manifest: Manifest, say: Findings) -> None:
     decoding = manifest.training.decoding
     if decoding.use_grammar:
-        text = "descriptive only: parsers judge the answers, no grammar constrains them"
+        text = "only descriptive: parsers check the answers; no grammar constrains them"
         say.tell("note", "training.decoding.use_grammar", text)
     if decoding.validation_cmd:
-        text = "never run: commands from a manifest are not executed"
+        text = "never run: commands in a manifest are not executed"
         say.tell("note", "training.decoding.validation_cmd", text)
     for number, model in enumerate(manifest.base_models):
         if model.rope_scaling:
-            text = "descriptive only: positions are trained as the model's config.json says"
+            text = "only descriptive: positions follow the model's config.json"
             say.tell("note", f"base_models[{number}].rope_scaling", text)
     for number, prompt in enumerate(manifest.soft_prompts):
         if prompt.init_method == "text" and not prompt.init_text:
@@ -382,30 +381,28 @@ def read_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _paths(manifest: Manifest, say: Findings) -> None:
-    """A manifest may come from anywhere, so what it names stays near it; --set may say anything."""
+    """A manifest may come from anyone, so it may name only what is near it; --set anything."""
     written = dict(written_paths(manifest))
     for path, value in [*read_paths(manifest), *written.items()]:
         if not value.isprintable():
             fix = "remove it"
             if re.search(r"[\t\n\r\f\b]", value):
-                fix = "a backslash before t, n, r, f or b is read as one sign: write / instead"
-            say.wrong(path, f"{value!r} holds a control character", fix)
+                fix = "a backslash before t, n, r, f or b is an escape: use / instead"
+            say.wrong(path, f"{value!r} contains a control character", fix)
         if say.item(path).from_command_line:
             continue
         steps = re.split(r"[\\/]", value)
         if ".." in steps:
-            what = (
-                f"{value!r}: a manifest may come from anyone, so it may not climb out of its folder"
-            )
-            other = "a path below it" if path in written else "the whole path"
-            say.wrong(path, what, f"write {other}, or say it yourself: --set {path}={value}")
+            what = f"{value!r}: a manifest may come from anyone, so it may not leave its folder"
+            other = "a path inside it" if path in written else "the absolute path"
+            say.wrong(path, what, f"use {other}, or --set {path}={value}")
         elif re.search(r"\$\w|\$\{|%\w+%", value):
             what = f"{value!r}: environment variables are not expanded"
             say.wrong(path, what, "write the path itself")
     for path, value in written.items():
         is_absolute = re.match(r"[\\/~]|[A-Za-z]:", value)
         if is_absolute and not say.item(path).from_command_line:
-            what = f"{value!r}: a manifest may write only below its own folder"
+            what = f"{value!r}: a manifest may write only inside its own folder"
             say.wrong(path, what, f"use a relative path, or --set {path}={value}")
 
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 
 from expert.core.errors import ExpertError
-from expert.manifest.migrate.migrate import migrate
-from expert.manifest.migrate.moving import Migration
-from expert.manifest.migrate.names import homes_of_short_name
+from expert.manifest.migrate.aliases import homes_of_short_name
+from expert.manifest.migrate.layout import migrate
+from expert.manifest.migrate.migration import Migration
 from expert.manifest.notices import notice
-from expert.manifest.text.document import MAX_DEPTH, Item, join
+from expert.manifest.text.item import MAX_DEPTH, Item, join
 
 _STEP = re.compile(r"([^.\[\]]+)((?:\[[0-9]{1,6}\])*)")
 
@@ -43,7 +43,7 @@ def parse_override(text: str) -> tuple[list[str | int], Item]:
     if problems:
         raise OverrideError(f"--set {text}: {problems[0]}")
     if item.value is None and value.strip().startswith("#"):
-        raise OverrideError(f"--set {text}: # begins a comment; put the value in quotes")
+        raise OverrideError(f"--set {text}: # starts a comment; put the value in quotes")
     for part_of_value in item.walk():
         part_of_value.path = f"--set {path}"
         part_of_value.line = None
@@ -84,7 +84,7 @@ def _whole_path(steps: list[str | int], text: str) -> list[str | int]:
     homes = homes_of_short_name(str(steps[0]))
     if len(homes) > 1:
         names = ", ".join(_in_words([*home, *steps]) for home in homes)
-        raise OverrideError(f"--set {text}: several keys are called so  (name one: {names})")
+        raise OverrideError(f"--set {text}: several keys have this name  (use one of {names})")
     return [*homes[0], *steps] if homes else steps
 
 

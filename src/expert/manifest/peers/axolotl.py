@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from expert.core.errors import Problem
-from expert.manifest.migrate.moving import Entries, Migration
-from expert.manifest.notices import notice
-from expert.manifest.peers.answers import answer_keys
+from expert.manifest.migrate.migration import Entries, Migration, beside
 from expert.manifest.peers.data_sets import (
     MESSAGES,
-    Named,
+    PREFERENCES,
+    NamedDataset,
     keys_of_messages,
     own_column,
     put_rows,
+    put_validation,
     roles,
     title_of,
 )
-from expert.manifest.text.document import Item, shown
+from expert.manifest.peers.unsupported_keys import answer_keys
+from expert.manifest.text.item import Item, shown
 
 # Any of them beside micro_batch_size says that the file is one of Axolotl's.
 SIGNS = (
@@ -24,23 +24,33 @@ SIGNS = (
 )
 _DEFAULT_LENGTH = 512
 """Of sequence_len."""
-_COLUMNS = {
-    "field_instruction": "instruction",
-    "field_input": "input",
-    "field_output": "response",
-}
+_COLUMNS = {"field_instruction": "instruction", "field_input": "input", "field_output": "response"}
 _FORMATS = ("json", "jsonl", "csv", "parquet", "text", "arrow")
 _TEXT_TYPES = ("completion", "pretrain", "pretraining")
 _PREFERENCE_TYPES = ("bradley_terry", "stepwise_supervised", "chatml.intel", "llama3.ultra")
-_CADENCES = {"evals_per_epoch": "evaluation_strategy", "saves_per_epoch": "save_strategy"}
-_PREFERRED = "docs/TRAINING_GUIDE.md says how the preferred answers are trained on"
+_CADENCES = {
+    "evals_per_epoch": ("evaluation_strategy", "eval_steps"),
+    "saves_per_epoch": ("save_strategy", "save_steps"),
+}
 _WRITTEN = "the columns and the model's own template decide how a row is written"
 
 
 def read_axolotl(work: Migration) -> None:
     """Bring what is Axolotl's own into words that mean the same here."""
     _cadences(work)
-    _take_data_sets(work)
+    item = work.root.get("datasets")
+    if item is not None and isinstance(item.value, list) and item.value:
+        del work.root["datasets"]
+        work.seen.add("rows of a list")
+        sets = [_data_set(work, entry) for entry in item.value]
+        put_rows(work, [named for named in sets if named is not None])
+    elif item is not None and item.value in (None, []):
+        del work.root["datasets"]
+    tests = work.root.pop("test_datasets", None)  # evaluated while training: validation rows here
+    if tests is not None and isinstance(tests.value, list):
+        one = len(tests.value) == 1
+        put_validation(work, tests, [_data_set(work, e) if one else None for e in tests.value])
+    _take_stream(work)
     signs = [key for key in SIGNS if key in work.root]
     if "rows of a list" in work.seen:
         signs.append("datasets")
@@ -57,18 +67,18 @@ def _batches(work: Migration, signs: list[str]) -> None:
     if count is None or not signs or "batch_size" in work.root or "batch_tokens" in work.root:
         return
     if not isinstance(count.value, int) or isinstance(count.value, bool):
-        return  # told as any wrong value
+        return  # reported as any wrong value
     packing = work.root.get("sample_packing")
+    packs = packing is not None and bool(packing.value)
     length = work.root.get("sequence_len")
     del work.root["micro_batch_size"]
-    streams = work.section("training", "dataset").get("streaming")
-    if packing is None or not packing.value or streams is not None:
+    if not packs or "streaming" in work.dataset:
         text = "training.config.batch_size: rows of a step, before gradient_accumulation_steps"
         work.root["batch_size"] = count
-        work.notices.append(notice("read as", count, text))
-        if packing is not None and packing.value:
+        work.read_as(count, text)
+        if packs:
             text = "counts rows here, not packed sequences: those of a stream are not known before"
-            work.notices.append(notice("warning", count, text))
+            work.tell("warning", count, text)
         return
     places = length.value if length is not None else _DEFAULT_LENGTH
     if not isinstance(places, int) or isinstance(places, bool):
@@ -76,20 +86,20 @@ def _batches(work: Migration, signs: list[str]) -> None:
     tokens = count.value * places
     work.root["batch_tokens"] = Item(tokens, count.path, count.line)
     text = f"training.config.batch_tokens: {tokens} ({count.value} packed sequences of {places} "
-    work.notices.append(notice("read as", count, f"{text}tokens; rows by their mean length)"))
+    work.read_as(count, f"{text}tokens; rows by their mean length)")
 
 
 def _no_adapter(work: Migration) -> None:
     """Without an adapter Axolotl trains every weight; here lora is the default."""
     given = work.root.get("adapter") or work.root.get("adapter_type")
-    in_config = work.root.get("training", Item(None)).get("config", "adapter_type")
+    in_config = work.config.get("adapter_type") if work.config is not None else None
     if (given is not None and given.value) or in_config is not None:
         return
     at = given or Item(None, "adapter")
     work.root.pop("adapter", None)
     work.root["adapter_type"] = Item("full", at.path, at.line)
     text = "training.config.adapter_type: full (no adapter is named: every weight is trained)"
-    work.notices.append(notice("read as", at, text))
+    work.read_as(at, text)
 
 
 def _switches(work: Migration) -> None:
@@ -99,21 +109,19 @@ def _switches(work: Migration) -> None:
         del work.root["lora_target_linear"]
         named = work.root.get("lora_target_modules")
         if linear.value and (named is None or not named.value):
-            work.root["lora_target_modules"] = Item("all-linear", linear.path, linear.line)
-            home = "training.config.target_modules: all-linear"
-            work.notices.append(notice("read as", linear, home))
+            work.root["lora_target_modules"] = beside(linear, "all-linear")
+            work.read_as(linear, "training.config.target_modules: all-linear")
     same = work.root.get("exact_deduplication")
     if same is not None and isinstance(same.value, bool | None):
         del work.root["exact_deduplication"]
         if same.value:
             checks = work.section("training", "dataset", "validation")
-            home = "training.dataset.validation.deduplicate"
-            work.place(checks, "deduplicate", same, home)
+            work.place(checks, "deduplicate", same, "training.dataset.validation.deduplicate")
 
 
 def _cadences(work: Migration) -> None:
     """evals_per_epoch and saves_per_epoch: 1 is once an epoch, 0 never."""
-    for key, home in _CADENCES.items():
+    for key, (home, steps) in _CADENCES.items():
         item = work.root.pop(key, None)
         if item is None or item.value is None:
             continue
@@ -121,41 +129,11 @@ def _cadences(work: Migration) -> None:
             work.refuse(item, "a whole number")
             continue
         how = "epoch" if item.value else "no"
-        work.root.setdefault(home, Item(how, item.path, item.line))
-        work.notices.append(notice("read as", item, f"training.config.{home}: {how}"))
+        work.root.setdefault(home, beside(item, how))
+        work.read_as(item, f"training.config.{home}: {how}")
         if item.value > 1:
-            steps = "eval_steps" if home == "evaluation_strategy" else "save_steps"
             text = f"once an epoch, not {item.value} times; {steps} says after how many steps"
-            work.notices.append(notice("warning", item, text))
-
-
-def _take_data_sets(work: Migration) -> None:
-    item = work.root.get("datasets")
-    if item is not None and isinstance(item.value, list) and item.value:
-        del work.root["datasets"]
-        work.seen.add("rows of a list")
-        sets = [_data_set(work, entry) for entry in item.value]
-        put_rows(work, [named for named in sets if named is not None])
-    elif item is not None and item.value in (None, []):
-        del work.root["datasets"]
-    _take_test_sets(work)
-    _take_stream(work)
-
-
-def _take_test_sets(work: Migration) -> None:
-    """test_datasets are evaluated while training: the validation rows here."""
-    item = work.root.pop("test_datasets", None)
-    if item is None or not isinstance(item.value, list) or not item.value:
-        return
-    if len(item.value) > 1:
-        what = f"{len(item.value)} sets of validation rows"
-        work.problems.append(Problem(item.path, what, "keep one of them", item.line))
-        return
-    named = _data_set(work, item.value[0])
-    source = named.source() if named is not None else None
-    if source is not None:
-        dataset = work.section("training", "dataset")
-        work.place(dataset, "validation_path", source, "training.dataset.validation_path")
+            work.tell("warning", item, text)
 
 
 def _take_stream(work: Migration) -> None:
@@ -165,8 +143,7 @@ def _take_stream(work: Migration) -> None:
         return
     entries = item.value if isinstance(item.value, list) else [item]
     if len(entries) > 1:
-        what = f"{len(entries)} streamed data sets"
-        work.problems.append(Problem(item.path, what, "name one of them", item.line))
+        work.problem(item, f"{len(entries)} streamed data sets", "name one of them")
         return
     work.seen.add("rows of a list")
     entry = entries[0]
@@ -181,15 +158,15 @@ def _take_stream(work: Migration) -> None:
         put_rows(work, [named])
 
 
-def _data_set(work: Migration, entry: Item) -> Named | None:
+def _data_set(work: Migration, entry: Item) -> NamedDataset | None:
     """One entry of the list."""
     if isinstance(entry.value, str):
-        return Named(title_of(entry.value), entry, entry)
+        return NamedDataset(title_of(entry.value), entry, entry)
     if not isinstance(entry.value, dict):
         work.refuse(entry, "an object with a path")
         return None
     fields = dict(entry.value)
-    named = Named("rows", entry)
+    named = NamedDataset("rows", entry)
     _place_of(work, fields, named)
     _type_of(work, fields, named)
     _columns_of(work, fields, named)
@@ -200,12 +177,11 @@ def _data_set(work: Migration, entry: Item) -> Named | None:
     answer_keys(work, fields)
     for key, item in fields.items():
         if not key.startswith("_") and item.value not in (None, False, ""):
-            text = "without effect: Expert has no such key of a data set"
-            work.notices.append(notice("warning", item, text))
+            work.without_effect(item, "Expert has no such key of a data set")
     return named
 
 
-def _place_of(work: Migration, fields: Entries, named: Named) -> None:
+def _place_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
     """Path, split, configuration and format."""
     path, files = fields.pop("path", None), fields.pop("data_files", None)
     kind = fields.pop("ds_type", None)
@@ -216,37 +192,33 @@ def _place_of(work: Migration, fields: Entries, named: Named) -> None:
         if len(listed) > 1 or path is not None:
             what = "files are chosen out of a data set" if path is not None else "several files"
             fix = "name one file, or a folder with nothing else in it, as path"
-            work.problems.append(Problem(files.path, what, fix, files.line))
+            work.problem(files, what, fix)
         else:
             path = listed[0]
     named.path = path
     if path is not None and isinstance(path.value, str):
         named.name = title_of(path.value)
     if path is None:
-        at = named.item
-        work.problems.append(Problem(at.path, "names no data", "add path", at.line))
-    named.split = fields.pop("split", None) or fields.pop("train_on_split", None)
-    fields.pop("train_on_split", None)
-    named.subset = fields.pop("name", None)
-    if named.split is not None and named.split.value is None:
-        named.split = None
-    if named.subset is not None and named.subset.value is None:
-        named.subset = None
+        work.problem(named.item, "names no data", "add path")
+    splits = [fields.pop(key, None) for key in ("split", "train_on_split")]
+    subset = fields.pop("name", None)
+    named.split = next((s for s in splits if s is not None), None)
+    named.split = named.split if named.split is not None and named.split.value is not None else None
+    named.subset = subset if subset is not None and subset.value is not None else None
     if kind is not None and kind.value in _FORMATS:
         named.more["format"] = kind
     shards = fields.pop("shards", None)
     if shards is not None and shards.value:
         what = f"one of {shown(shards.plain())} parts of the rows"
-        fix = "training.dataset.max_samples takes the first so many rows"
-        work.problems.append(Problem(shards.path, what, fix, shards.line))
-    for key in ("shards_idx", "preprocess_shards", "revision", "trust_remote_code"):
-        item = fields.pop(key, None)
-        if item is not None and item.value and key == "revision":
-            text = "without effect: the newest rows of the hub are read"
-            work.notices.append(notice("warning", item, text))
+        work.problem(shards, what, "training.dataset.max_samples takes the first N rows")
+    for key in ("shards_idx", "preprocess_shards", "trust_remote_code"):
+        fields.pop(key, None)
+    revision = fields.pop("revision", None)
+    if revision is not None and revision.value:
+        work.without_effect(revision, "the newest rows of the hub are read")
 
 
-def _type_of(work: Migration, fields: Entries, named: Named) -> None:
+def _type_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
     """How a row is written is decided by its columns and the model; plain text is plain text."""
     kind = fields.get("type")
     column = fields.pop("field", None)
@@ -260,17 +232,15 @@ def _type_of(work: Migration, fields: Entries, named: Named) -> None:
         if isinstance(name, str):
             named.mapping["text"] = Item(name, at.path, at.line)
     elif word.startswith(_PREFERENCE_TYPES) and "another method" not in work.seen:
-        what = f"{word}: preference rows; only sft (supervised fine-tuning) is built"
-        work.problems.append(Problem(kind.path, what, _PREFERRED, kind.line))
+        work.problem(kind, f"{word}: {PREFERENCES[0]}", PREFERENCES[1])
     elif word == "input_output":
-        what = "input_output: segments with labels of their own"
         fix = 'use messages; a message with "weight": 0 is not trained on'
-        work.problems.append(Problem(kind.path, what, fix, kind.line))
+        work.problem(kind, "input_output: segments with labels of their own", fix)
     elif kind.value is not None:
-        work.notices.append(notice("superseded", kind, _WRITTEN))
+        work.supersede(kind, _WRITTEN)
 
 
-def _columns_of(work: Migration, fields: Entries, named: Named) -> None:
+def _columns_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
     """The columns that an entry names, itself or under its `type`."""
     kind = fields.pop("type", None)
     under = kind.fields() if kind is not None else {}
@@ -282,8 +252,7 @@ def _columns_of(work: Migration, fields: Entries, named: Named) -> None:
     for key in ("format", "no_input_format", "system_prompt", "system_format", "no_input_prompt"):
         item = under.pop(key, None)
         if item is not None and item.value and item.value != "{system}":
-            text = "base_models[0].prompt_template decides how a row is written"
-            work.notices.append(notice("warning", item, f"without effect: {text}"))
+            work.without_effect(item, "base_models[0].prompt_template decides how a row is written")
     for zone in (under, fields):
         for key, part in (("field_system", "system"), ("field_tools", "tools")):
             if key in zone:
@@ -295,25 +264,23 @@ def _columns_of(work: Migration, fields: Entries, named: Named) -> None:
 
 def _messages_of(work: Migration, fields: Entries) -> None:
     """Names of the keys and of the speakers in a conversation."""
-    properties = fields.pop("message_property_mappings", None)
-    for part, item in (properties.fields() if properties is not None else {}).items():
+    properties = fields.pop("message_property_mappings", Item(None))
+    for part, item in properties.fields().items():
         keys_of_messages(work, part, item)
     for key, part in (("message_field_role", "role"), ("message_field_content", "content")):
         if key in fields:
             keys_of_messages(work, part, fields.pop(key))
-    speakers = fields.pop("roles", None)
-    for names in (speakers.fields() if speakers is not None else {}).values():
+    for names in fields.pop("roles", Item(None)).fields().values():
         roles(work, names.value if isinstance(names.value, list) else [names])
-    dropped = fields.pop("drop_system_message", None)
-    if dropped is not None and dropped.value:
-        text = "without effect: system texts of the rows are kept; take them out of the rows"
-        work.notices.append(notice("warning", dropped, text))
+    dropped = fields.pop("drop_system_message", Item(None))
+    if dropped.value:
+        text = "system texts of the rows are kept; take them out of the rows"
+        work.without_effect(dropped, text)
     for key in ("conversation", "chat_template"):
-        written = fields.pop(key, None)
-        if written is not None and written.value:
-            work.notices.append(notice("superseded", written, _WRITTEN))
+        written = fields.pop(key, Item(None))
+        if written.value:
+            work.supersede(written, _WRITTEN)
     for key in ("field_chosen", "field_rejected"):
-        judged = fields.pop(key, None)
-        if judged is not None and judged.value and "another method" not in work.seen:
-            what = "preference rows; only sft (supervised fine-tuning) is built"
-            work.problems.append(Problem(judged.path, what, _PREFERRED, judged.line))
+        judged = fields.pop(key, Item(None))
+        if judged.value and "another method" not in work.seen:
+            work.problem(judged, *PREFERENCES)

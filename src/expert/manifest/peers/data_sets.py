@@ -6,13 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from expert.core.errors import Problem
-from expert.manifest.migrate.moving import Entries, Migration
-from expert.manifest.notices import notice
-from expert.manifest.text.document import Item, shown
+from expert.manifest.migrate.migration import Entries, Migration
+from expert.manifest.text.item import Item, shown
 
 ROLES = frozenset(
-    {
+    [
         "system",
         "developer",
         "user",
@@ -26,19 +24,23 @@ ROLES = frozenset(
         "function",
         "observation",
         "ipython",
-    }
+    ]
 )
 """Who may speak in a message, by the names that rows are read with."""
 KEYS_OF_MESSAGES = {"role": ("role", "from"), "content": ("content", "value")}
 MESSAGES = ("messages", "conversations")
 """Columns that are taken for conversations by their name."""
+PREFERENCES = (
+    "preference rows; only sft (supervised fine-tuning) is built",
+    "docs/TRAINING_GUIDE.md says how the preferred answers are trained on",
+)
 _OWN_NAMES = {"system": ("system",), "tools": ("tools", "functions"), "history": ("history",)}
 """Columns that are read under these names only."""
 
 
 @dataclass
-class Named:
-    """One data set of a list: where it lies and which of its columns mean what."""
+class NamedDataset:
+    """One data set of a list: where it is and which of its columns mean what."""
 
     name: str
     item: Item
@@ -52,6 +54,7 @@ class Named:
     refused: bool = False
     """Something of it is a problem already."""
 
+    @property
     def source(self) -> Item | None:
         """The path with split and configuration, as training.dataset.path has them."""
         if self.path is None or not isinstance(self.path.value, str):
@@ -63,45 +66,61 @@ class Named:
             parts.append(str(self.subset.value))
         return Item("::".join(parts), self.path.path, self.path.line)
 
+    def columns(self) -> dict[str, object]:
+        """What it says of its columns and formats."""
+        return {key: item.plain() for key, item in {**self.mapping, **self.more}.items()}
 
-def put_rows(work: Migration, sets: Sequence[Named]) -> None:
+
+def put_rows(work: Migration, sets: Sequence[NamedDataset]) -> None:
     """Write them as training.dataset: one by its path, several as tasks of the same columns."""
     if not sets:  # all were refused
         work.seen.add("no rows")
         return
-    dataset = work.section("training", "dataset")
     for named in sets:
         for part, column in named.mapping.items():
-            home = f"training.dataset.field_mapping.{part}"
             if column.value != part:
-                work.notices.append(notice("read as", column, home))
-        if named.split is not None or named.subset is not None:
-            source = named.source()
-            told = named.split or named.subset
-            if source is not None and told is not None:
-                work.notices.append(notice("read as", told, f"path: {source.value}"))
-    if len(sets) == 1:
-        only = sets[0]
-        source = only.source()
-        if source is not None:
-            work.place(dataset, "path", source, "training.dataset.path")
-    else:
-        _refuse_differences(work, sets)
-        tasks: Entries = {}
-        for named in sets:
-            source = named.source()
-            if source is not None:
-                train = {"train": source}
-                tasks[_free_name(named.name, tasks)] = Item(train, named.item.path, named.item.line)
-        first = sets[0].item
-        work.place(dataset, "tasks", Item(tasks, first.path, first.line), "training.dataset.tasks")
-        dataset.setdefault("type", Item("multi_task", first.path, first.line))
-    first_set = sets[0]
-    if first_set.mapping:
-        at = next(iter(first_set.mapping.values()))
-        dataset.setdefault("field_mapping", Item(first_set.mapping, at.path, at.line))
-    for key, item in first_set.more.items():
-        work.place(dataset, key, item, f"training.dataset.{key}")
+                work.read_as(column, f"training.dataset.field_mapping.{part}")
+        told = named.split or named.subset
+        if named.source is not None and told is not None:
+            work.read_as(told, f"path: {named.source.value}")
+    first = sets[0]
+    if len(sets) > 1:
+        _put_tasks(work, sets)
+    elif first.source is not None:
+        work.place_in_dataset("path", first.source)
+    if first.mapping:
+        at = next(iter(first.mapping.values()))
+        work.dataset.setdefault("field_mapping", Item(first.mapping, at.path, at.line))
+    for key, item in first.more.items():
+        work.place_in_dataset(key, item)
+
+
+def _put_tasks(work: Migration, sets: Sequence[NamedDataset]) -> None:
+    """Tasks share their columns: what one set says of them, all must say."""
+    sound = [named for named in sets if not named.refused]
+    for named in sound[1:]:
+        if named.columns() != sound[0].columns():
+            what = f"{named.name} and {sound[0].name} have other columns or formats"
+            fix = "rows of all tasks need the same columns: train them one after the other, or "
+            work.problem(named.item, what, f"{fix}rename the columns in one of the files")
+    tasks: Entries = {}
+    for named in sets:
+        if named.source is not None:
+            name, number = named.name, 2
+            while name in tasks:  # a set named twice is two tasks
+                name, number = f"{named.name}-{number}", number + 1
+            tasks[name] = Item({"train": named.source}, named.item.path, named.item.line)
+    at = sets[0].item
+    work.place_in_dataset("tasks", Item(tasks, at.path, at.line))
+    work.dataset.setdefault("type", Item("multi_task", at.path, at.line))
+
+
+def put_validation(work: Migration, item: Item, sets: Sequence[NamedDataset | None]) -> None:
+    """One set of validation rows, as training.dataset.validation_path."""
+    if len(sets) > 1:
+        work.problem(item, f"{len(sets)} sets of validation rows", "keep one of them")
+    elif sets and sets[0] is not None and sets[0].source is not None:
+        work.place_in_dataset("validation_path", sets[0].source)
 
 
 def read_hub_parts(work: Migration) -> None:
@@ -117,47 +136,20 @@ def read_hub_parts(work: Migration) -> None:
         return
     if path is None or not isinstance(path.value, str):
         for item in given.values():
-            what = "a part of dataset_name, which is not given"
-            work.problems.append(Problem(item.path, what, "name the data set", item.line))
+            work.problem(item, "a part of dataset_name, which is not given", "name the data set")
         return
     config, judged = given.get("config"), given.get("test_split")
-    rows = Named("rows", path, path, given.get("train_split"), config)
-    tests = Named("rows", path, path, judged, config)
-    source, held_out = rows.source(), tests.source()
+    source = NamedDataset("rows", path, path, given.get("train_split"), config).source
+    held_out = NamedDataset("rows", path, path, judged, config).source
     for key, item in given.items():
         home = "validation_path" if key == "test_split" else "path"
         whole = held_out if key == "test_split" else source
         if whole is not None:
-            work.notices.append(notice("read as", item, f"training.dataset.{home}: {whole.value}"))
+            work.read_as(item, f"training.dataset.{home}: {whole.value}")
     if source is not None:
         work.root["dataset_name"] = source
     if judged is not None and held_out is not None:
-        dataset = work.section("training", "dataset")
-        dataset.setdefault("validation_path", held_out)
-
-
-def _free_name(name: str, taken: Entries) -> str:
-    """The name of a task; a set named twice is two tasks."""
-    number = 2
-    free = name
-    while free in taken:
-        free, number = f"{name}-{number}", number + 1
-    return free
-
-
-def _refuse_differences(work: Migration, sets: Sequence[Named]) -> None:
-    """Tasks share their columns: what one set says of them, all must say."""
-    sets = [named for named in sets if not named.refused]
-    for named in sets[1:]:
-        if _says(named) != _says(sets[0]):
-            what = f"{named.name} and {sets[0].name} have other columns or formats"
-            fix = "rows of all tasks need the same columns: train them one after the other, or "
-            fix += "rename the columns in one of the files"
-            work.problems.append(Problem(named.item.path, what, fix, named.item.line))
-
-
-def _says(named: Named) -> dict[str, object]:
-    return {key: item.plain() for key, item in {**named.mapping, **named.more}.items()}
+        work.dataset.setdefault("validation_path", held_out)
 
 
 def title_of(path: str) -> str:
@@ -171,17 +163,15 @@ def own_column(work: Migration, part: str, item: Item) -> None:
     usual = _OWN_NAMES[part]
     if item.value not in (None, *usual):
         what = f"the {part} texts are in the column {shown(item.plain())}"
-        fix = f"call it {usual[0]} in the rows"
-        work.problems.append(Problem(item.path, what, fix, item.line))
+        work.problem(item, what, f"call it {usual[0]} in the rows")
 
 
 def keys_of_messages(work: Migration, part: str, item: Item) -> None:
-    """Who speaks and what is said: `role` or `from`, `content` or `value`."""
+    """The role and the text of a message: `role` or `from`, `content` or `value`."""
     usual = KEYS_OF_MESSAGES.get(part)
     if usual and item.value not in (None, *usual):
         what = f"the {part} of a message is in its key {shown(item.plain())}"
-        fix = f"call it {' or '.join(usual)} in the rows"
-        work.problems.append(Problem(item.path, what, fix, item.line))
+        work.problem(item, what, f"call it {' or '.join(usual)} in the rows")
 
 
 def roles(work: Migration, names: Sequence[Item]) -> None:
@@ -189,5 +179,4 @@ def roles(work: Migration, names: Sequence[Item]) -> None:
     for item in names:
         if item.value is not None and not (isinstance(item.value, str) and item.value in ROLES):
             what = f"{shown(item.plain())} speaks in the messages"
-            fix = "call the speakers system, user and assistant in the rows"
-            work.problems.append(Problem(item.path, what, fix, item.line))
+            work.problem(item, what, "call the speakers system, user and assistant in the rows")

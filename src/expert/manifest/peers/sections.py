@@ -1,44 +1,35 @@
-"""Sections in which other files keep what stands alone here: `lora:`, `training_args:`, …"""
+"""Sections and lines of other files that stand for single keys here: `lora:`, `training_args:`, a
+class with its arguments, lines of a Python dataclass."""
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Mapping
 
-from expert.manifest.migrate.moving import Entries, Migration
-from expert.manifest.migrate.names import CONFIG_ALIASES
-from expert.manifest.notices import notice
-from expert.manifest.text.document import Item, is_comment
+from expert.manifest.migrate.aliases import CONFIG_ALIASES
+from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.text.item import Item, is_comment, shown
 
 _LORA = {"r": "rank", "lora_r": "rank"}
+_PLAIN: Mapping[str, str] = {}
 SECTIONS: Mapping[str, Mapping[str, str]] = {
-    **{key: {} for key in ("training_args", "training_arguments", "trainer_args", "sft_config")},
+    **dict.fromkeys(("training_args", "training_arguments", "trainer_args", "sft_config"), _PLAIN),
     **dict.fromkeys(("lora", "lora_config", "peft", "peft_config", "lora_args"), _LORA),
-    **{key: {} for key in ("bnb_config", "bnb_config_kwargs", "quantization_config")},
-    **{key: {} for key in ("dataloader", "data_loader", "dataloader_config")},
-    **{key: {} for key in ("model_args", "model_kwargs", "model_init_kwargs")},
+    **dict.fromkeys(("bnb_config", "bnb_config_kwargs", "quantization_config"), _PLAIN),
+    **dict.fromkeys(("dataloader", "data_loader", "dataloader_config"), _PLAIN),
+    **dict.fromkeys(("model_args", "model_kwargs", "model_init_kwargs"), _PLAIN),
 }
 """With the names that mean something else outside of the section."""
 _OPTIMIZER = {"lr": "learning_rate", "eps": "adam_epsilon", "name": "optim", "type": "optim"}
 _SCHEDULER = {"num_warmup_steps": "warmup_steps", "name": "lr_scheduler", "type": "lr_scheduler"}
-_CLASSES = ("_component_", "class_path")
 LOADER_KEYS = frozenset(
-    {
-        "num_workers",
-        "prefetch_factor",
-        "pin_memory",
-        "persistent_workers",
-        "batch_size",
-        "micro_batch_size",
-        "dataloader_num_workers",
-        "dataloader_prefetch_factor",
-        "dataloader_pin_memory",
-        "dataloader_persistent_workers",
-        "max_seq_length",
-        "max_seq_len",
-        "sequence_len",
-        "cutoff_len",
-        "seed",
-    }
+    (
+        *("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "seed"),
+        *("dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_pin_memory"),
+        *("dataloader_persistent_workers", "batch_size", "micro_batch_size"),
+        *("max_seq_length", "max_seq_len", "sequence_len", "cutoff_len"),
+    )
 )
 """Settings of a run that people write beside their rows."""
 
@@ -56,31 +47,28 @@ def open_sections(work: Migration, zone: Entries) -> None:
 
 def _spread(work: Migration, zone: Entries, fields: Entries, names: Mapping[str, str]) -> None:
     for key, item in fields.items():
-        if is_comment(key):
-            continue
-        work.place(zone, names.get(key, key), item, item.path)
+        if not is_comment(key):
+            work.place(zone, names.get(key, key), item, item.path)
 
 
 def _spread_object(
     work: Migration, zone: Entries, fields: Entries, key: str, names: Mapping[str, str]
 ) -> None:
     """An optimizer or a schedule given as a class with its arguments."""
-    made = next((fields.pop(name) for name in _CLASSES if name in fields), None)
+    classes = ("_component_", "class_path")
+    made = next((fields.pop(name) for name in classes if name in fields), None)
     arguments = fields.pop("init_args", None)
     fields = {**fields, **(arguments.fields() if arguments is not None else {})}
     fused = fields.pop("fused", None)
-    word = str(made.value).rpartition(".")[2].lower() if made is not None else ""
-    if made is not None and key == "optimizer":
-        kind = _optimizer(word, fused is not None and fused.value is True)
-        zone.setdefault("optim", Item(kind, made.path, made.line))
-        work.notices.append(notice("read as", made, f"training.config.optim: {kind}"))
-    elif made is not None:
-        for known in ("cosine", "linear", "constant"):
-            if known in word:
-                zone.setdefault("lr_scheduler", Item(known, made.path, made.line))
-                work.notices.append(
-                    notice("read as", made, f"training.config.lr_scheduler: {known}")
-                )
+    if made is not None:
+        word = str(made.value).rpartition(".")[2].lower()
+        home, kind = "optim", _optimizer(word, fused is not None and fused.value is True)
+        if key != "optimizer":
+            kinds = [known for known in ("cosine", "linear", "constant") if known in word]
+            home, kind = "lr_scheduler", kinds[0] if kinds else ""
+        if kind:
+            zone.setdefault(home, beside(made, kind))
+            work.read_as(made, f"training.config.{home}: {kind}")
     fields.pop("num_cycles", None)
     _spread(work, zone, fields, names)
 
@@ -93,9 +81,47 @@ def _optimizer(word: str, fused: bool) -> str:
     return word
 
 
-def loader_keys_of(work: Migration, fields: Entries) -> None:
-    """`data: {num_workers: 8}`: settings of the run that stand beside the rows."""
-    config = work.section("training", "config")
+def move_loader_keys(work: Migration, fields: Entries) -> None:
+    """`data: {num_workers: 8}`: settings of the run beside the rows."""
     for key in [key for key in fields if key in LOADER_KEYS]:
-        home = CONFIG_ALIASES.get(key, key)
-        work.place(config, home, fields.pop(key), f"training.config.{home}")
+        work.place_in_config(CONFIG_ALIASES.get(key, key), fields.pop(key))
+
+
+# --- lines of a Python dataclass in YAML: `batch_size: int = 24` means 24 ------------------------
+
+_TYPE = r"(?:typing\.)?[A-Za-z_][\w.]*(?:\[[^=]*\])?(?:\s*\|\s*[A-Za-z_][\w.]*(?:\[[^=]*\])?)*"
+_LINE = re.compile(rf"({_TYPE})\s*=\s*(\S.*)")
+_TYPES = re.compile(
+    r"\b(?:int|float|str|bool|Optional|Union|List|list|Dict|dict|Tuple|tuple|Literal|Path|Any)\b"
+)
+
+
+def read_python_lines(work: Migration) -> None:
+    """Give every `name: type = value` its value; one that is not a literal is refused."""
+    for item in list(Item(work.root).walk()):
+        if not isinstance(item.value, str) or "=" not in item.value:
+            continue
+        line = _LINE.fullmatch(item.value)
+        if line is None or not _TYPES.match(line[1].removeprefix("typing.")):
+            continue
+        try:
+            value = ast.literal_eval(line[2])
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            work.refuse(item, "a value", f"write {item.path.rpartition('.')[2]}: VALUE")
+            item.value = None
+            continue
+        item.value = _tree(value, item)
+        work.read_as(item, f"{shown(item.plain())}: a line of Python")
+
+
+def _tree(
+    value: object, at: Item
+) -> str | int | float | bool | list[Item] | dict[str, Item] | None:
+    """A Python literal as items, where the user wrote it."""
+    if isinstance(value, list | tuple | set):
+        return [Item(_tree(entry, at), at.path, at.line) for entry in value]
+    if isinstance(value, dict):
+        return {str(key): Item(_tree(entry, at), at.path, at.line) for key, entry in value.items()}
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return str(value)

@@ -1,4 +1,4 @@
-"""`training.config`: what every key means and what it is when nobody says."""
+"""`training.config`: what every key means, and its default."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Metric = Literal["eval_loss", "eval_perplexity", "eval_token_accuracy"]
 
 
 class SchedulerOptions(StrictSection):
-    """Further numbers of a learning-rate schedule."""
+    """Options of a learning-rate schedule."""
 
     num_cycles: PositiveNumber | None = None
     """Cosine waves over the run (cosine, cosine_with_restarts)."""
@@ -48,10 +48,10 @@ class SchedulerOptions(StrictSection):
 
 
 class CheckpointingOptions(StrictSection):
-    """How recomputation is done."""
+    """Options of activation checkpointing."""
 
     use_reentrant: Flag = False
-    """Torch's older recomputation; superseded: the non-reentrant one is always used."""
+    """Superseded: the non-reentrant implementation is always used."""
 
 
 class TrainingConfig(StrictSection):
@@ -61,7 +61,7 @@ class TrainingConfig(StrictSection):
     method: Literal["sft"] = "sft"
     """Kind of training; supervised fine-tuning is the one there is."""
     adapter_type: AdapterType = "lora"
-    """What learns: an adapter kind, `full` for every weight, `none` for soft prompts alone."""
+    """What is trained: an adapter kind, `full` for all weights, `none` for soft prompts alone."""
     rank: Rank | Auto = AUTO
     """Adapter rank; auto: that of adapters[0], else 16. Not for ia3, full and none."""
     alpha: Count | Auto = AUTO
@@ -77,25 +77,25 @@ class TrainingConfig(StrictSection):
     epochs: PositiveNumber = 3.0
     """Passes over the training rows; may be fractional, but not of a stream."""
     max_steps: CountFromZero | None = None
-    """Stop after this many updates; null or 0: no limit."""
+    """Stop after this many steps; null or 0: no limit."""
     learning_rate: SharePastZero | Auto = AUTO
     """Peak rate; auto: 2e-4, full 2e-5, ia3 and soft prompts 5e-3, from scratch 1e-3."""
     batch_size: Count | Auto = AUTO
-    """Rows per update, before gradient_accumulation_steps; auto: 16, char-gpt's by the card."""
+    """Rows per step, before gradient_accumulation_steps; auto: 16, for char-gpt by the card."""
     batch_tokens: Count | None = None
-    """Tokens per step instead of batch_size: as many rows as hold them by their mean length."""
+    """Tokens per step instead of batch_size; converted to rows by their mean length."""
     gradient_accumulation_steps: Count = 1
-    """Multiplies batch_size to the rows per update, which stay the same whatever fits."""
+    """Multiplies batch_size; the rows per step stay the same whatever micro-batch fits."""
     micro_batch_size: Count | Auto = AUTO
-    """Rows (or packed sequences) on the card at once; auto: as many as fit."""
+    """Micro-batch size, in rows or packed sequences; auto: as large as fits."""
     eval_batch_size: Count | Auto = AUTO
-    """Rows (or packed sequences) at once in evaluation; auto: as many as fit."""
+    """Batch size in evaluation, in rows or packed sequences; auto: as large as fits."""
     warmup_steps: CountFromZero | None = None
-    """Updates of rising rate; warmup_ratio wins over it."""
+    """Warm-up steps; warmup_ratio takes precedence."""
     warmup_ratio: Share | None = None
-    """Share of all updates with rising rate; with neither key: 0.03."""
+    """Warm-up as a share of all steps; with neither key: 0.03."""
     lr_scheduler: Scheduler = "cosine"
-    """How the rate falls after warm-up."""
+    """How the learning rate decays after warm-up."""
     lr_scheduler_kwargs: SchedulerOptions = SchedulerOptions()
     """num_cycles, power, lr_end or min_lr of the schedule."""
     optim: Optimizer | Auto = AUTO
@@ -117,14 +117,14 @@ class TrainingConfig(StrictSection):
     packing: Flag | Literal["best-fit", "concat", "auto"] = AUTO
     """Several rows in a sequence: true (best-fit), concat (join and cut), false; auto: true."""
     group_by_length: Flag | Auto = AUTO
-    """Without packing: put rows of a step that are of similar length into one micro-batch."""
+    """Without packing: put rows of similar length into one micro-batch."""
     overlong: Literal["cut", "split", "drop", "auto"] = AUTO
-    """A row longer than max_seq_length loses its end, is learnt in parts, or is left out; auto:
-    split for plain text, cut for rows with answers. Every one is counted."""
+    """What happens to a row longer than max_seq_length: its end is cut off, it is split into parts,
+    or it is dropped; auto: split for plain text, cut for rows with answers. All are counted."""
     train_on_prompt: Flag = False
-    """Learn the prompt too; false: only the answers count in the loss."""
+    """Train on the prompt too; false: only answers count in the loss."""
     tokenize: Literal["ahead", "late"] = "ahead"
-    """ahead: tokens are prepared once; late: when a batch asks for them, only to measure that."""
+    """ahead: tokens are prepared once; late: again for each batch, only to measure that cost."""
     pretokenized_cache: Text | None = None
     """Folder of prepared tokens, or of `input_ids` that another tool saved; null:
     datasets_optimized/<expert>, keyed by content."""
@@ -143,9 +143,9 @@ class TrainingConfig(StrictSection):
     flash_attention_2: Flag | None = None
     """Superseded: torch's own flash kernels run, no flash-attn package is needed."""
     memory_efficient_attention: Flag | None = None
-    """Superseded: every kernel but eager is memory-efficient."""
+    """Superseded: all kernels except eager are memory-efficient."""
     fused_loss: Flag | Auto = AUTO
-    """Cross-entropy in chunks without the whole logits; auto: on."""
+    """Cross-entropy in chunks, without the full logits; auto: on."""
     torch_compile: Flag | Auto = AUTO
     """Compile each block; auto: on a GPU for runs longer than two minutes."""
     torch_compile_backend: Literal["inductor"] = "inductor"
@@ -153,20 +153,20 @@ class TrainingConfig(StrictSection):
     torch_compile_mode: CompileMode | Auto = AUTO
     """Effort of the compiler; auto: default."""
     use_cuda_graphs: Flag | Auto = AUTO
-    """Record forward and backward once and replay them; auto: where launching takes longer."""
+    """Capture forward and backward as CUDA graphs; auto: where kernel launches take longer."""
     cuda_graph_warmup_steps: CountFromZero | None = None
-    """Superseded: two passes warm up what is recorded."""
+    """Superseded: graphs are captured after two warm-up passes."""
     gradient_checkpointing: Flag | Checkpointing | Auto = AUTO
-    """Recompute activations: none, selective, full (= true); auto: none where that fits."""
+    """Activation checkpointing: none, selective, full (= true); auto: none if that fits."""
     gradient_checkpointing_kwargs: CheckpointingOptions = CheckpointingOptions()
-    """Options of the recomputation."""
+    """Options of gradient_checkpointing."""
     activation_checkpointing: Literal["attention_only", "none", "full"] | None = None
     """Superseded by gradient_checkpointing."""
     cudnn_benchmark: Flag | Auto = AUTO
     """cuDNN tries its algorithms first; auto: on a GPU, unless deterministic."""
     deterministic: Flag = False
-    """Only kernels that add in the same order every time: a resumed run on a GPU ends with the same
-    bits, some speed is lost. On a CPU it is so anyway."""
+    """Use only deterministic kernels: a resumed run on a GPU ends bit-identical, but is slower. CPU
+    runs are always deterministic."""
     use_unsloth: Flag | None = None
     """Superseded: the kernels here need no Unsloth."""
     memory_clear_every: CountFromZero | None = None
@@ -180,7 +180,7 @@ class TrainingConfig(StrictSection):
     dataloader_num_workers: CountFromZero | Auto = AUTO
     """Worker processes; auto: none, prepared tokens are memory-mapped and fed by a thread."""
     dataloader_prefetch_factor: Count | Auto = AUTO
-    """Batches kept ready ahead of the card (per worker where there are workers)."""
+    """Batches kept ready ahead of the device (per worker, if there are workers)."""
     dataloader_persistent_workers: Flag | Auto = AUTO
     """Keep workers between epochs; means nothing without workers."""
     dataloader_pin_memory: Flag | Auto = AUTO
@@ -188,43 +188,43 @@ class TrainingConfig(StrictSection):
 
     # --- looking, saving, stopping -----------------------------------------------------------
     logging_steps: Count = 10
-    """Steps between log lines; the last steps of a run have a line of their own."""
+    """Steps between log lines; the last steps of a run get a line as well."""
     save_strategy: Cadence | Auto = AUTO
     """When checkpoints are written; auto: steps where save_steps is given, else epoch."""
     save_steps: Count | None = None
-    """Updates between checkpoints."""
+    """Steps between checkpoints."""
     save_every_epochs: Count = 1
     """Epochs between checkpoints with save_strategy epoch; above 1 all are kept by default."""
     save_total_limit: Count | None = 3
-    """Checkpoints kept; null: all. The best one is kept besides and is not counted."""
+    """Checkpoints kept; null: all. The best one is kept in addition."""
     evaluation_strategy: Cadence | Auto = AUTO
     """When the validation rows are evaluated; auto: steps where eval_steps is given, else epoch."""
     eval_steps: Count | None = None
-    """Updates between evaluations."""
+    """Steps between evaluations."""
     eval_every_epochs: Count = 1
     """Epochs between evaluations with evaluation_strategy epoch."""
     load_best_model_at_end: Flag | Auto = AUTO
     """Finish with the best checkpoint; auto: whenever there is an evaluation."""
     metric_for_best_model: Metric = "eval_loss"
-    """What decides which checkpoint is best."""
+    """Metric that decides which checkpoint is best."""
     greater_is_better: Flag | Auto = AUTO
-    """Whether more of that metric is better; auto: not for losses and perplexity."""
+    """Whether higher is better; auto: not for loss and perplexity."""
     early_stopping_patience: Count | None = None
     """Stop after this many evaluations without improvement."""
     early_stopping_threshold: NumberFromZero = 0.0
     """Improvement smaller than this does not count."""
     on_not_finite: Literal["stop", "skip", "rollback"] = "stop"
-    """When a gradient is NaN or infinite (the update is never made): stop, go on with the next
-    rows, or go back to the last checkpoint and leave these rows out."""
+    """When a gradient is NaN or infinite (the step is never applied): stop, skip the step, or roll
+    back to the last checkpoint and skip these rows."""
     max_skipped_updates: Count = 5
-    """Updates in a row that may be left out because a gradient was not finite, before stopping."""
+    """Consecutive steps that may be skipped because of a non-finite gradient, before stopping."""
     on_loss_spike: Literal["rollback", "ignore"] = "rollback"
-    """When the loss leaps far above its own noise and stays there: go back to the last checkpoint
-    before it, leave the rows out and go on with half the rate after a new warm-up; or only report
-    it."""
+    """When the loss spikes far above its noise and stays there: roll back to the last checkpoint
+    before it, skip the rows and continue with half the learning rate after a new warm-up; or only
+    report it."""
     max_rollbacks: CountFromZero = 3
-    """Times a run may go back to a checkpoint by itself, before stopping."""
+    """Times a run may roll back to a checkpoint by itself, before stopping."""
     output_dir: Text | None = None
-    """Folder for run folders; null: runs/ beside the manifest."""
+    """Where run folders are created; null: runs/ beside the manifest."""
     trackers: list[Literal["tensorboard"]] = ["tensorboard"]
     """Metrics for other tools; events.jsonl is always written."""

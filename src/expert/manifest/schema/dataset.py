@@ -50,20 +50,20 @@ class Task(Section):
     test: Text | None = None
     """Test rows of the task."""
     weight: PositiveNumber = 1.0
-    """Share of the rows used per epoch; 2 means every row twice."""
+    """Share of the rows used per epoch; 2: every row twice."""
     format: Literal["sft"] = "sft"
     """Kind of rows; preference rows are refused."""
 
 
 class RowChecks(Section):
-    """Rows that are left out, and counted, before tokenising."""
+    """Rows that are dropped, and counted, before tokenising."""
 
     validate_json: Flag = False
-    """Leave out rows whose answer is not JSON."""
+    """Drop rows whose answer is not JSON."""
     validate_schema: Flag = False
-    """Leave out rows whose answer is not a valid JSON Schema."""
+    """Drop rows whose answer is not a valid JSON Schema."""
     deduplicate: Flag = False
-    """Leave out rows that occurred before."""
+    """Drop duplicate rows."""
     min_length: CountFromZero = 0
     """Shortest answer kept, in characters."""
     max_length: Count | None = None
@@ -76,25 +76,25 @@ class DatasetSpec(Section):
     path: Text | None = None
     """File, folder, corpus name, or hub id with `::split[::config]`."""
     validation_path: Text | None = None
-    """Rows for validation; without it a share of the training rows is split off."""
+    """Validation rows; without it, a share of the training rows is split off."""
     test_path: Text | None = None
     """Rows that are evaluated once, at the end."""
     validation_split: Share = 0.1
-    """Share of the training rows split off for validation where no file is given; 0: none."""
+    """Share of the training rows split off for validation if no file is given; 0: none."""
     type: Literal["single", "huggingface", "multi_task"] | None = None
-    """Kind of source; read off path and tasks where it is not given."""
+    """Kind of source; by default inferred from path and tasks."""
     format: RowFormat | None = None
-    """File format where the suffix does not tell."""
+    """File format, if the suffix does not tell it."""
     streaming: Flag = False
     """Read rows as they are needed, with bounded memory."""
     max_in_memory_samples: Count | None = None
     """Superseded: prepared tokens are memory-mapped, no rows are held in memory."""
     use_pretokenized: Flag = False
-    """`path` holds tokenised rows (`input_ids`), used where they fit the tokenizer."""
+    """`path` holds tokenised rows (`input_ids`), used if they fit the tokenizer."""
     text_field: Text | None = None
     """Column with already formatted text."""
     field_mapping: FieldMapping | None = None
-    """Columns of instruction, input, response, messages, … where they have other names."""
+    """Columns of instruction, input, response, messages, … if they have other names."""
     preference_rows: Literal["preferred", "all"] | None = None
     """Rows with chosen and rejected answers or a label (DPO, KTO): `preferred` trains on the
     preferred answers alone; `all` ignores a label."""
@@ -103,7 +103,7 @@ class DatasetSpec(Section):
     tasks: dict[str, Task] | None = None
     """Several data sets, trained together."""
     validation: RowChecks | None = None
-    """Which rows are left out."""
+    """Which rows are dropped."""
     augmentation: dict[str, Any] | None = None
     """Descriptive only: no augmentation is applied."""
     generation: dict[str, Any] | None = None
@@ -111,7 +111,7 @@ class DatasetSpec(Section):
     max_chars: Count | None = None
     """Use only this many characters of a text corpus."""
     max_samples: Count | None = None
-    """Use only the first so many rows of each file or set named, for training and for judging."""
+    """Use only the first N rows of each file or data set, for training and evaluation."""
     max_bad_rows: CountFromZero = 0
     """Unreadable rows to tolerate; each is counted and written to rejects.jsonl."""
 
@@ -120,15 +120,15 @@ class Decoding(Section):
     """How answers are generated in evaluation and sampling."""
 
     temperature: Temperature = 0.0
-    """Randomness of sampling; 0: always the likeliest token."""
+    """Sampling temperature; 0: always the most likely token."""
     top_p: SharePastZero = 1.0
-    """Sample from the likeliest tokens that make up this probability."""
+    """Sample from the most likely tokens that make up this probability."""
     top_k: Count | None = None
-    """Sample from this many likeliest tokens."""
+    """Sample from this many most likely tokens."""
     min_p: Share = 0.0
-    """Sample from tokens at least this likely relative to the likeliest."""
+    """Sample from tokens at least this likely, relative to the most likely one."""
     max_new_tokens: Count = 512
-    """Longest answer."""
+    """Longest answer, in tokens."""
     repetition_penalty: PositiveNumber = 1.0
     """Above 1: tokens that already occurred become less likely."""
     stop_sequences: list[Text] = []

@@ -52,7 +52,7 @@ class Adapter(Section):
     type: Literal["lora", "dora", "ia3", "lokr", "adalora", "lora-fa"] | None = None
     """Kind of adapter."""
     target_modules: list[Text] | None = None
-    """Layers that carry it."""
+    """Layers that have it."""
     feedforward_modules: list[Text] | None = None
     """IA3: those scaled at their input."""
     r: Rank | None = None
@@ -66,9 +66,9 @@ class Adapter(Section):
     use_dora: Flag | None = None
     """Weight decomposition; the same as type dora."""
     path: str | None = None
-    """Where the released weights lie."""
+    """Where the released weights are."""
     checkpoint_step: CountFromZero | None = None
-    """Update the release was taken at."""
+    """Step the release was taken from."""
     size_bytes: CountFromZero | None = None
     """Size of the released file; 0: not filled in."""
     sha256: str | None = None
@@ -97,14 +97,14 @@ class BaseModelSpec(Section):
 
 
 class SoftPrompt(Section):
-    """Virtual tokens that are learnt in front of every example."""
+    """Virtual tokens trained in front of every example."""
 
     name: Text
     """Name of the prompt."""
     tokens: PromptLength = 32
     """Number of virtual tokens."""
     path: Text | None = None
-    """Where the released embedding lies."""
+    """Where the released embedding is."""
     init_method: Literal["random", "text", "vocab_sample"] = "random"
     """Start from noise, from the embedding of init_text, or from sampled vocabulary."""
     init_text: str = ""
@@ -146,7 +146,7 @@ class Manifest(Section):
     base_models: Annotated[list[BaseModelSpec], Field(min_length=1)]
     """Models it can be trained on; the first one unless --model says otherwise."""
     soft_prompts: list[SoftPrompt] = []
-    """Virtual tokens learnt in front of every example."""
+    """Virtual tokens trained in front of every example."""
     training: Training
     """Data, settings and decoding."""
     capabilities: list[str] = []

@@ -1,83 +1,26 @@
-"""A manifest file as written: every value with its line, its path and the comments around it."""
+"""Read a manifest file: JSON or YAML, every value with its line, its path and its comments."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from expert.core.errors import ManifestError, Problem
+from expert.manifest.text.item import Item, shown
 
 ROWS = (".csv", ".tsv", ".jsonl", ".txt", ".md", ".parquet", ".arrow")
 """Names of files that hold rows and are named by mistake."""
 # The largest manifest seen in the wild has 13 kB; a megabyte is a mistake or an attack.
 MAX_BYTES = 1_000_000
-MAX_DEPTH = 60
-# It has 300 values; 5,000 are read, or refused, in under half a second.
-MAX_ITEMS = 5_000
 
 SUFFIXES = (".json", ".yaml", ".yml")
 FILE_NAMES = ("manifest.json", "manifest.yaml", "manifest.yml", "config.yaml")
 """What a manifest is called where only its folder is named, in the order they are looked for."""
 
-Scalar = str | int | float | bool | None
 Format = Literal["json", "yaml"]
-
-
-@dataclass(slots=True)
-class Item:
-    """One value of the file, and where and how the user wrote it."""
-
-    value: Scalar | list[Item] | dict[str, Item]
-    path: str = ""
-    line: int | None = None
-    above: list[str] = field(default_factory=list)
-    """YAML comment lines that stand over the key."""
-    beside: str = ""
-    """YAML comment that follows on the same line."""
-    from_command_line: bool = False
-    """Said with --set: the user's own word, which a downloaded file is not."""
-
-    def fields(self) -> dict[str, Item]:
-        """The entries of a mapping; nothing for any other value."""
-        return self.value if isinstance(self.value, dict) else {}
-
-    def get(self, *keys: str) -> Item | None:
-        """The item below, or None as soon as one key is missing."""
-        found: Item | None = self
-        for key in keys:
-            found = found.fields().get(key) if found else None
-        return found
-
-    def plain(self) -> Any:
-        """Python data without comment keys."""
-        if isinstance(self.value, dict):
-            return {k: item.plain() for k, item in self.value.items() if not is_comment(k)}
-        if isinstance(self.value, list):
-            return [item.plain() for item in self.value]
-        return self.value
-
-    def below(self, step: str | int) -> Item | None:
-        """The entry of a mapping or list, or None."""
-        if isinstance(self.value, dict):
-            return self.value.get(str(step))
-        if isinstance(self.value, list) and isinstance(step, int) and step < len(self.value):
-            return self.value[step]
-        return None
-
-    def walk(self) -> Iterator[Item]:
-        """This item and all below it, in file order."""
-        yield self
-        if isinstance(self.value, dict):
-            for item in self.value.values():
-                yield from item.walk()
-        elif isinstance(self.value, list):
-            for item in self.value:
-                yield from item.walk()
 
 
 @dataclass
@@ -90,44 +33,6 @@ class Document:
     root: Item
     problems: list[Problem] = field(default_factory=list)
     closing_comments: list[str] = field(default_factory=list)
-
-
-def is_comment(key: str) -> bool:
-    """Keys that begin with an underscore are comments, at any depth."""
-    return key.startswith("_")
-
-
-def shown(value: Any) -> str:
-    """A value as an error names it: short, with true, false and null as the user writes them."""
-    if isinstance(value, str):
-        text = repr(value)
-    elif isinstance(value, list) and len(value) > 8:
-        text = f"a list of {len(value)}"
-    else:
-        text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "…"
-
-
-def join(path: str, step: str | int) -> str:
-    """`training.config` + `epochs` -> `training.config.epochs`; `adapters` + 0 -> `adapters[0]`."""
-    if isinstance(step, int):
-        return f"{path}[{step}]"
-    return f"{path}.{step}" if path else step
-
-
-def add_entry(entries: dict[str, Item], key: str, item: Item, problems: list[Problem]) -> None:
-    """Put `item` under `key`; a doubled key is a problem unless it is a comment, which is kept."""
-    if key not in entries:
-        entries[key] = item
-        return
-    if not is_comment(key):
-        what = f"key appears twice (first on line {entries[key].line})"
-        problems.append(Problem(item.path, what, "remove one", item.line))
-        return
-    number = 2 if f"{key}_2" not in entries else len(entries) + 1
-    while f"{key}_{number}" in entries:
-        number += 1
-    entries[f"{key}_{number}"] = item
 
 
 def manifest_in(folder: Path) -> Path | None:
@@ -172,9 +77,9 @@ def parse_document(
         what = "the file is empty"
         if root.value is not None:
             what = f"got {shown(root.plain())}, expected an object"
-        fix = "start with a name and a base model"
+        fix = "add a name, a base model and a data set"
         if source.lower().endswith(ROWS):
-            fix = f"rows are no manifest: expert new NAME --from {source} makes one for them"
+            fix = f"this is a data file: expert new NAME --from {source} makes a manifest for it"
         raise ManifestError(source, [Problem("", what, fix, root.line)])
     return Document(source, folder, kind, root, problems, closing)
 

@@ -10,7 +10,7 @@ from json.decoder import JSONDecodeError
 from typing import NoReturn
 
 from expert.core.errors import ManifestError, Problem
-from expert.manifest.text.document import MAX_DEPTH, MAX_ITEMS, Item, add_entry, join
+from expert.manifest.text.item import MAX_DEPTH, MAX_ITEMS, Item, add_entry, join
 
 # The standard library's own string scanner; typeshed does not list it.
 _scan_string: Callable[[str, int, bool], tuple[str, int]] = getattr(decoder, "scanstring")  # noqa: B009
@@ -61,9 +61,9 @@ class _Parser:
     def value(self, at: int, path: str, depth: int) -> Item:
         self.items += 1
         if self.items > MAX_ITEMS:
-            self.fail(at, f"more than {MAX_ITEMS:,} values", "this is no manifest")
+            self.fail(at, f"more than {MAX_ITEMS:,} values", "this is not a manifest")
         if depth > MAX_DEPTH:
-            self.fail(at, f"nested more than {MAX_DEPTH} deep", "this is no manifest")
+            self.fail(at, f"nested more than {MAX_DEPTH} deep", "this is not a manifest")
         item = Item(None, path, self.line(at))
         head = self.text[at : at + 1]
         if head == "{":
@@ -103,7 +103,7 @@ class _Parser:
         if self.text[position : position + 1] == "}":
             self.fail(position, 'a "," before "}"', "remove the comma")
         if self.text[position : position + 1] == "'":
-            self.fail(position, "single quotes", 'JSON wants "double quotes"')
+            self.fail(position, "single quotes", 'JSON needs "double quotes"')
         self.fail(position, 'a key in "double quotes" expected')
 
     def sequence(self, at: int, path: str, depth: int) -> list[Item]:
@@ -160,5 +160,5 @@ class _Parser:
             self.fail(at, "a number of more than 40 characters")
         value = float(number[0]) if number[1] or number[2] else int(number[0])
         if value in (float("inf"), float("-inf")):
-            self.fail(at, f"{number[0]} is larger than any number a computer holds")
+            self.fail(at, f"{number[0]} is too large")
         return value

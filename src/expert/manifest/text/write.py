@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable
 
-from expert.manifest.text.document import Item, Scalar
+from expert.manifest.text.item import Item, Scalar
 
 WIDTH = 100
 _STEP = "  "

@@ -1,4 +1,9 @@
-"""YAML with a line for every value and its comments kept; tags and endless aliases refused."""
+"""YAML with a line for every value and its comments kept; tags and endless aliases refused.
+
+Not ruamel.yaml: it reads a 200-line manifest in 102 ms (libyaml here: 1.2 ms), writes the texts on,
+no, yes and the number 2e-05 bare, which other readers take for something else, reads 012 as 12, and
+its comments would have to be moved to our items all the same (about 80 lines saved).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from typing import Any, NoReturn
 import yaml
 
 from expert.core.errors import ManifestError, Problem
-from expert.manifest.text.document import MAX_DEPTH, MAX_ITEMS, Item, Scalar, add_entry, join
+from expert.manifest.text.item import MAX_DEPTH, MAX_ITEMS, Item, Scalar, add_entry, join
 
 _CORE_TAG = "tag:yaml.org,2002:"
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]*")
@@ -43,7 +48,7 @@ def _refuse_hostile(text: str, source: str) -> None:
     """Stop at the first tag and the first sign of a monster: composing one would recurse in C."""
     depth = nodes = 0
     for event in yaml.parse(text, Loader=_Loader):
-        what, fix = "", "this is no manifest"
+        what, fix = "", "this is not a manifest"
         nodes += isinstance(event, yaml.NodeEvent)
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
@@ -113,9 +118,9 @@ class _Builder:
     def item(self, node: yaml.Node, path: str, depth: int) -> Item:
         self.items += 1
         if self.items > MAX_ITEMS:
-            self.fail(node, "", f"more than {MAX_ITEMS:,} values", "this is no manifest")
+            self.fail(node, "", f"more than {MAX_ITEMS:,} values", "this is not a manifest")
         if depth > MAX_DEPTH:
-            self.fail(node, "", f"nested more than {MAX_DEPTH} deep", "this is no manifest")
+            self.fail(node, "", f"nested more than {MAX_DEPTH} deep", "this is not a manifest")
         item = Item(None, path, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
             item.value = self.mapping(node, path, depth)

@@ -1,4 +1,4 @@
-"""The batch, the base's precision and the recomputation, settled by what fits."""
+"""The batch, the base's precision and activation checkpointing, settled by what fits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 from dataclasses import replace
 
 from expert.core.text import counted
-from expert.planning.decisions import Ledger, Source
+from expert.planning.decisions import Source
+from expert.planning.draft import KEPT, SET, PlanDraft
 from expert.planning.memory.calibration import workload_as_dict
 from expert.planning.memory.fitting import (
     CPU_PLACES_AT_ONCE,
@@ -24,238 +25,233 @@ from expert.planning.memory.fitting import (
 )
 from expert.planning.memory.memory import GIB
 from expert.planning.memory.workload import Workload
-from expert.planning.situation import KEPT, Situation
 
 LARGEST_EVAL_BATCH = 64
-RECOMPUTING = "kernels.checkpointing"
+CHECKPOINTING = "kernels.checkpointing"
 
 
-def settle_fit(
-    now: Situation, ledger: Ledger, base: Workload | None, *, examples: int, sequences: int | None
-) -> Workload | None:
+def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -> Workload | None:
     """Settle quantisation, checkpointing and batches; returns the workload that will run."""
+    examples = draft["batch.examples_per_update"]
     most = min(sequences or examples, examples)
     if base is None:
-        _settle_without_shape(now, ledger, most, sequences)
+        _settle_without_shape(draft, most, sequences)
         return None
-    even = ledger.decisions["data.packing"].value != "none" or now.is_char_model
-    places = base.row_tokens
-    limit = worth_at_once(on_gpu=now.on_gpu, even=even, row_tokens=places, most=most)
-    fit = find_fit(now, base, most, limit=limit)
-    _settle_quantization(now, ledger, fit)
-    _settle_checkpointing(now, ledger, fit)
-    _advise(now, ledger, fit)
-    work = _settle_micro_batch(now, ledger, fit, (most, limit), sequences)
-    # Only training rows are packed so that they make whole updates; others fill what they may.
-    places = ledger.decisions["data.max_seq_length"].value
+    even = draft.packed or draft.is_char_model
+    limit = worth_at_once(on_gpu=draft.on_gpu, even=even, row_tokens=base.row_tokens, most=most)
+    fit = find_fit(draft, base, most, limit=limit)
+    _settle_quantization(draft, fit)
+    _settle_checkpointing(draft, fit)
+    _advise(draft, fit)
+    work = _settle_micro_batch(draft, fit, (most, limit), sequences)
+    # Only training rows are packed so that they make whole steps; others fill what they may.
+    places = draft["data.max_seq_length"]
     largest = worth_at_once(
-        on_gpu=now.on_gpu, even=even, row_tokens=places, most=LARGEST_EVAL_BATCH
+        on_gpu=draft.on_gpu, even=even, row_tokens=places, most=LARGEST_EVAL_BATCH
     )
-    _settle_eval_batch(now, ledger, replace(work, row_tokens=places), largest)
-    _settle_memory(now, ledger, work)
+    _settle_eval_batch(draft, replace(work, row_tokens=places), largest)
+    _settle_memory(draft, work)
     return work
 
 
-def _settle_quantization(now: Situation, ledger: Ledger, fit: Fit) -> None:
-    asked, path = now.model.quantization, "model.quantization"
-    chosen, gib = fit.work.quantization, budget_of(now) / GIB
-    if asked == "auto":
-        because = "the base fits as it is; quantising would only cost time and precision"
-        if fit.work.trains_everything:
-            because = "every weight is trained, which needs them unquantised"
-        if chosen == "int4" and fit.fits:
-            because = f"the base does not fit {gib:.1f} GiB in 16 bits, in NF4 it does"
-        elif not fit.fits:
-            because = f"the smallest that may be chosen, and still above {gib:.1f} GiB"
-        if now.kept.quantization:
-            because = KEPT
-        ledger.settle(path, chosen, because, "machine")
+def _gib(draft: PlanDraft) -> str:
+    return f"{budget_of(draft) / GIB:.1f} GiB"
+
+
+def _settle_quantization(draft: PlanDraft, fit: Fit) -> None:
+    chosen = fit.work.quantization
+    if draft.model.quantization != "auto":
+        _settle_asked_quantization(draft, chosen)
         return
-    settled = asked if asked in ("bf16", "fp16") else chosen
-    _settle_asked_quantization(ledger, asked, settled)
+    because = "the base fits as it is; quantising would only cost time and precision"
+    if draft.kept.quantization:
+        because = KEPT
+    elif not fit.fits:
+        because = f"the smallest choice, and still more than {_gib(draft)}"
+    elif chosen == "int4":
+        because = f"the base does not fit {_gib(draft)} in 16 bits; in NF4 it does"
+    elif fit.work.trains_everything:
+        because = "all weights are trained, which needs them unquantised"
+    draft.settle("model.quantization", chosen, because)
 
 
-def _settle_asked_quantization(ledger: Ledger, asked: str, settled: str) -> None:
-    path = "model.quantization"
+def _settle_asked_quantization(draft: PlanDraft, chosen: str) -> None:
+    asked, path = draft.model.quantization, "model.quantization"
     if asked == "fp8":
-        because = "no fp8 kernels for the base yet; int8 takes the same memory"
-        ledger.settle(path, settled, because, "fallback")
-        ledger.supersede(path, f"quantization fp8: {because}")
+        because = "there are no fp8 kernels for the base; int8 takes the same memory"
+        draft.settle(path, "int8", because, "fallback")
+        draft.supersede(path, f"quantization fp8: {because}")
     else:
-        ledger.settle(path, settled, "set in the manifest", "manifest")
+        draft.settle(path, asked if asked in ("bf16", "fp16") else chosen, SET, "manifest")
 
 
-def _settle_checkpointing(now: Situation, ledger: Ledger, fit: Fit) -> None:
+def _settle_checkpointing(draft: PlanDraft, fit: Fit) -> None:
     layers, count = fit.work.shape.layers, fit.work.recomputed_blocks
-    gib = budget_of(now) / GIB
     kind = "none" if count == 0 else ("full" if count == layers else "selective")
-    asked, found = now.config.gradient_checkpointing, now.measured(RECOMPUTING)
+    asked, found = draft.config.gradient_checkpointing, draft.measured(CHECKPOINTING)
     source: Source = "machine"
     if asked != "auto":
-        because, source = "set in the manifest", "manifest"
+        because, source = SET, "manifest"
         if asked == "selective":
-            because = "selective: half of the blocks, more where that does not fit"
+            because = "selective: half of the blocks, more if that does not fit"
+    elif found is not None and found[0] == kind:
+        because, source = found[1], "measurement"
+    elif not fit.fits:
+        because = f"even checkpointing every block does not fit {_gib(draft)}"
+    elif count:
+        rows = fit.work.rows if draft.config.micro_batch_size != "auto" else 1
+        because = f"as few blocks as needed to fit a micro-batch of {rows} in {_gib(draft)}"
     else:
-        because = f"everything fits {gib:.1f} GiB without recomputing"
-        if found is not None and found[0] == kind:
-            because, source = found[1], "measurement"
-        elif count and fit.fits:
-            rows = fit.work.rows if now.config.micro_batch_size != "auto" else 1
-            because = f"as few blocks as let {rows} at once fit {gib:.1f} GiB"
-        elif not fit.fits:
-            because = f"even recomputing everything does not fit {gib:.1f} GiB"
-    ledger.settle(RECOMPUTING, kind, because, source)
-    ledger.settle("kernels.recomputed_blocks", count, because, source)
+        because = f"everything fits {_gib(draft)} without it"
+    draft.settle(CHECKPOINTING, kind, because, source)
+    draft.settle("kernels.recomputed_blocks", count, because, source)
 
 
-def _advise(now: Situation, ledger: Ledger, fit: Fit) -> None:
+def _advise(draft: PlanDraft, fit: Fit) -> None:
     """What the manifest gives up without need: only changes that fit together are advised."""
     if not fit.fits:
         return
-    work, gib = replace(fit.work, rows=1), budget_of(now) / GIB
-    recomputes = now.config.gradient_checkpointing != "auto" and work.recomputed_blocks > 0
+    work, budget = replace(fit.work, rows=1), budget_of(draft)
+    recomputes = draft.config.gradient_checkpointing != "auto" and work.recomputed_blocks > 0
     kept = replace(work, recomputed_blocks=0)
-    if recomputes and fits(now, kept):
+    if recomputes and fits(draft, kept):
         work = kept
-        rows = largest_batch(now, work, fit.work.rows, budget_of(now))
-        text = f"{rows} at once fit without recomputing: gradient_checkpointing: false"
-        ledger.advise(RECOMPUTING, f"{text} is up to 1.4x faster")
+        rows = largest_batch(draft, work, fit.work.rows, budget)
+        text = f"a micro-batch of {rows} fits without it: gradient_checkpointing: false"
+        draft.advise(CHECKPOINTING, f"{text} is up to 1.4x faster")
     plain = replace(work, quantization="none")
-    if now.model.quantization in ("int4", "int8") and now.on_gpu and fits(now, plain):
-        rows = largest_batch(now, plain, fit.work.rows, budget_of(now))
-        text = f"the base fits {gib:.1f} GiB unquantised, with {rows} at once: quantization: none"
-        ledger.advise("model.quantization", f"{text} is faster and more precise")
+    if draft.model.quantization in ("int4", "int8") and draft.on_gpu and fits(draft, plain):
+        rows = largest_batch(draft, plain, fit.work.rows, budget)
+        text = f"the base fits {_gib(draft)} unquantised with a micro-batch of {rows}"
+        text += ": quantization: none is faster and more precise"
+        draft.advise("model.quantization", text)
 
 
 def _settle_micro_batch(
-    now: Situation, ledger: Ledger, fit: Fit, bounds: tuple[int, int], sequences: int | None
+    draft: PlanDraft, fit: Fit, bounds: tuple[int, int], sequences: int | None
 ) -> Workload:
-    """`bounds`: the sequences of an update, and how many of them are worth computing at once."""
+    """`bounds`: the sequences of a step, and how many of them are worth computing at once."""
     most, limit = bounds
-    path, gib = "batch.micro_batch", budget_of(now) / GIB
-    largest, asked = fit.work.rows, now.config.micro_batch_size
+    path, gib = "batch.micro_batch", _gib(draft)
+    largest, asked = fit.work.rows, draft.config.micro_batch_size
     steps: int | None = None
     source: Source = "machine"
     if asked != "auto":
-        micro, because, source = asked, "set in the manifest", "manifest"
+        micro, because, source = asked, SET, "manifest"
         if asked > most:
-            ledger.warn(path, f"a step has only {counted(most, 'sequence')}: no more at once")
-            if ledger.decisions["data.packing"].value == "none" or now.survey.packed is not None:
-                micro, because = most, f"all of a step; the manifest's {asked} are more"
+            text = f"a step has only {counted(most, 'sequence')}: a micro-batch cannot have more"
+            draft.warn(path, text)
+            if not draft.packed or draft.survey.packed is not None:
+                micro, because = most, f"a whole step; micro_batch_size {asked} is more"
     elif sequences is None:
-        micro = largest
-        because = f"as many as fit {gib:.1f} GiB; fewer where an update has fewer"
+        micro, because = largest, f"the most that fits {gib}; less if a step has fewer"
     else:
         micro, steps = even_split(sequences, largest)
-        because = f"up to {largest} fit {gib:.1f} GiB"
+        because = f"up to {largest} fit {gib}"
         if largest == most:
-            because = f"the whole update fits {gib:.1f} GiB"
+            because = f"a whole step fits {gib}"
         elif largest == limit:
-            because = f"a CPU is fastest with about {CPU_PLACES_AT_ONCE:,} places at once"
-        found = now.measured(path)
+            because = f"a CPU is fastest with about {CPU_PLACES_AT_ONCE:,} tokens at once"
+        found = draft.measured(path)
         if found is not None and fit.fits and found[0] < micro:
             micro, steps = even_split(sequences, found[0])
-            because, source = f"{found[0]} at once were {found[1]}", "measurement"
+            because, source = f"a micro-batch of {found[0]} was {found[1]}", "measurement"
     if not fit.fits:
-        because = f"not even this fits {gib:.1f} GiB"
-    ledger.settle(path, micro, because, source)
-    _settle_accumulation(ledger, sequences, micro, steps)
+        because = f"not even this fits {gib}"
+    draft.settle(path, micro, because, source)
+    _settle_accumulation(draft, sequences, micro, steps)
     rows = min(micro, most)  # of what is not counted yet, memory is that of what is expected
     return replace(fit.work, rows=rows, accumulates=sequences is None or rows < sequences)
 
 
 def _settle_accumulation(
-    ledger: Ledger, sequences: int | None, micro: int, steps: int | None = None
+    draft: PlanDraft, sequences: int | None, micro: int, steps: int | None = None
 ) -> None:
+    path = "batch.accumulation"
     if sequences is None:
-        ledger.unknown("batch.accumulation", "the sequences of an update are not known yet")
+        draft.unknown("the sequences per step are not known yet", path)
         return
     steps = steps or math.ceil(sequences / micro)
     each = f"{micro}" if steps * micro == sequences else f"at most {micro}"
     whole = "the one sequence" if sequences == 1 else f"the {sequences} sequences"
-    because = f"{steps} × {each} make up {whole} of an update"
-    ledger.settle("batch.accumulation", steps, because, "machine")
+    draft.settle(path, steps, f"{steps} × {each} make up {whole} of a step")
 
 
-def _settle_eval_batch(now: Situation, ledger: Ledger, work: Workload, largest: int) -> None:
-    path, budget = "batch.eval_batch", budget_of(now)
-    asked = now.config.eval_batch_size
+def _settle_eval_batch(draft: PlanDraft, work: Workload, largest: int) -> None:
+    path, budget = "batch.eval_batch", budget_of(draft)
+
+    def too_large(rows: int) -> bool:
+        return eval_bytes(draft, replace(work, rows=rows)) > budget
+
+    asked = draft.config.eval_batch_size
     if asked != "auto":
-        ledger.settle(path, asked, "set in the manifest", "manifest")
-        if eval_bytes(now, replace(work, rows=asked)) > budget:
-            ledger.warn(path, f"{asked} at once will not fit at evaluation")
+        draft.settle(path, asked, SET, "manifest")
+        if too_large(asked):
+            draft.warn(path, f"an evaluation batch of {asked} will not fit")
         return
     rows = 1
-    while 2 * rows <= largest and eval_bytes(now, replace(work, rows=2 * rows)) <= budget:
+    while 2 * rows <= largest and not too_large(2 * rows):
         rows *= 2
-    because = f"nothing is kept for a backward; as many as fit, at most {largest}"
-    if eval_bytes(now, replace(work, rows=1)) > budget:
-        because = "not even one fits at evaluation"
-    ledger.settle(path, rows, because, "machine")
+    because = f"no backward, so as many as fit, at most {largest}"
+    if too_large(1):
+        because = "not even one fits in evaluation"
+    draft.settle(path, rows, because)
 
 
-def _settle_budget(now: Situation, ledger: Ledger) -> int:
-    budget = budget_of(now)
-    limited = budget < now.target.budget_bytes
-    because = "vram_limit" if limited else now.target.budget_because
-    ledger.settle("memory.budget_bytes", budget, because, "manifest" if limited else "machine")
-    path, capped = "memory.cap_bytes", limited or because == "--vram"
-    if capped and now.on_gpu:
-        ledger.settle(path, budget, f"{because}: the run is held to it", "manifest")
+def _settle_budget(draft: PlanDraft) -> int:
+    budget = budget_of(draft)
+    limited = budget < draft.target.budget_bytes
+    because = "vram_limit" if limited else draft.target.budget_because
+    draft.settle("memory.budget_bytes", budget, because, "manifest" if limited else "machine")
+    if draft.on_gpu and (limited or because == "--vram"):
+        draft.settle("memory.cap_bytes", budget, f"{because}: enforced in the run", "manifest")
     else:
-        ledger.settle(path, None, "no limit was asked for", "machine")
+        draft.settle("memory.cap_bytes", None, "no limit was asked for")
     return budget
 
 
-def _settle_memory(now: Situation, ledger: Ledger, work: Workload) -> None:
-    budget = _settle_budget(now, ledger)
-    peak = peak_bytes(now, work)
-    parts = estimate_here(now, work).parts()
-    if not now.on_gpu:
+def _settle_memory(draft: PlanDraft, work: Workload) -> None:
+    budget, peak = _settle_budget(draft), peak_bytes(draft, work)
+    parts = estimate_here(draft, work).parts()
+    if not draft.on_gpu:
         parts["cuda_context"] = 0
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
     words = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f}" for name, size in largest)
-    _, how = now.calibrations.of(work)
+    _, how = draft.calibrations.of(work)
     source: Source = "measurement" if how.startswith("calibrated") else "machine"
-    ledger.settle("memory.peak_bytes", peak, f"estimate in GiB: {words} ({how})", source)
-    ledger.settle("memory.workload", workload_as_dict(work), "what was estimated", "machine")
-    ledger.settle("memory.parts", parts, "estimate by purpose", "machine")
-    ledger.settle(
-        "memory.fits", peak <= budget, f"{peak / GIB:.1f} of {budget / GIB:.1f} GiB", "machine"
-    )
+    draft.settle("memory.peak_bytes", peak, f"estimate in GiB: {words} ({how})", source)
+    draft.settle("memory.workload", workload_as_dict(work), "what was estimated")
+    draft.settle("memory.parts", parts, "estimate by purpose")
+    draft.settle("memory.fits", peak <= budget, f"{peak / GIB:.1f} of {budget / GIB:.1f} GiB")
     if peak > budget:
-        text = f"needs {peak / GIB:.1f} GiB and has {budget / GIB:.1f}"
-        ledger.warn("memory.fits", f"{text}: {way_out(now, work)}")
+        text = f"needs {peak / GIB:.1f} GiB and has {budget / GIB:.1f} GiB"
+        draft.warn("memory.fits", f"{text}: {way_out(draft, work)}")
 
 
-def _settle_without_shape(now: Situation, ledger: Ledger, most: int, sequences: int | None) -> None:
-    """Nothing can be estimated: what was written is taken, and the start of the run will probe."""
-    reason, config = now.resolved.shape_from, now.config
-    asked_base = now.model.quantization
+def _settle_without_shape(draft: PlanDraft, most: int, sequences: int | None) -> None:
+    """Nothing can be estimated: what is written is taken, and the start of the run will probe."""
+    reason, config = draft.resolved.shape_from, draft.config
+    asked_base = draft.model.quantization
     if asked_base == "auto":
-        because = f"its size is not known: {reason}"
-        ledger.settle("model.quantization", "none", because, "preset")
+        because = f"the size of the model is not known: {reason}"
+        draft.settle("model.quantization", "none", because, "preset")
     else:
-        settled = "int8" if asked_base == "fp8" else asked_base
-        _settle_asked_quantization(ledger, asked_base, settled)
+        _settle_asked_quantization(draft, asked_base)
     asked = config.gradient_checkpointing
     if asked == "auto":
         because = f"memory cannot be estimated: {reason}"
-        ledger.settle(RECOMPUTING, "none", because, "preset")
+        draft.settle(CHECKPOINTING, "none", because, "preset")
     else:
         kind = {"True": "full", "False": "none"}.get(str(asked), str(asked))
-        ledger.settle(RECOMPUTING, kind, "set in the manifest", "manifest")
-    ledger.unknown("kernels.recomputed_blocks", reason)
+        draft.settle(CHECKPOINTING, kind, SET, "manifest")
+    draft.unknown(reason, "kernels.recomputed_blocks")
     written = config.micro_batch_size if config.micro_batch_size != "auto" else config.batch_size
     micro = min(written, most) if written != "auto" else 1
     source: Source = "preset" if written == "auto" else "manifest"
     because = f"{'one' if written == 'auto' else 'as written'}; what fits is not known: {reason}"
-    ledger.settle("batch.micro_batch", micro, because, source)
-    _settle_accumulation(ledger, sequences, micro)
-    if config.eval_batch_size == "auto":
-        ledger.settle("batch.eval_batch", micro, "as many as in training", "preset")
-    else:
-        now.pass_on(ledger, "batch.eval_batch", "eval_batch_size")
-    _settle_budget(now, ledger)
-    for key in ("peak_bytes", "parts", "fits", "workload"):
-        ledger.unknown(f"memory.{key}", reason)
+    draft.settle("batch.micro_batch", micro, because, source)
+    _settle_accumulation(draft, sequences, micro)
+    because = "the same as in training"
+    draft.choose("batch.eval_batch", "eval_batch_size", micro, because, "preset")
+    _settle_budget(draft)
+    draft.unknown(reason, *(f"memory.{key}" for key in ("peak_bytes", "parts", "fits", "workload")))

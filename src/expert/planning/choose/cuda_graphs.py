@@ -1,87 +1,76 @@
-"""Whether forward and backward are recorded as CUDA graphs: where launching takes longer."""
+"""Whether forward and backward are captured as CUDA graphs: where launching takes longer."""
 
 from __future__ import annotations
 
-from expert.planning.choose.kernels import LIKELY_SHARE_OF_PEAK
-from expert.planning.choose.length import peak_flops
-from expert.planning.decisions import Ledger
+from expert.planning.choose.length import LIKELY_SHARE_OF_PEAK, peak_flops
+from expert.planning.draft import SET, PlanDraft
 from expert.planning.memory.fitting import budget_of, peak_bytes
 from expert.planning.memory.memory import resting_bytes
 from expert.planning.memory.workload import Workload, flops_per_token
-from expert.planning.situation import Situation
 
 PATH = "kernels.cuda_graphs"
 # Seconds to launch the kernels of one block, forward and backward, on an H200 with a slow host:
 # LoRA on all projections 232 ms for 30 blocks (docs/benchmarks/small-updates-h200.json), 414
 # for 28 (planted-faults-h200.json, slow copies), 14.3 ms for the 6 of the character GPT
-# (char-gpt-h200.json). Other hosts are faster; to record what did not need it costs little.
+# (char-gpt-h200.json). Other hosts are faster; capturing without need costs little.
 LAUNCH_SECONDS = {"adapter": 0.011, "plain": 0.0024}
 COMPILED_SHARE = 0.5
 """What is left of that where blocks are compiled: fewer kernels, but a graph to call for each (109
 of the 232 ms)."""
 
 
-def choose_graphs(
-    now: Situation, ledger: Ledger, work: Workload | None, *, packed: bool, compiled: bool
-) -> bool:
-    """Recorded where the manifest says so, or where the card would wait for its host."""
-    asked = now.config.use_cuda_graphs
-    obstacle = _cannot_record(now, ledger, packed=packed)
+def choose_graphs(draft: PlanDraft, work: Workload | None) -> None:
+    """Captured where the manifest says so, or where the GPU would wait for its host."""
+    asked = draft.config.use_cuda_graphs
+    obstacle = _cannot_capture(draft)
     if asked is False:
-        ledger.settle(PATH, False, "set in the manifest", "manifest")
+        draft.settle(PATH, False, SET, "manifest")
     elif obstacle:
-        ledger.settle(PATH, False, obstacle, "machine" if asked == "auto" else "fallback")
+        draft.settle(PATH, False, obstacle, "machine" if asked == "auto" else "fallback")
         if asked is True:
-            ledger.warn(PATH, f"use_cuda_graphs was asked for, but {obstacle}")
+            draft.warn(PATH, f"use_cuda_graphs: true, but {obstacle}")
     elif asked is True:
-        ledger.settle(PATH, True, "set in the manifest", "manifest")
-    elif now.config.deterministic:
-        because = "a resumed run begins with passes that are not recorded: the bits might differ"
-        ledger.settle(PATH, False, because, "machine")
-    elif (found := now.measured(PATH)) is not None:
-        ledger.settle(PATH, *found, "measurement")
+        draft.settle(PATH, True, SET, "manifest")
+    elif draft.config.deterministic:
+        draft.settle(PATH, False, "a resumed run starts uncaptured: the bits might differ")
+    elif (found := draft.measured(PATH)) is not None:
+        draft.settle(PATH, *found, "measurement")
     else:
-        ledger.settle(PATH, *_pays(now, work, compiled=compiled), "machine")
-    return bool(ledger.decisions[PATH].value)
+        draft.settle(PATH, *_pays(draft, work))
 
 
-def _cannot_record(now: Situation, ledger: Ledger, *, packed: bool) -> str:
-    """Why passes cannot be recorded at all, or nothing."""
-    if not now.on_gpu:
-        return "only CUDA has graphs"
-    if not (packed or now.is_char_model):
-        return "widths of padded rows vary: each would be recorded anew"
-    if now.config.adapter_type == "adalora":
-        return "AdaLoRA's penalty counts the targets of every batch"
-    recomputes = ledger.decisions["kernels.checkpointing"].value != "none"
-    drops = ledger.decisions["adapter.dropout"].value or _drops_of_itself(now)
-    if recomputes and drops:
-        return "recomputed blocks that draw dropout save the random state, which no graph can"
-    mode = ledger.decisions["kernels.compile_mode"].value
-    if ledger.decisions["kernels.compile"].value and mode in ("reduce-overhead", "max-autotune"):
-        return f"torch_compile_mode {mode} records graphs of its own"
+def _cannot_capture(draft: PlanDraft) -> str:
+    """Why passes cannot be captured at all, or nothing."""
+    if not draft.on_gpu:
+        return "CUDA graphs need a GPU"
+    if not (draft.packed or draft.is_char_model):
+        return "padded rows vary in width: each width would be captured again"
+    if draft.config.adapter_type == "adalora":
+        return "AdaLoRA's penalty depends on the targets of each batch"
+    shape = draft.model.architecture  # the character model has a dropout of its own
+    drops = draft["adapter.dropout"] or (shape is not None and bool(shape.dropout))
+    if draft["kernels.checkpointing"] != "none" and drops:
+        return "checkpointed blocks with dropout save the random state, which a graph cannot"
+    mode = draft["kernels.compile_mode"]
+    if draft["kernels.compile"] and mode in ("reduce-overhead", "max-autotune"):
+        return f"torch_compile_mode {mode} captures graphs of its own"
     return ""
 
 
-def _drops_of_itself(now: Situation) -> bool:
-    """Whether the character model draws dropout: its own, not that of an adapter."""
-    shape = now.model.architecture
-    return shape is not None and bool(shape.dropout)
-
-
-def _pays(now: Situation, work: Workload | None, *, compiled: bool) -> tuple[bool, str]:
-    """Whether launching would take longer than computing, and there is memory to spare: recorded
+def _pays(draft: PlanDraft, work: Workload | None) -> tuple[bool, str]:
+    """Whether launching would take longer than computing, and there is memory to spare: captured
     passes keep theirs, while an evaluation or a batch of another shape needs as much again."""
-    peak = peak_flops(now, work.precision) if work is not None else None
+    peak = peak_flops(draft, work.precision) if work is not None else None
     if work is None or peak is None:
-        return False, "how long a pass computes is not known"
+        return False, "the compute time of a pass is not known"
     kind = "plain" if work.adapter in ("full", "none") else "adapter"
-    launching = LAUNCH_SECONDS[kind] * work.shape.layers * (COMPILED_SHARE if compiled else 1)
-    mean = min(now.survey.mean_tokens or work.row_tokens, work.row_tokens)
-    computing = work.tokens * flops_per_token(work, mean) / (LIKELY_SHARE_OF_PEAK * peak)
-    times = f"computing about {1e3 * computing:.0f} ms, launching up to {1e3 * launching:.0f}"
+    share = COMPILED_SHARE if draft["kernels.compile"] else 1
+    launching = LAUNCH_SECONDS[kind] * work.shape.layers * share
+    flops = flops_per_token(work, draft.mean_document(work.row_tokens))
+    computing = work.tokens * flops / (LIKELY_SHARE_OF_PEAK * peak)
+    times = f"about {1e3 * computing:.0f} ms of compute, up to {1e3 * launching:.0f} ms of launches"
     if computing >= launching:
-        return False, f"the host keeps up: a pass takes {times}"
-    if 2 * peak_bytes(now, work) - resting_bytes(work) > budget_of(now):
-        return False, f"memory is short for it: recorded passes keep theirs ({times})"
-    return True, f"the card would wait for its host: {times}"
+        return False, f"the host keeps up: {times} per pass"
+    if 2 * peak_bytes(draft, work) - resting_bytes(work) > budget_of(draft):
+        return False, f"too little memory: captured passes keep theirs ({times} per pass)"
+    return True, f"the GPU would wait for its host: {times} per pass"

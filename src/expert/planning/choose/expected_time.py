@@ -18,7 +18,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from expert.planning.choose.length import peak_flops, peak_of, rate_of_this, total_tokens
+from expert.planning.decisions import Source
+from expert.planning.draft import PlanDraft
+from expert.planning.machine.cards import CARDS, MEMORY_TOLERANCE
+from expert.planning.measurements import MeasuredRate
 from expert.planning.memory.workload import Workload, flops_per_token
+from expert.planning.survey import local_path, survey_file
 
 Range = tuple[float, float]
 """From the shortest to the longest that is to be expected."""
@@ -142,13 +148,13 @@ def expected_time(
 ) -> ExpectedTime:
     """All parts of a run whose training goes at a rate between these."""
     slow, fast = rate
-    train = (run.tokens / fast, run.tokens / slow)
     evaluated = run.evaluated_tokens
+    load = _over(2.0 * run.work.shape.parameters, _LOAD_BYTES)  # 16 bits a weight on disk
     parts = {
         "prepare": _over(run.unprepared_tokens, _PREPARED_TOKENS),
-        "start": _plus(_START[device], _over(_weight_bytes(run.work), _LOAD_BYTES)),
+        "start": (_START[device][0] + load[0], _START[device][1] + load[1]),
         "compile": _COMPILE if run.compiled and device == "cuda" else (0.0, 0.0),
-        "train": train,
+        "train": (run.tokens / fast, run.tokens / slow),
         "evaluate": (evaluated * _EVALUATION[0] / fast, evaluated * _EVALUATION[1] / slow),
     }
     return ExpectedTime(parts, because, measured)
@@ -173,17 +179,8 @@ def _losses(run: RunShape) -> float:
     return times * (_SLOW_ATTENTION if slow else 1.0)
 
 
-def _weight_bytes(work: Workload) -> float:
-    """Read from disk: 16 bits a weight, whatever they become."""
-    return 2.0 * work.shape.parameters
-
-
 def _over(amount: float, rates: Range) -> Range:
     return amount / rates[1], amount / rates[0]
-
-
-def _plus(one: Range, other: Range) -> Range:
-    return one[0] + other[0], one[1] + other[1]
 
 
 def _between(points: tuple[tuple[float, float], ...], size: float) -> float:
@@ -194,3 +191,120 @@ def _between(points: tuple[tuple[float, float], ...], size: float) -> float:
         if size <= high:
             return first + (second - first) * math.log(size / low) / math.log(high / low)
     return points[-1][1]
+
+
+# --- of a plan -----------------------------------------------------------------------------------
+
+
+def settle_expected_time(draft: PlanDraft, work: Workload | None) -> None:
+    """The time from the command to the end, as a range, and what it is based on."""
+    found = _expected(draft, work)
+    paths = ("length.expected_seconds", "length.expected_parts")
+    if isinstance(found, str):
+        draft.unknown(found, *paths)
+        return
+    source: Source = "measurement" if found.measured else "machine"
+    draft.settle(paths[0], found.seconds, found.because, source)
+    parts = {name: list(part) for name, part in found.parts.items()}
+    draft.settle(paths[1], parts, found.because, source)
+
+
+def _expected(draft: PlanDraft, work: Workload | None) -> ExpectedTime | str:
+    """The time, or why it is not known."""
+    if work is None:
+        return draft.resolved.shape_from
+    run = _run_shape(draft, work)
+    if isinstance(run, str):
+        return run
+    measured, near = rate_of_this(draft), _rate_of_this_model(draft)
+    if measured is not None:
+        because = f"{measured.tokens_per_second:,.0f} tokens/s measured on {measured.measured_on} "
+        because += "in a run like this one"
+        kind = "run" if measured.row_tokens else "ladder"
+        rate = known_rate(measured.tokens_per_second, kind)
+    elif near is not None:
+        because = f"estimated: {near.tokens_per_second:,.0f} tokens/s measured on "
+        because += f"{near.measured_on} for this model on {near.card} with other settings"
+        rate = known_rate(near.tokens_per_second, "other")
+    elif not draft.on_gpu:
+        because = f"estimated roughly: 10 to 60 GFLOP/s on each of {draft.target.cores} cores (a "
+        because += "Xeon reached 39 to 49)"
+        rate = cpu_rate(run, draft.target.cores)
+    else:
+        peak, of = _peaks(draft, work.precision)
+        if peak is None:
+            return of
+        rate = gpu_rate(run, peak=peak, measured_card=draft.card_key == MEASURED_CARD)
+        low, high = (each * flops_per_token(work, run.mean_tokens) for each in rate)
+        because = f"estimated: {low / peak[0]:.0%} to {high / peak[1]:.0%} of the peak of {of}, "
+        because += "from runs on an H200"
+    known = measured is not None
+    return expected_time(run, rate, because, measured=known, device=draft.target.device)
+
+
+def _peaks(draft: PlanDraft, precision: str) -> tuple[Range | None, str]:
+    """Peak of the card and its name; of a card that is known by its memory alone, from the slowest
+    to the fastest of those that have as much. None with the reason where nobody knows."""
+    peak, size = peak_flops(draft, precision), draft.target.budget_bytes
+    if peak is not None:
+        return (peak, peak), draft.target.name
+    if draft.target.card is None and not draft.target.is_this_machine:
+        found = [
+            (peak_of(card, precision), card.name)
+            for card in CARDS
+            if abs(card.memory_gib * 2**30 / size - 1) <= MEMORY_TOLERANCE
+        ]
+        known = sorted((peak, name) for peak, name in found if peak is not None)
+        if known:
+            (slow, first), (fast, last) = known[0], known[-1]
+            return (slow, fast), f"cards with as much memory, {first} to {last}"
+    return None, f"the peak of {draft.target.name} is not known"
+
+
+def _rate_of_this_model(draft: PlanDraft) -> MeasuredRate | None:
+    """The newest rate of the same card, model, adapter and base, whatever its settings."""
+    model = (draft.card_key, draft.model_key, draft.config.adapter_type)
+    wanted = (*model, str(draft["model.quantization"]))
+    for rate in reversed(draft.rates):
+        same = (rate.card, rate.model, rate.adapter, rate.quantization) == wanted
+        if same and (draft.parameters is None or rate.parameters in (None, draft.parameters)):
+            return rate
+    return None
+
+
+def _run_shape(draft: PlanDraft, work: Workload) -> RunShape | str:
+    """What the time follows from, or why it is not known."""
+    steps, tokens = draft["length.total_steps"], total_tokens(draft)
+    if not steps or tokens is None:
+        return "there are no rows" if draft["length.rows"] == 0 else draft.survey.because
+    data, all_tokens = draft.dataset, float(draft.survey.tokens or 0)
+    evaluated = all_tokens * data.validation_split
+    if data.validation_path:
+        path = local_path(data.validation_path, draft.folder)
+        evaluated = float(survey_file(path).tokens or 0)
+    prepared = draft.survey.tokens_from == "prepared" or draft.is_char_model
+    return RunShape(
+        work=work,
+        tokens=tokens,
+        steps=steps,
+        micro_batches=draft["batch.accumulation"] or 1,
+        mean_tokens=draft.mean_document(work.row_tokens),
+        compiled=bool(draft["kernels.compile"]),
+        recorded=bool(draft["kernels.cuda_graphs"]),
+        packed=draft.packed,
+        characters=draft.is_char_model,
+        evaluated_tokens=evaluated * _evaluations(draft, steps),
+        unprepared_tokens=0.0 if prepared else all_tokens,
+    )
+
+
+def _evaluations(draft: PlanDraft, steps: int) -> float:
+    """How often the validation rows are evaluated."""
+    strategy, eval_steps = draft["watch.evaluation_strategy"], draft["watch.eval_steps"]
+    if strategy == "no":
+        return 0
+    if strategy == "steps" and eval_steps:
+        return steps // int(eval_steps) + 1
+    per_epoch = draft["length.steps_per_epoch"]
+    done = steps / per_epoch if per_epoch else float(draft.config.epochs)
+    return max(1, math.ceil(done / max(1, int(draft["watch.eval_every_epochs"]))))

@@ -3,257 +3,226 @@
 from __future__ import annotations
 
 from expert.core.text import counted
-from expert.planning.choose.gains import COMPILE_PAYS_AFTER_SECONDS
-from expert.planning.decisions import Ledger
-from expert.planning.situation import Situation
+from expert.planning.draft import SET, PlanDraft
 
 AMPERE = (8, 0)
 HOPPER = (9, 0)
 TRITON_LEAST = (7, 0)
+COMPILED = 1.3
+"""Compiled blocks ran 1.3x (8B) to 2.0x (0.6B) as fast on an H200 with LoRA, two steps timed each
+(docs/benchmarks/memory-h200.json). One card, one family: for others run expert benchmark."""
+NOT_RECOMPUTED = 1.35
+"""Checkpointing all blocks cost LoRA 1.35-1.46x of the time (docs/benchmarks/memory-h200.json)."""
+COMPILE_PAYS_AFTER_SECONDS = 120
+"""The first compiled step took 7-18 s there. At 1.3x, 18 s are won back after 80 s; other cards
+compile no faster, so two minutes it is."""
 COMPILE_PAYS_FROM_FILL = 0.7
-"""Compiled blocks want one width and ran 1.3-2.0x as fast; batches of varying width leave out what
-is empty."""
-# Well-tuned loops reach 35-65 % of a card's bf16 peak; this only decides whether a run is short.
-LIKELY_SHARE_OF_PEAK = 0.4
+"""Compiled blocks need a fixed batch width and ran 1.3-2.0x as fast; batches of varying width leave
+out what is empty."""
 FEW_EXAMPLES = 1000
 FEW_STEPS = 50
 
 
-def choose_precision(now: Situation, ledger: Ledger) -> str:
+def choose_precision(draft: PlanDraft) -> None:
     """bf16 where the card has it, else fp16 with loss scaling; fp32 on a CPU or when asked for."""
-    asked_bf16, asked_fp16 = now.config.bf16, now.config.fp16
-    path = "kernels.precision"
-    if asked_bf16 is True:
-        chosen = _asked_bf16(now, ledger, path)
-    elif asked_fp16 is True and not now.on_gpu:
-        because = "fp16 was asked for, but it trains only on a GPU"
-        ledger.warn(path, because)
-        chosen = ledger.settle(path, "fp32", because, "fallback")
-    elif asked_fp16 is True:
-        if now.has_capability(AMPERE):
-            ledger.advise(path, f"bf16: true is as fast on {now.target.name} and needs no scaling")
-        chosen = ledger.settle(path, "fp16", "set in the manifest", "manifest")
-    elif asked_bf16 is False and asked_fp16 is False:
-        if now.on_gpu:
-            ledger.warn(path, "fp32 leaves the tensor cores to TF32 and doubles the memory")
-        chosen = ledger.settle(path, "fp32", "bf16 and fp16 are both false", "manifest")
-    elif not now.on_gpu:
-        chosen = ledger.settle(path, "fp32", "CPUs compute float32 best", "machine")
-    elif now.has_capability(AMPERE) and asked_bf16 == "auto":
-        because = f"{now.card_words} has bf16 tensor cores"
-        if now.target.capability is None:
+    bf16, fp16, path = draft.config.bf16, draft.config.fp16, "kernels.precision"
+    able = draft.has_capability(AMPERE)
+    if bf16 is True and draft.on_gpu and not able:
+        because = f"bf16: true, but {draft.card_words} has no bf16: fp16 with loss scaling"
+        draft.warn(path, because)
+        chosen = draft.settle(path, "fp16", because, "fallback")
+    elif bf16 is True:
+        if not draft.on_gpu:
+            draft.warn(path, "bf16 on a CPU is slower than fp32 unless it has AMX or bf16 units")
+        chosen = draft.settle(path, "bf16", SET, "manifest")
+    elif fp16 is True and not draft.on_gpu:
+        because = "fp16: true, but fp16 trains only on a GPU"
+        draft.warn(path, because)
+        chosen = draft.settle(path, "fp32", because, "fallback")
+    elif fp16 is True:
+        if able:
+            text = f"bf16: true is as fast on {draft.target.name} and needs no loss scaling"
+            draft.advise(path, text)
+        chosen = draft.settle(path, "fp16", SET, "manifest")
+    elif bf16 is False and fp16 is False:
+        if draft.on_gpu:
+            draft.warn(path, "fp32 uses the tensor cores only through TF32 and doubles the memory")
+        chosen = draft.settle(path, "fp32", "bf16 and fp16 are both false", "manifest")
+    elif not draft.on_gpu:
+        chosen = draft.settle(path, "fp32", "fastest on most CPUs")
+    elif able and bf16 == "auto":
+        because = f"{draft.card_words} has bf16 tensor cores"
+        if draft.target.capability is None:
             because = "no card is named; every one since 2020 has bf16 tensor cores"
-        chosen = ledger.settle(path, "bf16", because, "machine")
-    elif asked_fp16 == "auto":
-        ruled_out = "bf16 is ruled out" if asked_bf16 is False else f"{now.card_words} has no bf16"
-        chosen = ledger.settle(path, "fp16", f"{ruled_out}; loss scaling on", "machine")
+        chosen = draft.settle(path, "bf16", because)
+    elif fp16 == "auto":
+        ruled_out = "bf16 is false" if bf16 is False else f"{draft.card_words} has no bf16"
+        chosen = draft.settle(path, "fp16", f"{ruled_out}; with loss scaling")
     else:
-        because = f"{now.card_words} has no bf16 and fp16 is ruled out"
-        chosen = ledger.settle(path, "fp32", because, "machine")
+        because = f"{draft.card_words} has no bf16, and fp16 is switched off"
+        chosen = draft.settle(path, "fp32", because)
     scaling = chosen == "fp16"
     because = "fp16 gradients underflow without it" if scaling else f"not needed with {chosen}"
-    ledger.settle("kernels.loss_scaling", scaling, because, "machine")
-    return str(chosen)
+    draft.settle("kernels.loss_scaling", scaling, because)
 
 
-def _asked_bf16(now: Situation, ledger: Ledger, path: str) -> str:
-    if now.on_gpu and not now.has_capability(AMPERE):
-        because = f"bf16 was asked for, but {now.card_words} has no bf16: fp16 with loss scaling"
-        ledger.warn(path, because)
-        return str(ledger.settle(path, "fp16", because, "fallback"))
-    if not now.on_gpu:
-        ledger.warn(path, "bf16 on a CPU is slower than fp32 unless it has AMX or bf16 units")
-    return str(ledger.settle(path, "bf16", "set in the manifest", "manifest"))
-
-
-def choose_tf32(now: Situation, ledger: Ledger) -> None:
-    """TF32 for what float32 products are left, from Ampere on."""
-    asked, path = now.config.use_tf32, "kernels.tf32"
-    able = now.has_capability(AMPERE)
-    if asked == "auto":
-        because = "free on cards from 8.0 on" if able else f"{now.card_words} has no TF32"
-        ledger.settle(path, able, because, "machine")
-    elif asked and not able:
-        because = f"asked for, but {now.card_words} has no TF32"
-        ledger.warn(path, because)
-        ledger.settle(path, False, because, "fallback")
+def choose_tf32(draft: PlanDraft) -> None:
+    """TF32 for the float32 products that are left, from Ampere on."""
+    path, able = "kernels.tf32", draft.has_capability(AMPERE)
+    if draft.config.use_tf32 is True and not able:
+        because = f"TF32 was asked for, but {draft.card_words} has none"
+        draft.warn(path, because)
+        draft.settle(path, False, because, "fallback")
     else:
-        ledger.settle(path, asked, "set in the manifest", "manifest")
+        because = "no cost from capability 8.0 on" if able else f"{draft.card_words} has no TF32"
+        draft.choose(path, "use_tf32", able, because)
 
 
-def choose_attention(
-    now: Situation, ledger: Ledger, *, packed: bool, compiled: bool, precision: str
-) -> str:
+def choose_attention(draft: PlanDraft) -> None:
     """Kernels that keep packed documents apart; SDPA for rows alone, on older cards, in fp32.
 
-    What takes the place of use_sdpa depends on the card: only here is that known.
+    What replaces use_sdpa depends on the card, which is known only here.
     """
-    chosen = _chosen_attention(now, ledger, packed=packed, compiled=compiled, precision=precision)
-    config = now.config
+    _settle_attention(draft)
+    config, chosen = draft.config, draft["kernels.attention"]
     if config.use_sdpa is True and config.attention == "auto" and chosen != "sdpa":
-        text = f"use_sdpa: packed rows are kept apart by {chosen} attention; SDPA would need a mask"
-        ledger.supersede("kernels.attention", f"{text} of every pair of tokens")
-    return chosen
+        text = f"use_sdpa: {chosen} attention keeps packed rows apart; SDPA would need a mask of"
+        draft.supersede("kernels.attention", f"{text} every pair of tokens")
 
 
-def _chosen_attention(
-    now: Situation, ledger: Ledger, *, packed: bool, compiled: bool, precision: str
-) -> str:
-    config, path = now.config, "kernels.attention"
-    able = now.has_capability(AMPERE)
-    flashes = able and precision != "fp32"
+def _settle_attention(draft: PlanDraft) -> None:
+    config, path = draft.config, "kernels.attention"
+    able, packed = draft.has_capability(AMPERE), draft.packed
+    flashes = able and draft["kernels.precision"] != "fp32"
     asked = config.attention
     if asked == "auto" and config.flash_attention_2:
         asked = "flash"
     if asked == "auto" and config.use_sdpa is True and not packed:
-        return str(ledger.settle(path, "sdpa", "use_sdpa in the manifest", "manifest"))
+        draft.settle(path, "sdpa", "use_sdpa in the manifest", "manifest")
+        return
     if (asked == "flash" and not flashes) or (asked == "flex" and not able):
-        lacking = f"{now.card_words} has no kernel for it" if not able else "it takes 16 bits only"
+        lacking = f"{draft.card_words} has no kernel for it" if not able else "it needs 16 bits"
         because = f"{asked} was asked for, but {lacking}"
-        ledger.warn(path, because)
-        return str(ledger.settle(path, "sdpa", because, "fallback"))
+        draft.warn(path, because)
+        draft.settle(path, "sdpa", because, "fallback")
+        return
     if asked != "auto":
         if asked == "eager":
-            ledger.warn(path, "eager attention keeps every score: memory grows with the square")
-        because = "set in the manifest"
-        if config.attention == "auto":
-            because = "flash_attention_2 in the manifest; torch's own flash kernels"
-        return str(ledger.settle(path, asked, because, "manifest"))
-    found = _measured_attention(now, packed=packed, compiled=compiled)
+            draft.warn(path, "eager attention keeps every score: memory grows quadratically")
+        own = config.attention != "auto"
+        because = SET if own else "flash_attention_2 in the manifest; torch's own flash kernels"
+        draft.settle(path, asked, because, "manifest")
+        return
+    found = _measured_attention(draft)
     if found is not None and (found[0] != "flash" or flashes):
-        return str(ledger.settle(path, *found, "measurement"))
-    if packed and compiled and now.target.capability == HOPPER:
+        draft.settle(path, *found, "measurement")
+    elif packed and draft["kernels.compile"] and draft.target.capability == HOPPER:
         # docs/benchmarks/training-speed-h200.json: 117,143 against 108,998 tokens/s at 0.6B in one
         # run; at 8B, in two runs, 16,415 against 16,229.
         because = "FlexAttention with document masks ran 1.07x as fast as flash on an H200 (0.6B)"
-        return str(ledger.settle(path, "flex", because, "measurement"))
-    if packed and flashes:
-        because = "packed documents are kept apart by variable-length flash attention"
-        return str(ledger.settle(path, "flash", because, "machine"))
-    because = "rows alone: SDPA picks its fastest kernel"
-    if packed:
-        lacking = f"{now.card_words} has no variable-length kernel"
-        if able:
-            lacking = "variable-length flash attention takes 16 bits only"
-        because = f"{lacking}: SDPA with a document mask"
-    return str(ledger.settle(path, "sdpa", because, "machine"))
+        draft.settle(path, "flex", because, "measurement")
+    elif packed and flashes:
+        because = "variable-length flash attention keeps packed documents apart"
+        draft.settle(path, "flash", because)
+    elif packed:
+        lacking = f"{draft.card_words} has no variable-length kernel"
+        lacking = "variable-length flash attention needs 16 bits" if able else lacking
+        draft.settle(path, "sdpa", f"{lacking}: SDPA with a document mask")
+    else:
+        draft.settle(path, "sdpa", "rows are not packed: SDPA picks its fastest kernel")
 
 
-def _measured_attention(now: Situation, *, packed: bool, compiled: bool) -> tuple[str, str] | None:
-    """What a ladder found fastest with blocks as they are now; eager takes too much memory."""
-    found, compiled_then = now.measured("kernels.attention"), now.measured("kernels.compile")
+def _measured_attention(draft: PlanDraft) -> tuple[str, str] | None:
+    """What a benchmark found fastest with blocks compiled or not as here; never eager, which takes
+    too much memory."""
+    found, then = draft.measured("kernels.attention"), draft.measured("kernels.compile")
     if found is None or found[0] == "eager":
         return None
-    able = found[0] == "sdpa" or (packed and now.has_capability(AMPERE))
-    return found if able and compiled == bool(compiled_then and compiled_then[0]) else None
+    able = found[0] == "sdpa" or (draft.packed and draft.has_capability(AMPERE))
+    return found if able and draft["kernels.compile"] == bool(then and then[0]) else None
 
 
-def choose_compile(
-    now: Situation, ledger: Ledger, likely_seconds: float | None, *, packed: bool
-) -> bool:
+def choose_compile(draft: PlanDraft, likely_seconds: float | None) -> None:
     """Per-block compilation where it pays: not for runs of two minutes, nor for padded rows."""
-    config, path = now.config, "kernels.compile"
-    padded = not packed and not now.is_char_model  # blocks of characters are equally long
-    chosen: bool
+    config, path = draft.config, "kernels.compile"
+    padded = not draft.packed and not draft.is_char_model  # blocks of characters are equally long
+    obstacle = _cannot_compile(draft)
     if config.torch_compile != "auto":
-        chosen = ledger.settle(path, config.torch_compile, "set in the manifest", "manifest")
-        obstacle = _cannot_compile(now)
-        if chosen and obstacle:
-            ledger.warn(path, f"{obstacle}: compilation may fall back")
-        if chosen and padded:
-            text = "widths of padded rows vary, and each is compiled anew: pack the rows instead"
-            ledger.warn(path, text)
+        draft.settle(path, config.torch_compile, SET, "manifest")
+        if config.torch_compile and obstacle:
+            draft.warn(path, f"{obstacle}: compilation may fall back")
+        if config.torch_compile and padded:
+            text = "padded rows vary in width, and each width is compiled again: use packing"
+            draft.warn(path, text)
     else:
-        steps = ledger.decisions["length.total_steps"].value
-        chosen, because = _compile_pays(now, likely_seconds, steps, padded=padded)
-        found = now.measured(path)
-        if chosen and found is not None:
-            chosen = ledger.settle(path, *found, "measurement")
+        obstacle = obstacle or _compile_does_not_pay(draft, likely_seconds, padded=padded)
+        found = draft.measured(path)
+        if not obstacle and found is not None:
+            draft.settle(path, *found, "measurement")
+        elif obstacle:
+            draft.settle(path, False, obstacle)
         else:
-            ledger.settle(path, chosen, because, "machine")
-    mode = config.torch_compile_mode
-    if mode == "auto":
-        because = "per-block graphs gain little from more effort"
-        ledger.settle("kernels.compile_mode", "default", because, "preset")
-    else:
-        ledger.settle("kernels.compile_mode", mode, "set in the manifest", "manifest")
-    now.pass_on(ledger, "kernels.compile_backend", "torch_compile_backend")
-    return chosen
+            because = "fixed shapes: 1.3-2.0x as fast on an H200, after 7-18 s of compiling"
+            draft.settle(path, True, because)
+    because = "more effort gains little on single blocks"
+    draft.choose("kernels.compile_mode", "torch_compile_mode", "default", because, "preset")
+    draft.pass_on("kernels.compile_backend", "torch_compile_backend")
 
 
-def _cannot_compile(now: Situation) -> str:
+def _cannot_compile(draft: PlanDraft) -> str:
     """Why compilation does not work or pay here at all, or nothing."""
-    if not now.on_gpu:
+    if not draft.on_gpu:
         return "compiling is not worth it on a CPU"
-    if now.target.windows:
+    if draft.target.windows:
         return "Triton does not ship for Windows"
-    if not now.has_capability(TRITON_LEAST):
-        return f"{now.card_words} is older than Triton supports (7.0)"
+    if not draft.has_capability(TRITON_LEAST):
+        return f"{draft.card_words} is older than Triton supports (7.0)"
     return ""
 
 
-def _compile_pays(
-    now: Situation, likely_seconds: float | None, steps: int | None, *, padded: bool
-) -> tuple[bool, str]:
-    obstacle = _cannot_compile(now)
-    if obstacle:
-        return False, obstacle
+def _compile_does_not_pay(draft: PlanDraft, seconds: float | None, *, padded: bool) -> str:
+    """Why compiling would cost more than it saves, or nothing."""
     if padded:
-        return False, "widths of padded rows vary: each would be compiled anew"
-    if likely_seconds is not None and likely_seconds < COMPILE_PAYS_AFTER_SECONDS:
-        return False, f"run too short: about {likely_seconds:.0f} s, compiling takes 20"
-    if likely_seconds is None and steps is not None and steps < FEW_STEPS:
-        return False, f"run too short: {counted(steps, 'update')}"
-    known = now.survey.packed
+        return "padded rows vary in width: each width would be compiled again"
+    if seconds is not None and seconds < COMPILE_PAYS_AFTER_SECONDS:
+        return f"the run is too short: about {seconds:.0f} s, compiling takes 20 s"
+    steps = draft["length.total_steps"]
+    if seconds is None and steps is not None and steps < FEW_STEPS:
+        return f"the run is too short: {counted(steps, 'step')}"
+    known = draft.survey.packed
     if known is not None and known.fill < COMPILE_PAYS_FROM_FILL:
-        full = f"updates fill {known.fill:.0%} of sequences that could hold a long row"
-        return False, f"{full}: batches vary in width instead, and each would be compiled anew"
-    rows = now.survey.rows
-    if likely_seconds is None and rows is not None and rows * now.config.epochs < FEW_EXAMPLES:
-        return False, f"run too short: {counted(rows, 'row')}"
-    return True, "blocks of fixed shape ran 1.3-2.0x as fast on an H200, after 7-18 s of compiling"
+        full = f"sequences long enough for the longest row are {known.fill:.0%} full"
+        return f"{full}: batches of varying width are faster, and each would be compiled again"
+    rows = draft.survey.rows
+    if seconds is None and rows is not None and rows * draft.config.epochs < FEW_EXAMPLES:
+        return f"the run is too short: {counted(rows, 'row')}"
+    return ""
 
 
-def choose_optimizer(now: Situation, ledger: Ledger) -> str:
+def choose_optimizer(draft: PlanDraft) -> None:
     """Fused AdamW on a GPU, or what was asked for."""
-    asked, path = now.config.optim, "optim.optimizer"
-    found = now.measured(path)
-    if asked == "auto" and found is not None:
-        return str(ledger.settle(path, *found, "measurement"))
-    if asked == "auto":
-        if now.on_gpu:
-            because = "one kernel for all weights"
-            return str(ledger.settle(path, "adamw_torch_fused", because, "machine"))
-        return str(ledger.settle(path, "adamw_torch", "no GPU", "machine"))
-    return str(ledger.settle(path, asked, "set in the manifest", "manifest"))
-
-
-def choose_switches(now: Situation, ledger: Ledger) -> bool:
-    """The fused loss and cuDNN's search; returns whether the loss is fused."""
-    config = now.config
-    if config.fused_loss == "auto":
-        because = "the whole logits are never stored"
-        fused = ledger.settle("kernels.fused_loss", True, because, "preset")
+    path, key = "optim.optimizer", "optim"
+    found = draft.measured(path)
+    if found is not None:
+        draft.choose(path, key, *found, "measurement")
+    elif draft.on_gpu:
+        draft.choose(path, key, "adamw_torch_fused", "one kernel for all weights")
     else:
-        fused = config.fused_loss
-        ledger.settle("kernels.fused_loss", fused, "set in the manifest", "manifest")
-        if not fused:
-            text = "the whole logits are stored: 12 bytes for each token and vocabulary entry"
-            ledger.warn("kernels.fused_loss", text)
-    now.pass_on(ledger, "kernels.deterministic", "deterministic")
-    _choose_cudnn_search(now, ledger)
-    return bool(fused)
+        draft.choose(path, key, "adamw_torch", "no GPU")
 
 
-def _choose_cudnn_search(now: Situation, ledger: Ledger) -> None:
-    asked, path = now.config.cudnn_benchmark, "kernels.cudnn_benchmark"
-    if now.config.deterministic:
-        because = "deterministic: what is found fastest may differ from run to run"
-        ledger.settle(path, False, because, "manifest")
-        if asked is True:
-            ledger.supersede(path, f"cudnn_benchmark: {because}")
-    elif asked == "auto":
-        because = "shapes are fixed" if now.on_gpu else "no GPU"
-        ledger.settle(path, now.on_gpu, because, "machine")
+def choose_switches(draft: PlanDraft) -> None:
+    """The fused loss, determinism and cuDNN's search."""
+    path, because = "kernels.fused_loss", "the full logits are never stored"
+    if not draft.choose(path, "fused_loss", True, because, "preset"):
+        text = "the full logits are stored: 12 bytes for each token and vocabulary entry"
+        draft.warn(path, text)
+    draft.pass_on("kernels.deterministic", "deterministic")
+    path, because = "kernels.cudnn_benchmark", "shapes are fixed" if draft.on_gpu else "no GPU"
+    if draft.config.deterministic:
+        because = "deterministic: the fastest algorithm may differ from run to run"
+        draft.settle(path, False, because, "manifest")
+        if draft.config.cudnn_benchmark is True:
+            draft.supersede(path, f"cudnn_benchmark: {because}")
     else:
-        ledger.settle(path, asked, "set in the manifest", "manifest")
+        draft.choose(path, "cudnn_benchmark", draft.on_gpu, because)

@@ -1,4 +1,4 @@
-"""How long the run is: updates, tokens, time where it was measured, and room on disk."""
+"""How long the run is: steps, tokens, time where it was measured, and room on disk."""
 
 from __future__ import annotations
 
@@ -7,87 +7,80 @@ from dataclasses import replace
 from fractions import Fraction
 
 from expert.core.text import counted
-from expert.planning.choose.kernels import LIKELY_SHARE_OF_PEAK
-from expert.planning.decisions import Ledger, Remark
+from expert.planning.decisions import Remark
+from expert.planning.draft import PlanDraft
 from expert.planning.machine.cards import Card
-from expert.planning.memory.measurements import MeasuredRate, find_rate, speed_settings
+from expert.planning.measurements import MeasuredRate, find_rate, speed_settings
 from expert.planning.memory.memory import OPTIMIZER_BYTES_PER_WEIGHT
 from expert.planning.memory.workload import Workload, flops_per_token
-from expert.planning.situation import Situation
 
 MAX_STEPS = "length.max_steps"
+# Well-tuned loops reach 35-65 % of a card's bf16 peak; this only decides whether a run is short.
+LIKELY_SHARE_OF_PEAK = 0.4
 # A cached token is an int32 and a bit of mask; a document two offsets.
 CACHE_BYTES_PER_TOKEN = 5
 CACHE_BYTES_PER_ROW = 16
 
 
-def training_rows(now: Situation, length: int) -> int | None:
-    """Rows that are trained on: a split may go to validation, a corpus is cut into blocks, and the
-    parts of a row that is split are rows each."""
-    if now.survey.packed is not None:
-        return now.survey.packed.rows
-    rows = _whole_training_rows(now, length)
-    return None if rows is None else rows * now.parts_of_a_row(length)
-
-
-def _whole_training_rows(now: Situation, length: int) -> int | None:
-    rows = now.survey.rows
-    if rows is None and now.is_char_model and now.survey.tokens:
-        rows = now.survey.tokens // length
+def _whole_training_rows(draft: PlanDraft, length: int) -> int | None:
+    """Rows that are trained on: a share may go to validation, a corpus is cut into blocks."""
+    rows = draft.survey.rows
+    if rows is None and draft.is_char_model and draft.survey.tokens:
+        rows = draft.survey.tokens // length
     if rows is None:
         return None
-    data = now.manifest.training.dataset
-    has_file = data.validation_path or any(t.valid for t in (data.tasks or {}).values())
-    if not has_file and rows > 1:  # the only row there is is never held out
-        rows -= math.ceil(rows * Fraction(str(data.validation_split)))
+    if not draft.has_validation_file and rows > 1:  # the only row there is is never held out
+        rows -= math.ceil(rows * Fraction(str(draft.dataset.validation_split)))
     return max(rows, 0)
 
 
-def settle_length(now: Situation, ledger: Ledger, *, length: int, examples: int) -> None:
-    """Rows, tokens and updates, as far as the data is there to be counted."""
-    now.pass_on(ledger, "length.epochs", "epochs")
-    limit = now.config.max_steps or None
-    now.pass_on(ledger, MAX_STEPS, "max_steps", limit)
-    rows = training_rows(now, length)
-    reason = now.survey.because
+def settle_length(draft: PlanDraft) -> None:
+    """Rows, tokens and steps, as far as the data is there to be counted."""
+    length, survey = draft["data.max_seq_length"], draft.survey
+    draft.pass_on("length.epochs", "epochs")
+    limit = draft.config.max_steps or None
+    draft.pass_on(MAX_STEPS, "max_steps", limit)
+    whole = rows = _whole_training_rows(draft, length)
+    if survey.packed is not None:
+        rows = survey.packed.rows
+    elif rows is not None:
+        rows *= draft.parts_of_a_row(length)  # the parts of a row that is split are rows each
     if rows is None:
-        for key in ("rows", "tokens_per_epoch", "steps_per_epoch"):
-            ledger.unknown(f"length.{key}", reason)
+        keys = ("rows", "tokens_per_epoch", "steps_per_epoch", *(() if limit else ("total_steps",)))
+        draft.unknown(survey.because, *(f"length.{key}" for key in keys))
         if limit:
-            ledger.settle("length.total_steps", limit, "max_steps", "manifest")
-        else:
-            ledger.unknown("length.total_steps", reason)
+            draft.settle("length.total_steps", limit, "max_steps", "manifest")
         return
-    ledger.settle("length.rows", rows, f"{reason}, without those for validation", "machine")
-    tokens = now.survey.tokens
-    if tokens is None:
-        ledger.unknown("length.tokens_per_epoch", reason)
+    draft.settle("length.rows", rows, f"{survey.because}, without those for validation")
+    if survey.tokens is None:
+        draft.unknown(survey.because, "length.tokens_per_epoch")
     else:
-        whole = now.survey.rows or max(1, tokens // length)
-        kept = tokens * (_whole_training_rows(now, length) or 0) / whole if whole else 0.0
-        if now.overlong[0] != "split" and not now.is_char_model:
+        all_rows = survey.rows or max(1, survey.tokens // length)
+        kept = survey.tokens * (whole or 0) / all_rows if all_rows else 0.0
+        if draft.overlong[0] != "split" and not draft.is_char_model:
             kept = min(kept, float(rows * length))
-        how = "characters" if now.is_char_model else now.survey.tokens_from
-        ledger.settle("length.tokens_per_epoch", int(kept), how, "machine")
+        how = "characters" if draft.is_char_model else survey.tokens_from
+        draft.settle("length.tokens_per_epoch", int(kept), how)
+    examples, epochs = draft["batch.examples_per_update"], draft.config.epochs
     steps = math.ceil(rows / examples)
-    because = f"{counted(rows, 'row')}, {examples} an update"
-    ledger.settle("length.steps_per_epoch", steps, because, "machine")
-    total = math.ceil(steps * Fraction(str(now.config.epochs)))  # 1.1 × 50 is 55, not 55.0…01
-    because = f"{steps} × {_epochs(now.config.epochs)}"
+    because = f"{counted(rows, 'row')}, {examples} per step"
+    draft.settle("length.steps_per_epoch", steps, because)
+    total = math.ceil(steps * Fraction(str(epochs)))  # 1.1 × 50 is 55, not 55.0…01
+    because = f"{steps} × {_epochs(epochs)}"
     if limit and limit < total:
         total, because = limit, "max_steps"
     elif limit and limit > total:
-        ledger.remarks.append(not_reached(limit, updates=total, epochs=now.config.epochs))
-    ledger.settle("length.total_steps", total, because, "machine")
+        draft.remarks.append(not_reached(limit, updates=total, epochs=epochs))
+    draft.settle("length.total_steps", total, because)
     if rows == 0:
-        ledger.warn("length.rows", f"there are no rows to train on: {now.survey.because}")
+        draft.warn("length.rows", f"there are no rows to train on: {survey.because}")
 
 
 def not_reached(max_steps: int, *, updates: int, epochs: float) -> Remark:
     """What there is to say of max_steps where the epochs are over before."""
     ends = "ends" if epochs == 1 else "end"
-    over = f"{_epochs(epochs)} {ends} after {counted(updates, 'update')}"
-    text = f"{over}, before the {max_steps} of max_steps  (more epochs for more)"
+    over = f"{_epochs(epochs)} {ends} after {counted(updates, 'step')}"
+    text = f"{over}, before the {max_steps} of max_steps  (raise epochs to train longer)"
     return Remark(kind="superseded", path=MAX_STEPS, text=text)
 
 
@@ -95,20 +88,19 @@ def _epochs(number: float) -> str:
     return "1 epoch" if number == 1 else f"{number:g} epochs"
 
 
-def total_tokens(now: Situation, ledger: Ledger) -> float | None:
+def total_tokens(draft: PlanDraft) -> float | None:
     """Tokens of the whole run, or None where they are not known."""
-    per_epoch = ledger.decisions["length.tokens_per_epoch"].value
-    steps = ledger.decisions["length.steps_per_epoch"].value
-    total = ledger.decisions["length.total_steps"].value
+    per_epoch, steps = draft["length.tokens_per_epoch"], draft["length.steps_per_epoch"]
+    total = draft["length.total_steps"]
     if per_epoch is None or not steps or total is None:
         return None
     return float(per_epoch) * float(total) / float(steps)
 
 
-def peak_flops(now: Situation, precision: str) -> float | None:
+def peak_flops(draft: PlanDraft, precision: str) -> float | None:
     """Dense peak of the card in this precision, FLOP/s; None where nobody knows it."""
-    card = now.target.card
-    return peak_of(card, precision) if card is not None and now.on_gpu else None
+    card = draft.target.card
+    return peak_of(card, precision) if card is not None and draft.on_gpu else None
 
 
 def peak_of(card: Card, precision: str) -> float | None:
@@ -117,140 +109,128 @@ def peak_of(card: Card, precision: str) -> float | None:
     return rate * 1e12 if rate else None
 
 
-def seconds_at_peak(now: Situation, ledger: Ledger, work: Workload | None) -> float | None:
+def seconds_at_peak(draft: PlanDraft, work: Workload | None) -> float | None:
     """Time the arithmetic alone takes at the card's full peak: no run can be faster."""
-    tokens = total_tokens(now, ledger)
-    peak = peak_flops(now, work.precision) if work is not None else None
+    tokens = total_tokens(draft)
+    peak = peak_flops(draft, work.precision) if work is not None else None
     if tokens is None or peak is None or work is None:
         return None
-    mean = min(now.survey.mean_tokens or work.row_tokens, work.row_tokens)
-    return tokens * flops_per_token(work, mean) / peak
+    return tokens * flops_per_token(work, draft.mean_document(work.row_tokens)) / peak
 
 
-def likely_seconds(now: Situation, ledger: Ledger, work: Workload | None) -> float | None:
+def likely_seconds(draft: PlanDraft, work: Workload | None) -> float | None:
     """A rough length of the run, only to tell a short run from a long one."""
-    tokens = total_tokens(now, ledger)
-    if now.best is not None and tokens is not None:
-        return tokens / now.best.tokens_per_second
-    floor = seconds_at_peak(now, ledger, work)
+    tokens = total_tokens(draft)
+    if draft.best is not None and tokens is not None:
+        return tokens / draft.best.tokens_per_second
+    floor = seconds_at_peak(draft, work)
     return floor / LIKELY_SHARE_OF_PEAK if floor is not None else None
 
 
-def rate_of_this(now: Situation, ledger: Ledger) -> MeasuredRate | None:
+def rate_of_this(draft: PlanDraft) -> MeasuredRate | None:
     """What was measured in a run like the one that is planned."""
-    settled = {path: decision.value for path, decision in ledger.decisions.items()}
-    settled |= speed_settings(ledger.decisions, cores=None if now.on_gpu else now.target.cores)
-    shape = now.resolved.shape
+    settled = {path: decision.value for path, decision in draft.decisions.items()}
+    settled |= speed_settings(draft.decisions, cores=None if draft.on_gpu else draft.target.cores)
+    length = settled["data.max_seq_length"]
+    row_tokens = float(length) if draft.is_char_model else draft.survey.mean_tokens
     wanted = {
-        "card": now.card_key,
-        "model": now.model_key,
-        "adapter": now.config.adapter_type,
+        "card": draft.card_key,
+        "model": draft.model_key,
+        "adapter": draft.config.adapter_type,
         "quantization": str(settled["model.quantization"]),
-        "max_seq_length": settled["data.max_seq_length"],
+        "max_seq_length": length,
         "packing": settled["data.packing"],
-        "parameters": shape.parameters if shape is not None else None,
-        "row_tokens": _row_tokens(now, int(settled["data.max_seq_length"])),
+        "parameters": draft.parameters,
+        # Not known where each row is tokenised when it is due.
+        "row_tokens": None if draft.config.tokenize == "late" else row_tokens,
     }
-    return find_rate(now.rates, wanted, settled)
+    return find_rate(draft.rates, wanted, settled)
 
 
-def _row_tokens(now: Situation, length: int) -> float | None:
-    """Mean tokens of a row; None where nobody knows, or where each is tokenised when it is due."""
-    if now.config.tokenize == "late":
-        return None
-    return length if now.is_char_model else now.survey.mean_tokens
-
-
-def settle_time(now: Situation, ledger: Ledger, work: Workload | None) -> None:
+def settle_time(draft: PlanDraft, work: Workload | None) -> None:
     """Seconds by a measured rate, and the floor the arithmetic sets."""
-    tokens = total_tokens(now, ledger)
-    rate = rate_of_this(now, ledger)
+    tokens, rate = total_tokens(draft), rate_of_this(draft)
+    path, seconds = "length.tokens_per_second", "length.seconds"
+    unmeasured = f"no run like this one was measured yet ({draft.model_key} on {draft.card_key})"
     if rate is None:
-        because = f"no rate of a run like this one was measured for {now.model_key} on "
-        ledger.unknown("length.tokens_per_second", f"{because}{now.card_key} yet")
+        draft.unknown(unmeasured, path)
     else:
         measured = f"measured on {rate.measured_on} in a run like this one"
-        ledger.settle("length.tokens_per_second", rate.tokens_per_second, measured, "measurement")
+        draft.settle(path, rate.tokens_per_second, measured, "measurement")
     if tokens is None:
-        rows = ledger.decisions["length.rows"].value
-        why = "there are no rows" if rows == 0 else now.survey.because
-        ledger.unknown("length.seconds", why)
+        rows = draft["length.rows"]
+        draft.unknown("there are no rows" if rows == 0 else draft.survey.because, seconds)
     elif rate is None:
-        ledger.unknown("length.seconds", f"{because}{now.card_key} yet")
+        draft.unknown(unmeasured, seconds)
     else:
         because = f"{rate.tokens_per_second:,.0f} tokens/s measured on {rate.measured_on}"
-        seconds = tokens / rate.tokens_per_second
-        ledger.settle("length.seconds", seconds, because, "measurement")
-    floor = seconds_at_peak(now, ledger, work)
-    if floor is None:
-        why = f"the peak of {now.target.name} is not known"
-        if tokens is None:
-            why = now.survey.because
-        elif work is None:
-            why = now.resolved.shape_from
-        ledger.unknown("length.seconds_at_peak", why)
+        draft.settle(seconds, tokens / rate.tokens_per_second, because, "measurement")
+    floor, path = seconds_at_peak(draft, work), "length.seconds_at_peak"
+    if floor is not None:
+        draft.settle(path, floor, "arithmetic alone at the card's full peak; no run can be faster")
+    elif tokens is None:
+        draft.unknown(draft.survey.because, path)
+    elif work is None:
+        draft.unknown(draft.resolved.shape_from, path)
     else:
-        because = "arithmetic alone at the card's full peak; no run can be faster"
-        ledger.settle("length.seconds_at_peak", floor, because, "machine")
+        draft.unknown(f"the peak of {draft.target.name} is not known", path)
 
 
-def settle_arithmetic(now: Situation, ledger: Ledger, work: Workload | None) -> None:
-    """What the share of the card's peak is reckoned by: arithmetic of a token, and the peak."""
+def settle_arithmetic(draft: PlanDraft, work: Workload | None) -> None:
+    """What the share of the card's peak is computed from: FLOPs per token, and the peak."""
     path = "length.flops_per_token"
     if work is None:
-        ledger.unknown(path, now.resolved.shape_from)
+        draft.unknown(draft.resolved.shape_from, path)
     else:
-        mean = min(now.survey.mean_tokens or work.row_tokens, work.row_tokens)
+        mean = draft.mean_document(work.row_tokens)
         flops = flops_per_token(replace(work, recomputed_blocks=0), mean)
-        because = f"documents of {mean:.0f} tokens; what is recomputed does not count"
-        ledger.settle(path, flops, because, "machine")
-    peak = peak_flops(now, str(ledger.decisions["kernels.precision"].value))
+        because = f"documents of {mean:.0f} tokens; checkpointed blocks are counted once"
+        draft.settle(path, flops, because)
+    peak, path = peak_flops(draft, str(draft["kernels.precision"])), "length.peak_flops"
     if peak is None:
-        ledger.unknown("length.peak_flops", f"the peak of {now.target.name} is not known")
+        draft.unknown(f"the peak of {draft.target.name} is not known", path)
     else:
-        ledger.settle("length.peak_flops", peak, f"published for {now.target.name}", "machine")
+        draft.settle(path, peak, f"published for {draft.target.name}")
 
 
-def settle_disk(now: Situation, ledger: Ledger, work: Workload | None) -> None:
+def settle_disk(draft: PlanDraft, work: Workload | None) -> None:
     """Room for the token cache and the checkpoints."""
-    tokens, rows = now.survey.tokens, now.survey.rows or 0
-    if tokens is None or now.manifest.training.dataset.streaming:
-        ledger.unknown("disk.cache_bytes", now.survey.because)
+    tokens, rows = draft.survey.tokens, draft.survey.rows or 0
+    if tokens is None or draft.dataset.streaming:
+        draft.unknown(draft.survey.because, "disk.cache_bytes")
     else:
         size = tokens * CACHE_BYTES_PER_TOKEN + rows * CACHE_BYTES_PER_ROW
-        ledger.settle("disk.cache_bytes", size, "5 bytes a token, 16 a row", "machine")
+        draft.settle("disk.cache_bytes", size, "5 bytes per token, 16 per row")
     if work is None:
-        for key in ("checkpoint_bytes", "total_bytes"):
-            ledger.unknown(f"disk.{key}", now.resolved.shape_from)
+        draft.unknown(draft.resolved.shape_from, "disk.checkpoint_bytes", "disk.total_bytes")
         return
     state = 4 + OPTIMIZER_BYTES_PER_WEIGHT[work.optimizer]
     checkpoint = int(work.trainable_parameters * state)
-    because = f"{work.trainable_parameters:,} trained weights with their optimizer state"
-    ledger.settle("disk.checkpoint_bytes", checkpoint, because, "machine")
-    kept = _checkpoints_kept(now, ledger)
-    cache = ledger.decisions["disk.cache_bytes"].value
+    because = f"{work.trainable_parameters:,} trainable weights with their optimizer state"
+    draft.settle("disk.checkpoint_bytes", checkpoint, because)
+    kept = _checkpoints_kept(draft)
+    cache = draft["disk.cache_bytes"]
     if kept is None or cache is None:
-        why = "the number of checkpoints is not known" if kept is None else now.survey.because
-        ledger.unknown("disk.total_bytes", why)
+        why = "the number of checkpoints is not known" if kept is None else draft.survey.because
+        draft.unknown(why, "disk.total_bytes")
         return
-    total = cache + (kept + 1) * checkpoint
     because = f"cache, {counted(kept, 'checkpoint')} and the final weights"
-    ledger.settle("disk.total_bytes", total, because, "machine")
+    draft.settle("disk.total_bytes", cache + (kept + 1) * checkpoint, because)
 
 
-def _checkpoints_kept(now: Situation, ledger: Ledger) -> int | None:
+def _checkpoints_kept(draft: PlanDraft) -> int | None:
     """Checkpoints on disk at the end: the limit and the best one, or all of them."""
-    if ledger.decisions["watch.save_strategy"].value == "no":
+    strategy = draft["watch.save_strategy"]
+    if strategy == "no":
         return 1
-    limit = None if now.keeps_every_checkpoint else now.config.save_total_limit
-    total = ledger.decisions["length.total_steps"].value
-    per_epoch = ledger.decisions["length.steps_per_epoch"].value
+    limit = None if draft.keeps_every_checkpoint else draft.config.save_total_limit
+    total, per_epoch = draft["length.total_steps"], draft["length.steps_per_epoch"]
     written: int | None = None
-    if total is not None and ledger.decisions["watch.save_strategy"].value == "steps":
-        written = max(1, total // (ledger.decisions["watch.save_steps"].value or total))
+    if total is not None and strategy == "steps":
+        written = max(1, total // (draft["watch.save_steps"] or total))
     elif total is not None and per_epoch:
-        written = max(1, math.ceil(total / (per_epoch * now.config.save_every_epochs)))
-    between = now.config.save_every_epochs > 1  # where the best one is likely to be
+        written = max(1, math.ceil(total / (per_epoch * draft.config.save_every_epochs)))
+    between = draft.config.save_every_epochs > 1  # where the best one is likely to be
     if limit is None:
         return None if written is None else written + between
     return limit + 1 if written is None else min(limit + 1, written + between)

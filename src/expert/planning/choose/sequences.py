@@ -1,4 +1,4 @@
-"""Rows to sequences: how long, packed or not, and how many make an update."""
+"""Rows to sequences: how long, packed or not, and how many make a step."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ import math
 from typing import NamedTuple
 
 from expert.core.errors import ExpertError
-from expert.planning.decisions import Ledger, Source
+from expert.planning.decisions import Source
+from expert.planning.draft import KEPT, SET, PlanDraft
 from expert.planning.models.presets import char_gpt_batch
-from expert.planning.situation import KEPT, Situation
 from expert.planning.survey import sequences_for
 
-DEFAULT_EXAMPLES_PER_UPDATE = 16
+DEFAULT_EXAMPLES_PER_STEP = 16
 DEFAULT_LENGTH = 2048
 # Packing over a shuffled window fills 97.0-99.97 % of a sequence that holds three rows or more.
 PACKED_FILL = 0.99
 ROWS_OFF = 0.05
-"""How far the rows of an update may be from those asked for, on average, before sequences are made
+"""How far the rows of a step may be from those asked for, on average, before sequences are made
 shorter: whole sequences hold whole numbers of rows only by chance."""
 FULL_ENOUGH = 0.9
-"""Where less is full, batches of a card vary in width: memory is planned for the widest."""
+"""Where less is full, batches vary in width: memory is planned for the widest."""
 LENGTHS_OF = 8
-"""Sequences are multiples of so many tokens long, as tensor cores like it."""
+"""Sequence lengths are multiples of this, as tensor cores like it."""
+
+
+class NoRoomForText(ExpertError):
+    """Soft prompts that fill the whole of a sequence."""
 
 
 class Packing(NamedTuple):
-    """Sequences of an update, and what goes into one of them."""
+    """Sequences of a step, and what goes into one of them."""
 
     sequences: int
     length: int
@@ -34,14 +38,22 @@ class Packing(NamedTuple):
     """Rows that a sequence may hold at most; None: as many as fit."""
 
 
+class Step(NamedTuple):
+    """The sequences that the rows of a step fill, and the places that memory is planned for in
+    each: all of them while the longest row is not known."""
+
+    sequences: int | None
+    places: int
+
+
 def packing_of(examples: int, *, mean: float, longest: float, length: int) -> Packing:
-    """Sequences that hold as many rows as an update has, on average, as far as that can be told by
-    a mean; `longest` is 0 where it is not known. Rows that are there are tried out instead.
+    """Sequences that hold as many rows as a step has, on average, as far as a mean tells; `longest`
+    is 0 where it is not known. Rows that are there are tried out instead.
 
     A sequence of `length` holds as many rows as fill it. Where no whole number of such sequences
-    comes near to the rows asked for, one more of them is taken, each shorter; where a long row
-    does not let it be shorter, it holds fewer rows instead, and the rest of it stays empty.
-    Otherwise 16 short rows in sequences of 1024 became 45.
+    comes near the rows asked for, one more is taken, each shorter; where a long row does not let it
+    be shorter, it holds fewer rows instead, and the rest of it stays empty. Otherwise 16 short rows
+    in sequences of 1024 became 45.
     """
     alike = 0 < longest <= mean * (1 + ROWS_OFF)  # nothing shorter closes the gaps
     exact = examples / max(1.0, length // longest if alike else PACKED_FILL * length / mean)
@@ -59,8 +71,8 @@ def packing_of(examples: int, *, mean: float, longest: float, length: int) -> Pa
 
 
 def concatenation_of(examples: int, *, mean: float, length: int) -> Packing:
-    """The same of rows that go on in the next sequence where one is full: nothing stays empty, and
-    no row is too long for a shorter sequence."""
+    """The same of rows that continue in the next sequence: nothing stays empty, and no row is too
+    long for a shorter sequence."""
     exact = max(examples * mean / length, 1e-9)
     sequences = max(1, round(exact))
     if abs(sequences / exact - 1) <= ROWS_OFF:
@@ -70,182 +82,168 @@ def concatenation_of(examples: int, *, mean: float, length: int) -> Packing:
     return Packing(sequences, min(length, places), None)
 
 
-def settle_widths(now: Situation, ledger: Ledger, *, packed: bool, fixed: str) -> None:
-    """Whether batches are as wide as their fullest sequence; `fixed` says why that cannot be."""
-    path, known = "data.trim", now.survey.packed
-    if not packed:
-        because = "blocks are equally long" if now.is_char_model else "padded to the longest anyway"
-        ledger.settle(path, False, because, "machine")
-    elif not now.on_gpu:
-        ledger.settle(path, True, "a CPU computes no faster for equal widths", "machine")
+def settle_widths(draft: PlanDraft) -> None:
+    """Whether batches are as wide as their fullest sequence."""
+    path, known = "data.trim", draft.survey.packed
+    fixed = "captured passes have a fixed width" if draft["kernels.cuda_graphs"] else ""
+    if draft["kernels.attention"] == "flex":
+        fixed = "FlexAttention is compiled for a fixed width"
+    if draft["kernels.compile"]:
+        fixed = "compiled blocks need a fixed batch width"
+    if not draft.packed:
+        because = "blocks are equally long" if draft.is_char_model else "padded to the longest row"
+        draft.settle(path, False, because)
+    elif not draft.on_gpu:
+        draft.settle(path, True, "a fixed width is no faster on a CPU")
     elif fixed:
-        ledger.settle(path, False, fixed, "machine")
+        draft.settle(path, False, fixed)
     elif known is None:
-        ledger.settle(path, False, "how full sequences are is not known yet", "machine")
+        draft.settle(path, False, "it is not known yet how full sequences are")
     else:
-        because = f"sequences are {known.fill:.0%} full"
-        ledger.settle(path, known.fill < FULL_ENOUGH, because, "machine")
+        draft.settle(path, known.fill < FULL_ENOUGH, f"sequences are {known.fill:.0%} full")
 
 
-class NoRoomForText(ExpertError):
-    """Soft prompts that fill the whole of a sequence."""
-
-
-def settle_sequences(now: Situation, ledger: Ledger) -> tuple[int, bool]:
-    """Sequence length and packing; returns the length and whether rows are packed."""
-    if now.is_char_model:
-        return _settle_blocks(now, ledger), False
-    length = _settle_length(now, ledger)
-    _refuse_prompts_without_room(now, length)
-    config = now.config
-    kinds = {True: "best-fit", False: "none", "auto": "best-fit"}
-    packing = kinds.get(config.packing) or str(config.packing)
-    if config.packing == "auto":
-        because = "several rows to a sequence, documents kept apart, rows per update unchanged"
-        ledger.settle("data.packing", packing, because, "preset")
-    else:
-        ledger.settle("data.packing", packing, "set in the manifest", "manifest")
-    packed = packing != "none"
-    if packed:
-        ledger.settle("data.group_by_length", False, "packing leaves little padding", "machine")
-    elif config.group_by_length == "auto":
-        because = "the rows of a step are random, its micro-batches of similar length"
-        ledger.settle("data.group_by_length", True, because, "preset")
-    else:
-        now.pass_on(ledger, "data.group_by_length", "group_by_length")
-    return length, packed
-
-
-def _refuse_prompts_without_room(now: Situation, length: int) -> None:
-    """A length that the manifest leaves open is known only now."""
-    tokens = sum(prompt.tokens for prompt in now.manifest.soft_prompts)
-    if tokens >= length:
+def settle_sequences(draft: PlanDraft) -> None:
+    """Sequence length and packing."""
+    if draft.is_char_model:
+        _settle_blocks(draft)
+        return
+    length = _settle_length(draft)
+    tokens = draft.soft_tokens
+    if tokens >= length:  # the manifest may have left the length open
         raise NoRoomForText(
             f"soft_prompts: {tokens} tokens leave no room for text in sequences of {length}  (use "
             "fewer tokens, or a larger training.config.max_seq_length)"
         )
+    asked = draft.config.packing
+    if asked == "auto":
+        because = "several rows to a sequence, documents kept apart, rows per step unchanged"
+        draft.settle("data.packing", "best-fit", because, "preset")
+    else:
+        kinds = {"True": "best-fit", "False": "none"}
+        draft.settle("data.packing", kinds.get(str(asked), asked), SET, "manifest")
+    path = "data.group_by_length"
+    if draft.packed:
+        draft.settle(path, False, "packing leaves little padding")
+    else:
+        because = "rows of a step are random, those of a micro-batch of similar length"
+        draft.choose(path, "group_by_length", True, because, "preset")
 
 
-def _settle_blocks(now: Situation, ledger: Ledger) -> int:
+def _settle_blocks(draft: PlanDraft) -> None:
     """The character model reads a corpus in blocks of its own size."""
-    assert now.resolved.shape is not None
-    length = now.resolved.shape.context
+    assert draft.resolved.shape is not None
+    length, path = draft.resolved.shape.context, "data.max_seq_length"
+    draft.settle(path, length, "block_size of the character model", "manifest")
+    if draft.config.max_seq_length not in ("auto", length):
+        draft.supersede(path, f"max_seq_length: block_size {length} decides")
+    draft.settle("data.packing", "none", "a corpus is cut into blocks")
+    if draft.config.packing not in ("auto", False):
+        draft.supersede("data.packing", "packing: a corpus is cut into full blocks anyway")
+    draft.settle("data.group_by_length", False, "all blocks are equally long")
+
+
+def _settle_length(draft: PlanDraft) -> int:
     path = "data.max_seq_length"
-    ledger.settle(path, length, "block_size of the character model", "manifest")
-    if now.config.max_seq_length not in ("auto", length):
-        ledger.supersede(path, f"max_seq_length: block_size {length} decides")
-    ledger.settle("data.packing", "none", "a corpus is cut into blocks", "machine")
-    if now.config.packing not in ("auto", False):
-        ledger.supersede("data.packing", "packing: a corpus is cut into full blocks anyway")
-    ledger.settle("data.group_by_length", False, "all blocks are equally long", "machine")
+    context = draft.resolved.shape.context if draft.resolved.shape else 0
+    default = min(DEFAULT_LENGTH, context or DEFAULT_LENGTH)
+    because = "the usual length" if default == DEFAULT_LENGTH else "the model's context"
+    length = int(draft.choose(path, "max_seq_length", default, because, "preset"))
+    if context and length > context:
+        draft.warn(path, f"longer than the {context} positions the model was trained on")
     return length
 
 
-def _settle_length(now: Situation, ledger: Ledger) -> int:
-    asked, path = now.config.max_seq_length, "data.max_seq_length"
-    context = now.resolved.shape.context if now.resolved.shape else 0
-    if asked == "auto":
-        length = min(DEFAULT_LENGTH, context or DEFAULT_LENGTH)
-        because = "the usual length" if length == DEFAULT_LENGTH else "the model's context"
-        ledger.settle(path, length, because, "preset")
-        return length
-    ledger.settle(path, asked, "set in the manifest", "manifest")
-    if context and asked > context:
-        ledger.warn(path, f"longer than the {context} positions the model was trained on")
-    return asked
-
-
-def settle_update(
-    now: Situation, ledger: Ledger, *, length: int, packed: bool
-) -> tuple[int, int | None, int]:
-    """Rows per update, the number that never changes, the sequences they fill, and the places that
-    memory is planned for in each: all of them while nobody knows the longest row."""
-    config = now.config
-    times = config.gradient_accumulation_steps
-    source: Source = "preset"
-    if config.batch_tokens is None:
-        ledger.settle("batch.tokens_per_step", None, "rows are counted", "preset")
-    if config.batch_tokens is not None:
-        rows, because, source = _rows_of_tokens(now, ledger, config.batch_tokens, length)
-    elif config.batch_size != "auto":
-        rows, because, source = config.batch_size, "batch_size", "manifest"
-    elif now.kept.examples_per_update and now.kept.examples_per_update % times == 0:
-        rows, because = now.kept.examples_per_update // times, KEPT
-    elif now.is_char_model:
-        rows, because = char_gpt_batch(now.target.total_bytes)
-    else:
-        rows = DEFAULT_EXAMPLES_PER_UPDATE
-        because = "how a model learns does not depend on the card"
-    if times > 1:
-        because, source = f"{rows} × gradient_accumulation_steps {times}", "manifest"
-    examples = rows * times
-    ledger.settle("batch.examples_per_update", examples, because, source)
+def settle_step(draft: PlanDraft) -> Step:
+    """Rows per step, which no card and no memory changes, and the sequences they fill."""
+    examples = _settle_examples(draft)
+    length, survey = draft["data.max_seq_length"], draft.survey
     path, long = "batch.sequences_per_update", "data.sequence_length"
-    if not packed:
-        ledger.settle(path, examples, "a row is a sequence", "machine")
-        ledger.settle(long, length, "rows are cut to it", "machine")
-        return examples, examples, length
-    mean = now.survey.mean_tokens
-    if mean is not None:
-        mean /= now.parts_of_a_row(length)
-    if mean is None:
-        ledger.unknown(path, f"row lengths are not known: {now.survey.because}")
-        ledger.settle(long, length, "max_seq_length; shorter for short rows", "machine")
-        return examples, None, length
-    made = _packing(now, examples, mean, length)
+    if not draft.packed:
+        draft.settle(path, examples, "one row per sequence")
+        draft.settle(long, length, "rows are cut to it")
+        return Step(examples, length)
+    if survey.mean_tokens is None:
+        draft.unknown(f"row lengths are not known: {survey.because}", path)
+        draft.settle(long, length, "max_seq_length; less if rows are short")
+        return Step(None, length)
+    mean = survey.mean_tokens / draft.parts_of_a_row(length)
+    made = _packing(draft, examples, mean, length)
     rows_each = max(1.0, PACKED_FILL * made.length / mean)
     if made.most_rows is not None:
         rows_each = examples / made.sequences
-    if now.survey.packed is not None:
-        rows_each = now.survey.packed.rows_each
-    because = f"{examples} rows, about {rows_each:.1f} to a sequence ({now.survey.because})"
-    if now.survey.packed is not None:
-        because = f"{because}, {now.survey.packed.fill:.0%} full"
-    ledger.settle(path, made.sequences, because, "machine")
+    if survey.packed is not None:
+        rows_each = survey.packed.rows_each
+    because = f"{examples} rows, about {rows_each:.1f} per sequence ({survey.because})"
+    if survey.packed is not None:
+        because = f"{because}, {survey.packed.fill:.0%} full"
+    draft.settle(path, made.sequences, because)
     because = "max_seq_length"
     if made.length < length:
         hold = "1 holds" if made.sequences == 1 else f"{made.sequences} hold"
         because = f"so that {hold} {examples} rows on average"
-    ledger.settle(long, made.length, because, "machine")
-    known = now.survey.longest_tokens is not None
-    return examples, made.sequences, made.length if known else length
+    draft.settle(long, made.length, because)
+    return Step(made.sequences, length if survey.longest_tokens is None else made.length)
+
+
+def _settle_examples(draft: PlanDraft) -> int:
+    config, kept = draft.config, draft.kept.examples_per_update
+    times = config.gradient_accumulation_steps
+    source: Source = "preset"
+    if config.batch_tokens is None:
+        draft.settle("batch.tokens_per_step", None, "steps are counted in rows", "preset")
+    if config.batch_tokens is not None:
+        rows, because = _rows_of_tokens(draft, config.batch_tokens)
+        source = "manifest"
+    elif config.batch_size != "auto":
+        rows, because, source = config.batch_size, "batch_size", "manifest"
+    elif kept and kept % times == 0:
+        rows, because = kept // times, KEPT
+    elif draft.is_char_model:
+        rows, because = char_gpt_batch(draft.target.total_bytes)
+    else:
+        rows, because = DEFAULT_EXAMPLES_PER_STEP, "the usual batch, the same on every card"
+    if times > 1:
+        because, source = f"{rows} × gradient_accumulation_steps {times}", "manifest"
+    return int(draft.settle("batch.examples_per_update", rows * times, because, source))
 
 
 def rows_of_tokens(tokens: int, mean: float) -> int:
-    """As many rows as hold so many tokens by their mean length."""
+    """As many rows as hold this many tokens by their mean length."""
     return max(1, round(tokens / max(1.0, mean)))
 
 
-def _rows_of_tokens(
-    now: Situation, ledger: Ledger, tokens: int, length: int
-) -> tuple[int, str, Source]:
+def _rows_of_tokens(draft: PlanDraft, tokens: int) -> tuple[int, str]:
     """The rows of a step where the manifest gives its tokens: the same for every step."""
-    path, packed = "batch.tokens_per_step", now.survey.packed
-    ledger.settle(path, tokens * now.config.gradient_accumulation_steps, "batch_tokens", "manifest")
-    mean = float(length) if now.is_char_model else now.survey.mean_tokens
+    path, packed, length = (
+        "batch.tokens_per_step",
+        draft.survey.packed,
+        draft["data.max_seq_length"],
+    )
+    times = draft.config.gradient_accumulation_steps
+    draft.settle(path, tokens * times, "batch_tokens", "manifest")
+    mean = float(length) if draft.is_char_model else draft.survey.mean_tokens
     if packed is not None:
         mean = packed.length * packed.fill / packed.rows_each
     elif mean is not None:
         # A row is cut to the length of a sequence, or trained on in parts.
-        mean = min(mean / now.parts_of_a_row(length), length)
+        mean = min(mean / draft.parts_of_a_row(length), length)
     if mean is None:
-        text = f"batch_tokens {tokens:,} is {max(1, tokens // length)} rows or more: how long they "
-        ledger.warn(path, f"{text}are is not known yet ({now.survey.because}); a run counts first")
-        return max(1, tokens // length), f"batch_tokens {tokens:,} of the longest rows", "manifest"
-    because = f"batch_tokens {tokens:,}, {mean:.0f} tokens to a row"
-    return rows_of_tokens(tokens, mean), because, "manifest"
+        least = max(1, tokens // length)
+        text = f"batch_tokens {tokens:,} is at least {least} rows: their length is not known yet "
+        draft.warn(path, f"{text}({draft.survey.because}); a run counts them first")
+        return least, f"batch_tokens {tokens:,} of the longest rows"
+    return rows_of_tokens(tokens, mean), f"batch_tokens {tokens:,}, {mean:.0f} tokens per row"
 
 
-def _packing(now: Situation, examples: int, mean: float, length: int) -> Packing:
+def _packing(draft: PlanDraft, examples: int, mean: float, length: int) -> Packing:
     """As the rows were packed, or will be as far as they are known."""
-    known = now.survey.packed
+    known, soft = draft.survey.packed, draft.soft_tokens
     if known is not None:
         sequences = sequences_for(examples, rows=known.rows, sequences=known.sequences)
         return Packing(sequences, known.length, None)
-    soft = sum(prompt.tokens for prompt in now.manifest.soft_prompts)
-    if now.config.packing == "concat":
+    if draft.config.packing == "concat":
         return concatenation_of(examples, mean=mean + soft, length=length)
-    mean = min(mean + soft, length)
-    long = now.survey.longest_tokens
+    long = draft.survey.longest_tokens
     longest = 0 if long is None else min(long + soft, length)
-    return packing_of(examples, mean=mean, longest=longest, length=length)
+    return packing_of(examples, mean=min(mean + soft, length), longest=longest, length=length)

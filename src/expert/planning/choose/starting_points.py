@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from expert.planning.choose.learning import ADAPTER_RATE, DEFAULT_RANK
+from expert.planning.choose.recipe import ADAPTER_RATE, DEFAULT_RANK
 from expert.planning.models.resolve import TINY
 
 if TYPE_CHECKING:

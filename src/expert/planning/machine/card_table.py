@@ -15,7 +15,7 @@ Data-centre peaks are those of the data sheets.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Capability = tuple[int, int]
 
@@ -48,56 +48,25 @@ class Card:
     """Product names by which NVML means this card, as today's drivers spell them."""
 
 
-def _human_name(slug: str, name: str) -> str:
-    """The name, with the memory size where the slug has one and the name does not say it."""
-    size = re.search(r"-(\d+)gb$", slug)
-    if size is None or f"{size[1]}GB" in name:
-        return name
-    return f"{name} {size[1]} GB"
-
-
-def _peaks(shader: float, capability: Capability, *, times: int) -> dict[str, float]:
-    """Tensor peaks of a chip with RT cores, where bf16 runs at `times` the FP32 shader rate."""
-    peaks = {"fp16_tflops": round(times * shader, 1)}
-    if capability >= AMPERE:
-        peaks |= {"bf16_tflops": peaks["fp16_tflops"], "tf32_tflops": round(times / 2 * shader, 1)}
-    if capability >= ADA:
-        peaks["fp8_tflops"] = round(2 * times * shader, 1)
-    return peaks
-
-
-def _gtx(slug: str, name: str, mib: int, shader: float, bandwidth: float) -> Card:
-    return Card(
-        slug=slug,
-        name=name,
-        memory_gib=mib / 1024,
-        capability=TURING,
-        fp16_tflops=round(2 * shader, 1),
-        bandwidth_gbs=bandwidth,
-        nvml_names=(f"NVIDIA {name}",),
-    )
-
-
-def _geforce(
-    slug: str, name: str, mib: int, shader: float, bandwidth: float, capability: Capability
+def _card(
+    slug: str,
+    name: str,
+    mib: int,
+    capability: Capability,
+    bandwidth: float | None = None,
+    *,
+    shader: float | None = None,
+    times: int = 2,
 ) -> Card:
-    times = 4 if capability == TURING else 2
-    return Card(
-        slug=slug,
-        name=_human_name(slug, name),
-        memory_gib=mib / 1024,
-        capability=capability,
-        bandwidth_gbs=bandwidth,
-        nvml_names=(f"NVIDIA {name}",),
-        **_peaks(shader, capability, times=times),
-    )
-
-
-def _workstation(
-    slug: str, name: str, mib: int, shader: float | None, bandwidth: float, capability: Capability
-) -> Card:
-    times = 8 if capability == TURING else 4
-    peaks = {} if shader is None else _peaks(shader, capability, times=times)
+    """A card whose bf16 runs at `times` its FP32 shader rate; unknown peaks without that rate."""
+    peaks: dict[str, float] = {}
+    if shader is not None:
+        peaks["fp16_tflops"] = round(times * shader, 1)
+        if capability >= AMPERE:
+            peaks["bf16_tflops"] = peaks["fp16_tflops"]
+            peaks["tf32_tflops"] = round(times / 2 * shader, 1)
+        if capability >= ADA:
+            peaks["fp8_tflops"] = round(2 * times * shader, 1)
     return Card(
         slug=slug,
         name=name,
@@ -109,16 +78,35 @@ def _workstation(
     )
 
 
+def _gtx(slug: str, name: str, mib: int, shader: float, bandwidth: float) -> Card:
+    return _card(slug, name, mib, TURING, bandwidth, shader=shader)
+
+
+def _named_by_size(card: Card) -> Card:
+    """With the memory size in its name where the slug has one and the name does not."""
+    size = re.search(r"-(\d+)gb$", card.slug)
+    if size is None or f"{size[1]}GB" in card.name:
+        return card
+    return replace(card, name=f"{card.name} {size[1]} GB")
+
+
+def _geforce(
+    slug: str, name: str, mib: int, shader: float, bandwidth: float, capability: Capability
+) -> Card:
+    times = 4 if capability == TURING else 2
+    return _named_by_size(_card(slug, name, mib, capability, bandwidth, shader=shader, times=times))
+
+
+def _workstation(
+    slug: str, name: str, mib: int, shader: float | None, bandwidth: float, capability: Capability
+) -> Card:
+    times = 8 if capability == TURING else 4
+    return _card(slug, name, mib, capability, bandwidth, shader=shader, times=times)
+
+
 def _laptop(slug: str, model: str, mib: int, capability: Capability) -> Card:
     """A laptop chip: its clocks, hence its peaks, follow the power limit the maker set."""
-    name = f"GeForce {model} Laptop GPU"
-    return Card(
-        slug=slug,
-        name=_human_name(slug, name),
-        memory_gib=mib / 1024,
-        capability=capability,
-        nvml_names=(f"NVIDIA {name}",),
-    )
+    return _named_by_size(_card(slug, f"GeForce {model} Laptop GPU", mib, capability))
 
 
 def _centre(
@@ -132,16 +120,12 @@ def _centre(
 ) -> Card:
     """A data-centre card; peaks are (fp16, tf32, fp8), and bf16 equals fp16 from Ampere on."""
     fp16, tf32, fp8 = peaks
-    return Card(
-        slug=slug,
-        name=name,
-        memory_gib=mib / 1024,
-        capability=capability,
+    return replace(
+        _card(slug, name, mib, capability, bandwidth),
         bf16_tflops=fp16 if capability >= AMPERE_CENTRE else None,
         fp16_tflops=fp16,
         tf32_tflops=tf32,
         fp8_tflops=fp8,
-        bandwidth_gbs=bandwidth,
         nvml_names=nvml_names,
     )
 

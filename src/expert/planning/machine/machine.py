@@ -6,6 +6,7 @@ Nothing here imports torch; the cards are asked through NVML.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,15 +18,7 @@ from expert.planning.machine import host
 from expert.planning.machine.host import Fact, unknown
 from expert.planning.machine.nvml import Gpu, GpuProcess, describe_gpus
 
-__all__ = [
-    "Fact",
-    "Gpu",
-    "GpuProcess",
-    "Machine",
-    "describe_machine",
-    "machine_as_dict",
-    "unknown",
-]
+__all__ = ["Fact", "Gpu", "GpuProcess", "Machine", "describe_machine", "machine_as_dict", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,17 +134,5 @@ def _hidden_note(found: tuple[Gpu, ...], shown: tuple[Gpu, ...], asked: str | No
 
 def machine_as_dict(machine: Machine) -> dict[str, Any]:
     """The machine as JSON-ready data: every fact is {"value": ..., "source": ...}."""
-    return {
-        field.name: _as_json(getattr(machine, field.name)) for field in dataclasses.fields(machine)
-    }
-
-
-def _as_json(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        fields = dataclasses.fields(value)
-        return {field.name: _as_json(getattr(value, field.name)) for field in fields}
-    if isinstance(value, Mapping):
-        return {key: _as_json(each) for key, each in value.items()}
-    if isinstance(value, tuple):
-        return [_as_json(each) for each in value]
-    return value
+    data: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(machine)))
+    return data

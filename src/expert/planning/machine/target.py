@@ -1,14 +1,15 @@
-"""What the plan is made for: this machine's GPU, a named card, so much memory, or the CPU."""
+"""What the plan is made for: this machine's GPU, a named card, an amount of memory, or the CPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from expert.core.errors import ExpertError
 from expert.manifest.schema.types import parse_size
 from expert.planning.machine.cards import Card, card_named, find_card, suggest_cards
 from expert.planning.machine.machine import Machine
+from expert.planning.machine.nvml import Gpu
 
 GIB = 2**30
 # What a plan for a card elsewhere assumes of the machine around it: guides name 8 to 16 cores.
@@ -38,113 +39,85 @@ class Target:
     held_bytes: int = 0
     """Memory that others hold on the card."""
     total_bytes: int = 0
-    """Memory there is, whoever holds it now, within --vram: what changes the training is decided by
-    it, so that a run can be resumed beside others."""
+    """All memory within --vram, whoever holds it now: what changes the training depends on it, so
+    that a run can be resumed beside others."""
     disk_free_bytes: int | None = None
     """Room beside the manifest, where the plan is for this machine."""
 
 
 def choose_target(
-    machine: Machine,
-    *,
-    gpu: str | None = None,
-    vram: str | None = None,
-    device: str = "auto",
+    machine: Machine, *, gpu: str | None = None, vram: str | None = None, device: str = "auto"
 ) -> Target:
     """The card named with --gpu, else this machine's first GPU, else its CPU."""
-    limit = _size(vram)
-    windows = (machine.os.value or "").startswith("Windows")
-    if gpu is not None:
-        card = find_card(gpu)
-        if card is None:
-            near = suggest_cards(gpu)
-            fix = f"did you mean {', '.join(near)}?" if near else "see: expert machine --cards"
-            raise UnknownTarget(f"--gpu {gpu}: no such card in the table  ({fix})")
-        return _on_card(card, limit, machine, windows)
+    try:
+        limit = parse_size(vram) if vram is not None else None
+    except ValueError as error:
+        raise UnknownTarget(f"--vram: {error}") from None
     cores = machine.cores_available.value or 1
+    elsewhere = Target(
+        device="cuda",
+        name="",
+        budget_bytes=limit or 0,
+        total_bytes=limit or 0,
+        budget_because="--vram",
+        capability=None,
+        card=None,
+        cores=cores,
+        is_this_machine=False,
+        windows=(machine.os.value or "").startswith("Windows"),
+    )
+    if gpu is not None:
+        return _on_card(gpu, limit, elsewhere)
+    here = replace(elsewhere, is_this_machine=True, disk_free_bytes=machine.disk_free_bytes.value)
     if machine.gpus and device != "cpu":
-        return _on_this_gpu(machine, limit, cores, windows)
+        return _on_this_gpu(machine.gpus[0], limit, here)
     if limit is not None and device != "cpu":
-        return Target(
-            device="cuda",
-            name=f"a card with {_in_words(limit)}",
-            budget_bytes=limit,
-            total_bytes=limit,
-            budget_because="--vram",
-            capability=None,
-            card=None,
-            cores=cores,
-            is_this_machine=False,
-            windows=windows,
-        )
+        size = f"{limit / GIB:.3g} GiB" if limit >= GIB else f"{limit / 2**20:.0f} MiB"
+        return replace(elsewhere, name=f"a card with {size}")
     because = "device: cpu" if device == "cpu" else "no GPU was found: see expert machine"
     ram = machine.ram_available_bytes.value or 0
-    return Target(
+    return replace(
+        here,
         device="cpu",
         name=machine.cpu_model.value or "CPU",
         budget_bytes=ram,
         total_bytes=machine.ram_total_bytes.value or ram,
         budget_because=f"free memory of this machine ({because})",
-        capability=None,
-        card=None,
-        cores=cores,
-        is_this_machine=True,
-        windows=windows,
-        disk_free_bytes=machine.disk_free_bytes.value,
     )
 
 
-def _on_card(card: Card, limit: int | None, machine: Machine, windows: bool) -> Target:
+def _on_card(name: str, limit: int | None, elsewhere: Target) -> Target:
+    card = find_card(name)
+    if card is None:
+        near = suggest_cards(name)
+        fix = f"did you mean {', '.join(near)}?" if near else "see: expert machine --cards"
+        raise UnknownTarget(f"--gpu {name}: no such card in the table  ({fix})")
     memory = int(card.memory_gib * GIB * SHARE_OF_A_NAMED_CARD)
     budget = min(memory, limit) if limit else memory
     because = f"{SHARE_OF_A_NAMED_CARD:.0%} of {card.name}'s {card.memory_gib:.1f} GiB"
-    because = "--vram" if limit and limit < memory else because
-    return Target(
-        device="cuda",
+    return replace(
+        elsewhere,
         name=card.name,
         budget_bytes=budget,
         total_bytes=budget,
-        budget_because=because,
+        budget_because="--vram" if limit and limit < memory else because,
         capability=card.capability,
         card=card,
-        cores=max(machine.cores_available.value or 1, CORES_BESIDE_A_NAMED_CARD),
-        is_this_machine=False,
-        windows=windows,
+        cores=max(elsewhere.cores, CORES_BESIDE_A_NAMED_CARD),
     )
 
 
-def _on_this_gpu(machine: Machine, limit: int | None, cores: int, windows: bool) -> Target:
-    gpu = machine.gpus[0]
+def _on_this_gpu(gpu: Gpu, limit: int | None, here: Target) -> Target:
     name = gpu.name.value or "NVIDIA GPU"
     total = gpu.memory_total_bytes.value or 0
     free = gpu.memory_free_bytes.value if gpu.memory_free_bytes.value is not None else total
-    held = sum(holder.used_bytes or 0 for holder in gpu.holders.value or ())
-    budget = min(free, limit) if limit else free
-    because = "--vram" if limit and limit < free else f"free of {total / GIB:.1f} GiB"
-    return Target(
-        device="cuda",
+    return replace(
+        here,
         name=name,
-        budget_bytes=budget,
+        budget_bytes=min(free, limit) if limit else free,
         total_bytes=min(total, limit) if limit else total,
-        budget_because=because,
+        budget_because="--vram" if limit and limit < free else f"free of {total / GIB:.1f} GiB",
         capability=gpu.capability.value,
         card=card_named(name, total),
-        cores=cores,
-        is_this_machine=True,
-        windows=windows,
-        held_bytes=held,
-        disk_free_bytes=machine.disk_free_bytes.value,
+        held_bytes=sum(holder.used_bytes or 0 for holder in gpu.holders.value or ()),
     )
-
-
-def _in_words(size: int) -> str:
-    return f"{size / GIB:.3g} GiB" if size >= GIB else f"{size / 2**20:.0f} MiB"
-
-
-def _size(text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise UnknownTarget(f"--vram: {error}") from None

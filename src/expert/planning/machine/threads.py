@@ -47,14 +47,14 @@ def choose_threads(
     return Threads(own, "torch's own number")
 
 
-def threads_as_before(told: Mapping[str, Any], *, granted: int, cores: int) -> Threads | None:
-    """The threads that a resumed run had, by what it told; None where its machine was another.
+def threads_as_before(recorded: Mapping[str, Any], *, granted: int, cores: int) -> Threads | None:
+    """The threads that a resumed run had, by its record; None if its machine was another.
 
     Sums of other parts round to other bits, so on the same machine the number stays. On another it
     would be a number for other cores.
     """
-    count = told.get("threads")
-    if told.get("cores") != cores or not isinstance(count, int) or count < 1:
+    count = recorded.get("threads")
+    if recorded.get("cores") != cores or not isinstance(count, int) or count < 1:
         return None
     if count > granted:
         because = f"the run began with {count}, this process may use {granted} of {cores} cores"

@@ -1,10 +1,9 @@
-"""What runs on a card found out about its memory, remembered for the plans that come after.
+"""Memory that runs measured on a card, kept for later plans.
 
-A run looks at two points: at rest after its first updates, when only weights and optimizer state
-are there, and at their peak. Each is held to what was counted for it, so that the next plan for
-the same card, model and torch knows by how much counting is off. What a probe says of weights and
-activations goes for plans of its own kind (adapter, base, kernels); what it says of the CUDA
-context and the allocator goes for all.
+A run measures two points: at rest after its first steps, when only weights and optimizer state are
+there, and at its peak. Each is compared with the estimate, so that the next plan for the same card,
+model and torch is corrected. What a probe says of weights and activations holds for plans of its
+kind (adapter, base, kernels); what it says of the CUDA context and the allocator for all.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from expert.core.files import write_text_atomically
-from expert.planning.memory.measurements import measurements_file
+from expert.planning.measurements import measurements_file, read_records
 from expert.planning.memory.memory import H200, Calibration, estimate
 from expert.planning.memory.workload import Workload
 from expert.planning.models.shapes import ModelShape
@@ -95,17 +94,7 @@ def calibrations_file(environ: Mapping[str, str] = os.environ) -> Path:
 
 def read_probes(path: Path) -> list[MemoryProbe]:
     """Every readable probe; a file that is absent or damaged has none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    probes = []
-    for record in found if isinstance(found, list) else []:
-        try:
-            probes.append(MemoryProbe.model_validate(record))
-        except ValidationError:
-            continue
-    return probes
+    return read_records(path, MemoryProbe)
 
 
 def calibrations_of(card: str, torch: str | None, path: Path) -> Calibrations:

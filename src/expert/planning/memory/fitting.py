@@ -1,4 +1,4 @@
-"""How many sequences go to the card at once, and what is given up so that they fit."""
+"""The micro-batch size, and what is given up so that it fits."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.manifest.schema.types import parse_size
+from expert.planning.draft import PlanDraft
 from expert.planning.memory.calibration import Calibrations, workload_of
 from expert.planning.memory.memory import MemoryEstimate, estimate
 from expert.planning.memory.workload import Workload
 from expert.planning.run_plan import RunPlan
-from expert.planning.situation import Situation
 
 # Choices made here leave a twentieth of the budget free: the estimate is off by up to 4 %, and the
 # allocator's own share by more.
 MARGIN = 0.95
-# What goes at once is to stay in the caches of a CPU. On two cores `tiny` was fastest with 4
+# A micro-batch should stay in the caches of a CPU. On two cores `tiny` was fastest with 4
 # sequences of 1,024 places: 1.1 times as fast as with 16, and judging took 6.3 s instead of the
 # 10.7 s with 64 (docs/benchmarks/cpu-at-once.json); beside other processes the gap was wider.
 CPU_PLACES_AT_ONCE = 4096
@@ -34,14 +34,14 @@ class Fit:
 
 
 def worth_at_once(*, on_gpu: bool, even: bool, row_tokens: int, most: int) -> int:
-    """How many of an update's sequences are worth computing at once, whatever would fit: all on a
-    card. Of rows that are not `even`, as those that are padded, nobody knows how wide they are."""
+    """How many sequences of a step are worth computing at once, whatever fits: all on a GPU. The
+    width of rows that are not `even`, such as padded ones, is not known."""
     if on_gpu or not even:
         return most
     return max(1, min(most, CPU_PLACES_AT_ONCE // row_tokens))
 
 
-def find_fit(now: Situation, base: Workload, most: int, *, limit: int) -> Fit:
+def find_fit(draft: PlanDraft, base: Workload, most: int, *, limit: int) -> Fit:
     """The first choice with room for at least one sequence.
 
     Recomputing all blocks costs LoRA 1.35-1.46x of its time and NF4 costs precision and unpacking:
@@ -49,48 +49,50 @@ def find_fit(now: Situation, base: Workload, most: int, *, limit: int) -> Fit:
     comes last. A choice should leave a margin; what only fits without one is better than nothing.
     """
     least = base
-    for budget in (int(MARGIN * budget_of(now)), budget_of(now)):
-        for work in _choices(now, base, most, budget):
+    for budget in (int(MARGIN * budget_of(draft)), budget_of(draft)):
+        for work in _choices(draft, base, most, budget):
             least = work
-            if peak_bytes(now, work) <= budget:
-                asked = now.config.micro_batch_size
+            if peak_bytes(draft, work) <= budget:
+                asked = draft.config.micro_batch_size
                 rows = work.rows
                 if asked == "auto":
-                    rows = min(limit, largest_batch(now, work, most, budget))
+                    rows = min(limit, largest_batch(draft, work, most, budget))
                 return Fit(replace(work, rows=rows, accumulates=rows < most), True)
     return Fit(least, False)
 
 
-def _choices(now: Situation, base: Workload, most: int, budget: int) -> Iterator[Workload]:
-    """Workloads from the fastest to the smallest, each with as little recomputed as fits. No more
-    goes to the card at once than a step has, whatever the manifest asks for."""
-    may_quantise = now.model.quantization == "auto" and now.on_gpu and not base.trains_everything
-    asked = now.config.micro_batch_size
+def _choices(draft: PlanDraft, base: Workload, most: int, budget: int) -> Iterator[Workload]:
+    """Workloads from the fastest to the smallest, each with as little recomputed as fits. A
+    micro-batch has no more than a step, whatever the manifest asks for."""
+    may_quantise = (
+        draft.model.quantization == "auto" and draft.on_gpu and not base.trains_everything
+    )
+    asked = draft.config.micro_batch_size
     rows = 1 if asked == "auto" else min(asked, most)
     base = replace(base, rows=rows, accumulates=rows < most)
-    choices = [now.kept.quantization] if now.kept.quantization else ["none", "int4"]
+    choices = [draft.kept.quantization] if draft.kept.quantization else ["none", "int4"]
     for quantization in choices if may_quantise else [base.quantization]:
         work = replace(base, quantization=quantization)
-        yield fewest_recomputed(now, work, budget)
+        yield fewest_recomputed(draft, work, budget)
 
 
-def fewest_recomputed(now: Situation, work: Workload, budget: int) -> Workload:
+def fewest_recomputed(draft: PlanDraft, work: Workload, budget: int) -> Workload:
     """The workload with as few blocks recomputed as let it fit, or as many as may be."""
-    counts = recomputed_counts(now, work.shape.layers)
+    counts = recomputed_counts(draft, work.shape.layers)
     low, high = counts[0], counts[-1]
     while low < high:  # more recomputation never takes more memory
         middle = (low + high) // 2
-        if peak_bytes(now, replace(work, recomputed_blocks=middle)) <= budget:
+        if peak_bytes(draft, replace(work, recomputed_blocks=middle)) <= budget:
             high = middle
         else:
             low = middle + 1
     return replace(work, recomputed_blocks=low)
 
 
-def recomputed_counts(now: Situation, layers: int) -> range:
+def recomputed_counts(draft: PlanDraft, layers: int) -> range:
     """How many blocks may be recomputed, from the fewest to the most."""
-    asked = now.config.gradient_checkpointing
-    found = now.measured("kernels.checkpointing")
+    asked = draft.config.gradient_checkpointing
+    found = draft.measured("kernels.checkpointing")
     if asked == "auto" and found is not None and found[0] == "full":
         asked = "full"
     if asked == "auto":
@@ -101,33 +103,33 @@ def recomputed_counts(now: Situation, layers: int) -> range:
     return range(layers, layers + 1) if everything else range(0, 1)
 
 
-def budget_of(now: Situation) -> int:
+def budget_of(draft: PlanDraft) -> int:
     """What the run may take: the target's memory, or less where the manifest limits it."""
-    limit = now.config.vram_limit
-    asked = parse_size(limit) if limit and now.on_gpu else now.target.budget_bytes
-    return min(asked, now.target.budget_bytes)
+    limit = draft.config.vram_limit
+    asked = parse_size(limit) if limit and draft.on_gpu else draft.target.budget_bytes
+    return min(asked, draft.target.budget_bytes)
 
 
-def peak_bytes(now: Situation, work: Workload) -> int:
+def peak_bytes(draft: PlanDraft, work: Workload) -> int:
     """The estimate for this device: a CPU has no CUDA context."""
-    guess = estimate_here(now, work)
-    return guess.total if now.on_gpu else guess.total - guess.cuda_context
+    guess = estimate_here(draft, work)
+    return guess.total if draft.on_gpu else guess.total - guess.cuda_context
 
 
-def estimate_here(now: Situation, work: Workload) -> MemoryEstimate:
+def estimate_here(draft: PlanDraft, work: Workload) -> MemoryEstimate:
     """The estimate, calibrated by what runs of this kind found out on this card."""
-    return estimate(work, now.calibrations.of(work)[0])
+    return estimate(work, draft.calibrations.of(work)[0])
 
 
-def fits(now: Situation, work: Workload) -> bool:
-    return peak_bytes(now, work) <= budget_of(now)
+def fits(draft: PlanDraft, work: Workload) -> bool:
+    return peak_bytes(draft, work) <= budget_of(draft)
 
 
-def largest_batch(now: Situation, work: Workload, most: int, budget: int) -> int:
+def largest_batch(draft: PlanDraft, work: Workload, most: int, budget: int) -> int:
     """The most sequences, up to `most`, whose peak fits; 0 where not even one does."""
 
     def has_room(rows: int) -> bool:
-        return peak_bytes(now, replace(work, rows=rows, accumulates=rows < most)) <= budget
+        return peak_bytes(draft, replace(work, rows=rows, accumulates=rows < most)) <= budget
 
     return _most(most, has_room)
 
@@ -142,8 +144,8 @@ def _most(limit: int, has_room: Callable[[int], bool]) -> int:
 
 
 def most_at_once(plan: RunPlan, calibrations: Calibrations, sequences: int) -> int:
-    """As many of an update's sequences as fit the plan's memory, with what it recomputes now, and
-    are worth it; at least one."""
+    """As many sequences of a step as fit the plan's memory, with what it checkpoints now, and are
+    worth it; at least one."""
     work = workload_of(plan)
     if work is None or not plan.fits:
         return plan.batch.micro_batch
@@ -180,29 +182,29 @@ def even_split(sequences: int, largest: int) -> tuple[int, int]:
     return math.ceil(sequences / steps), steps
 
 
-def eval_bytes(now: Situation, work: Workload) -> int:
+def eval_bytes(draft: PlanDraft, work: Workload) -> int:
     """Peak of an evaluation step: one block's tensors instead of all of them."""
-    guess = estimate_here(now, work)
+    guess = estimate_here(draft, work)
     one_block = replace(work, shape=replace(work.shape, layers=1), recomputed_blocks=0)
-    calibration, _ = now.calibrations.of(work)
+    calibration, _ = draft.calibrations.of(work)
     peak = guess.total - guess.activations + estimate(one_block, calibration).activations
-    return peak if now.on_gpu else peak - guess.cuda_context
+    return peak if draft.on_gpu else peak - guess.cuda_context
 
 
-def way_out(now: Situation, work: Workload) -> str:
+def way_out(draft: PlanDraft, work: Workload) -> str:
     """The changes that would make it fit, added one by one in the order of what they cost."""
     words: list[str] = []
-    for key, changed in _savings(now, work):
+    for key, changed in _savings(draft, work):
         if changed == work:
             continue
         work = changed
         words.append(key)
-        if fits(now, work):
+        if fits(draft, work):
             return f"{' with '.join(words)} would fit"
     return "no setting makes this model fit here: take a smaller model or a larger card"
 
 
-def _savings(now: Situation, work: Workload) -> Iterator[tuple[str, Workload]]:
+def _savings(draft: PlanDraft, work: Workload) -> Iterator[tuple[str, Workload]]:
     """Every way to save memory that this model and device allow, each on top of those before."""
     small = replace(work, fused_loss=True)
     yield "fused_loss: true", small
@@ -212,21 +214,21 @@ def _savings(now: Situation, work: Workload) -> Iterator[tuple[str, Workload]]:
     yield "micro_batch_size: 1", small
     small = replace(small, recomputed_blocks=small.shape.layers)
     yield "gradient_checkpointing: full", small
-    if now.on_gpu and small.trains_everything and small.optimizer != "sgd":
+    if draft.on_gpu and small.trains_everything and small.optimizer != "sgd":
         small = replace(small, optimizer="adamw_bnb_8bit")
         yield "optim: adamw_bnb_8bit", small
-    if now.is_char_model:
+    if draft.is_char_model:
         return
     if small.trains_everything:
         small = replace(small, adapter="lora", rank=16, optimizer=work.optimizer)
         yield "adapter_type: lora", small
-    if now.on_gpu:
+    if draft.on_gpu:
         small = replace(small, quantization="int4")
         yield "quantization: int4", small
     length = small.row_tokens // 2
     while length >= SHORTEST_ADVISED:
         shorter = replace(small, row_tokens=length)
-        if fits(now, shorter) or length // 2 < SHORTEST_ADVISED:
+        if fits(draft, shorter) or length // 2 < SHORTEST_ADVISED:
             yield f"max_seq_length: {length}", shorter
             return
         length //= 2

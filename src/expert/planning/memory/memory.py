@@ -59,9 +59,9 @@ class Calibration:
     int8_inputs: float = 1.4
     """bitsandbytes keeps an 8-bit copy of each input, and scales, which recomputing cannot free."""
     resting: float = 1.0
-    """What is there between two updates, measured, of what was counted."""
+    """Measured share of the counted bytes that stay between two steps."""
     moving: float = 1.0
-    """What comes and goes within an update, measured, of what was counted."""
+    """Measured share of the counted bytes that come and go within a step."""
 
 
 H200 = Calibration()
@@ -146,7 +146,7 @@ def base_bytes(work: Workload) -> tuple[int, int]:
 
 
 def autocast_bytes(work: Workload) -> int:
-    """The 16-bit copies that autocast makes of float32 matrices for the length of an update."""
+    """The 16-bit copies that autocast makes of float32 matrices for the duration of a step."""
     if not work.trains_everything or work.precision == "fp32":
         return 0
     shape = work.shape
@@ -155,15 +155,15 @@ def autocast_bytes(work: Workload) -> int:
 
 
 def resting_bytes(work: Workload) -> int:
-    """What is there between two updates, as it is counted."""
+    """Counted bytes that stay between two steps."""
     parts = estimate(work).parts()
     resting = ("base_weights", "quantisation_tables", "adapter", "optimizer", "data_buffers")
     return sum(parts[name] for name in (*resting, "libraries")) - autocast_bytes(work)
 
 
 def adapter_bytes(work: Workload) -> int:
-    """Weights that learn beside the base: in bfloat16 with float32 masters, whose gradients are
-    kept between updates, or in float32 alone. A full model's masters are its base weights."""
+    """Trainable weights beside the base: in bfloat16 with float32 masters, whose gradients are kept
+    between steps, or in float32 alone. A full model's masters are its base weights."""
     if work.trains_everything:
         return 0
     return (2 + 4 + 4 if work.precision == "bf16" else 4) * work.trainable_parameters
@@ -184,24 +184,24 @@ def kept_per_token(work: Workload, calibration: Calibration = H200) -> int:
     h hidden, f feed-forward, q and k the widths of queries and of keys or values.
 
         x                   h   block input: residual and first norm
-        norm(x)             h   input of q, k, v: only where one of them has weights that learn
+        norm(x)             h   input of q, k, v: only where one of them is trained
         q, k before norm  q+k   only with query/key norm
         q, k, v          q+2k   what attention reads
         attention out       q   also the input of o
         x + attention       h   residual and second norm
-        norm                h   input of gate and up: only where one of them has weights that learn
+        norm                h   input of gate and up: only where one of them is trained
         gate, up           2f   silu(gate) * up needs both (one alone without a gate)
-        silu(gate) * up     f   input of down: only where down has weights that learn
+        silu(gate) * up     f   input of down: only where down is trained
     """
     s = work.shape
-    learns = _layers_that_need_their_input(work)
+    trained = _layers_that_need_their_input(work)
     q, k, h, f = s.q_width, s.kv_width, s.hidden, s.ffn
     elements = 2.0 * h + q + 2 * k + q
-    elements += h if learns & {"q_proj", "k_proj", "v_proj"} else 0
-    elements += h if learns & {"gate_proj", "up_proj"} else 0
+    elements += h if trained & {"q_proj", "k_proj", "v_proj"} else 0
+    elements += h if trained & {"gate_proj", "up_proj"} else 0
     elements += q + k if s.qk_norm else 0
     elements += (2 if s.gated_mlp else 1) * f
-    elements += f if "down_proj" in learns else 0
+    elements += f if "down_proj" in trained else 0
     elements += _adapter_elements(work, calibration)
     if work.attention in ("sdpa", "eager") and not work.compiled:
         elements += 4 * (q - k)  # a mask makes SDPA repeat keys and values for grouped queries

@@ -1,4 +1,4 @@
-"""What an update computes: a model, what of it learns, and how; and the arithmetic of a token."""
+"""What a step computes: a model, what of it is trained, and how; and the FLOPs of a token."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Workload:
     fused_loss: bool = True
     attention: str = "flash"
     soft_tokens: int = 0
-    """Rows of the soft prompts' table, which learns."""
+    """Rows of the trainable table of soft prompts."""
     prefetch: int = 4
     accumulates: bool = True
-    """Several micro-batches make an update: all gradients are there while the next one runs."""
+    """Several micro-batches make a step: all gradients are there while the next one runs."""
 
     @property
     def tokens(self) -> int:
@@ -50,7 +50,7 @@ class Workload:
 
     @property
     def trainable_parameters(self) -> int:
-        """Weights that learn: all of them, the adapter's, and the soft prompt's."""
+        """Trainable weights: all of them, or those of the adapter and the soft prompts."""
         shape = self.shape
         soft = self.soft_tokens * shape.hidden
         if self.trains_everything:
@@ -84,9 +84,10 @@ def _factor(width: int) -> int:
 def flops_per_token(work: Workload, mean_document: float) -> float:
     """Arithmetic of one trained token: what no implementation can do without.
 
-    A matrix costs 2 per weight forward and 2 backward for the gradient of its input; weights that
-    learn cost 2 more. Causal attention inside a document reads half of it on average, forward twice
-    (scores, values) and backward 2.5 times as much. Recomputation repeats the blocks' forward.
+    A matrix costs 2 per weight forward and 2 backward for the gradient of its input; trained
+    weights cost 2 more. Causal attention inside a document reads half of it on average, forward
+    twice (scores, values) and backward 2.5 times as much. Recomputation repeats the blocks'
+    forward.
     """
     s = work.shape
     blocks = s.layers * s.block_linear_parameters

@@ -1,7 +1,7 @@
-"""What guides for single cards recommend, and whether it is physically true.
+"""What guides for single cards recommend, and whether it fits.
 
-Each preset is a recommendation as it is handed around; `judge` holds it to the memory model. The
-plan takes the batch of the character model from here; everything else it works out itself.
+Each preset is a recommendation as it is handed around; `verdicts` checks it with the memory model.
+The plan takes the batch of the character model from here; it works out everything else itself.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 
 from expert.manifest.schema.manifest import CharGptShape
 from expert.planning.machine.cards import Card, find_card
-from expert.planning.memory.memory import GIB, MemoryEstimate, estimate
+from expert.planning.memory.memory import GIB, estimate
 from expert.planning.memory.workload import Workload
 from expert.planning.models.known_models import find_known_model
 from expert.planning.models.resolve import char_gpt_shape
 
-# Rows per update for the character GPT by memory, as its guide gives them.
+# Rows per step for the character GPT by memory, as its guide gives them.
 _CHAR_BATCHES = ((20, 192), (14, 128), (0, 96))
 
 
 def char_gpt_batch(memory_bytes: int) -> tuple[int, str]:
-    """Rows per update for the character GPT, and why."""
+    """Rows per step for the character GPT, and why."""
     gib = memory_bytes / GIB
     for least, batch in _CHAR_BATCHES:
         if gib >= least:
@@ -31,7 +31,7 @@ def char_gpt_batch(memory_bytes: int) -> tuple[int, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A recommendation for a card: the model, the rows at once, and what goes with them."""
+    """A recommendation for a card: the model, the micro-batch size, and what goes with it."""
 
     cards: tuple[str, ...]
     model: str
@@ -40,13 +40,13 @@ class Preset:
     settings: str
     work: Workload
 
-    def peak(self) -> MemoryEstimate:
-        """Memory of the recommended rows at once."""
-        return estimate(replace(self.work, rows=self.rows, row_tokens=self.row_tokens))
+    def peak_bytes(self, rows: int) -> int:
+        """Memory of a micro-batch of this size."""
+        return estimate(replace(self.work, rows=rows, row_tokens=self.row_tokens)).total
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PresetCheck:
     """A preset on one card: what it needs, what there is, and what fits instead."""
 
     preset: Preset
@@ -59,11 +59,11 @@ class Verdict:
         has = f"{self.needed_gib:.1f} of {self.card.memory_gib:.1f} GiB"
         if self.holds:
             more = self.largest_rows > self.preset.rows
-            return f"holds: {has}" + (f"; up to {self.largest_rows} rows fit" if more else "")
+            return f"fits: {has}" + (f"; up to {self.largest_rows} fit" if more else "")
         if self.largest_rows == 0:
-            return f"does not hold: {has}, not even one row fits"
-        instead = f"{self.largest_rows} rows at once"
-        return f"does not hold: {has}; {instead} fit, rows per update stay the same"
+            return f"does not fit: {has}, not even one row fits"
+        instead = f"a micro-batch of {self.largest_rows}"
+        return f"does not fit: {has}; {instead} fits, with the same rows per step"
 
 
 def _char_preset(cards: tuple[str, ...], rows: int) -> Preset:
@@ -77,24 +77,15 @@ def _char_preset(cards: tuple[str, ...], rows: int) -> Preset:
     )
 
 
-def _shape_of(name: str) -> Workload:
+def _workload(name: str) -> Workload:
     known = find_known_model(name)
     assert known is not None
-    return Workload(shape=known.shape, rows=1, row_tokens=2048)
+    return Workload(shape=known.shape, rows=1, row_tokens=2048, fused_loss=False)
 
 
 def presets() -> tuple[Preset, ...]:
     """Every preset there is."""
-    small = replace(
-        _shape_of("Qwen3-0.6B"),
-        quantization="int4",
-        adapter="dora",
-        rank=14,
-        compiled=False,
-        attention="sdpa",
-        fused_loss=False,
-    )
-    large = replace(_shape_of("Llama-3.1-8B"), fused_loss=False)
+    small = replace(_workload("Qwen3-0.6B"), quantization="int4", adapter="dora", rank=14)
     return (
         _char_preset(("rtx-3080-12gb", "rtx-4070"), 96),
         _char_preset(("rtx-4080-super",), 128),
@@ -106,7 +97,7 @@ def presets() -> tuple[Preset, ...]:
             rows=16,
             row_tokens=2048,
             settings="DoRA on NF4, bf16, TF32, SDPA, fused AdamW, no checkpointing",
-            work=small,
+            work=replace(small, compiled=False, attention="sdpa"),
         ),
         Preset(
             cards=("rtx-5090",),
@@ -114,32 +105,20 @@ def presets() -> tuple[Preset, ...]:
             rows=32,
             row_tokens=512,
             settings="unquantised, flash attention, compiled, fused AdamW, no checkpointing",
-            work=large,
+            work=_workload("Llama-3.1-8B"),
         ),
     )
 
 
-def judge(preset: Preset, card: Card) -> Verdict:
-    """Whether the recommended rows fit the card, and how many do."""
-    budget = card.memory_gib * GIB
-    needed = preset.peak().total
-    rows = 0
-    for candidate in range(1, 4 * preset.rows + 1):
-        if (
-            estimate(replace(preset.work, rows=candidate, row_tokens=preset.row_tokens)).total
-            > budget
-        ):
-            break
-        rows = candidate
-    return Verdict(preset, card, needed / GIB, needed <= budget, rows)
-
-
-def verdicts() -> list[Verdict]:
-    """Every preset on each of its cards."""
+def verdicts() -> list[PresetCheck]:
+    """Every preset on each of its cards: whether it fits, and how large a micro-batch does."""
     found = []
     for preset in presets():
         for slug in preset.cards:
             card = find_card(slug)
             assert card is not None, slug
-            found.append(judge(preset, card))
+            budget, needed = card.memory_gib * GIB, preset.peak_bytes(preset.rows)
+            sizes = range(1, 4 * preset.rows + 1)
+            rows = next((n for n in sizes if preset.peak_bytes(n) > budget), len(sizes) + 1) - 1
+            found.append(PresetCheck(preset, card, needed / GIB, needed <= budget, rows))
     return found

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from expert.core.errors import ExpertError
 from expert.core.files import sha256_of
-from expert.manifest.check.slips import neighbour_of
+from expert.manifest.check.spelling import neighbour_of
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
-from expert.planning.memory.measurements import measurements_file
+from expert.planning.measurements import measurements_file
 from expert.planning.models.known_models import KNOWN_MODELS, KnownModel, find_known_model
 from expert.planning.models.shapes import ModelShape, UnknownShape, shape_from_config
 
@@ -296,7 +296,7 @@ def refuse_media(config: Mapping[str, Any], file: Path) -> None:
 
 
 def char_gpt_shape(size: CharGptShape) -> ModelShape:
-    """The built-in character model: GPT-2 blocks without biases, learnt positions, tied head."""
+    """The built-in character model: GPT-2 blocks without biases, learned positions, tied head."""
     return ModelShape(
         layers=size.layers,
         hidden=size.width,

@@ -132,7 +132,7 @@ _CLASS_DEFAULTS: dict[str, dict[str, int]] = {
         "num_key_value_heads": 4,
         "head_dim": 256,
         "max_position_embeddings": 131_072,
-    },
+    }
 }
 
 

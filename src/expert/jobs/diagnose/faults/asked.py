@@ -52,7 +52,7 @@ class Asked:
 
     @property
     def padded(self) -> bool:
-        from expert.run.feed import is_padded
+        from expert.data.pack.packing import is_padded
 
         return is_padded(self.plan)
 

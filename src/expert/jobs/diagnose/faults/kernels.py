@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from expert.jobs.diagnose.faults.asked import CONFIG, Answer, Asked, answer
-from expert.planning.choose.gains import COMPILED
+from expert.planning.choose.kernels import COMPILED
 
 # What guides to the RTX 4080 Super, 4090 and 5090 state for one switch alone, not measured here.
 FUSED_GAIN, TF32_GAIN, BF16_GAIN, CARD_GAIN = 1.05, 1.5, 2.0, 10.0

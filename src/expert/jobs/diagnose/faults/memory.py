@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from expert.insight.findings.finding import Finding
 from expert.jobs.diagnose.faults.asked import CONFIG, Answer, Asked, answer
-from expert.planning.choose.gains import NOT_RECOMPUTED
+from expert.planning.choose.kernels import NOT_RECOMPUTED
 
 if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan

@@ -1,0 +1,84 @@
+"""`expert export`: the adapter, or merged weights."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from expert.cli.display import Line, make_console, show_lines, write_json
+from expert.cli.options import Device, RunFolder, WhereToCompute, checkpoint_option, json_option
+from expert.cli.progress import Stages
+from expert.core.text import gib
+
+if TYPE_CHECKING:
+    from expert.jobs.export.exported import Exported
+
+
+class Dtype(StrEnum):
+    """Of exported weights."""
+
+    bf16 = "bf16"
+    fp16 = "fp16"
+    fp32 = "fp32"
+
+
+def export(
+    run: RunFolder,
+    to: Annotated[Path, typer.Option("--to", help="The folder to write; it must not exist.")],
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Merge the adapter into the base weights.")
+    ] = False,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Write the adapter alone.")] = False,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Of merged or full weights; default: that of the run.")
+    ] = None,
+    checkpoint: Annotated[str | None, checkpoint_option("training.packaging_checkpoint")] = None,
+    device: WhereToCompute = Device.auto,
+    allow_failed: Annotated[
+        bool, typer.Option("--allow-failed", help="Export even if expert validate failed.")
+    ] = False,
+    as_json: Annotated[bool, json_option("Print what was written as JSON.")] = False,
+) -> None:
+    """Write the adapter or merged weights with tokenizer and model card, and compare the logits."""
+    from expert.jobs.export.export import export as export_job
+    from expert.run.stored.locate import find_trained
+
+    if merged and adapter:
+        raise typer.BadParameter("--merged and --adapter are two exports: choose one")
+    console = make_console(error=as_json)
+    with Stages(console) as stage:
+        done = export_job(
+            find_trained(run).path,
+            to,
+            kind="merged" if merged else "adapter" if adapter else None,
+            dtype=dtype.value if dtype else None,
+            checkpoint=checkpoint,
+            device=device.value,
+            allow_failed=allow_failed,
+            tell=stage,
+        )
+    if as_json:
+        write_json({**asdict(done), "warnings": done.warnings()})
+    else:
+        show_lines(console, exported_lines(done))
+
+
+def exported_lines(done: Exported) -> list[Line]:
+    """What was written, how close it is to what was trained, and warnings."""
+    what = {"adapter": "the adapter", "merged": "merged weights", "model": "the model"}[done.kind]
+    judged = f"validated: {done.judged}" if done.judged else "not validated: accuracy unknown"
+    compared = (
+        f"logits on {done.texts} texts differ from the trained model's by at most "
+        f"{done.largest_difference:.3g}, {done.share:.2%} of their spread "
+        f"(tolerance {done.tolerance:.1%})"
+    )
+    return [
+        (f"✓ wrote {what} ({done.checkpoint}, {done.dtype}, {gib(done.bytes)}): {done.folder}", ""),
+        (f"  {compared}", "dim"),
+        (f"  {judged}", "dim"),
+        *((f"warning: {warning}", "yellow") for warning in done.warnings()),
+    ]

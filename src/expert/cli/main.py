@@ -1,0 +1,99 @@
+"""Runs the command line: errors in plain words, exit codes, and one line after Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from expert import __version__
+from expert.cli.display import flush_outputs, nobody_reads, outputs, show_problems, silence
+from expert.core.errors import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE, ExpertError
+
+if TYPE_CHECKING:
+    from expert.core.interrupts import Interrupted
+
+STARTS_OVER = "the same command starts over"
+WHAT_IS_LEFT = {
+    "train": f"no run was started; {STARTS_OVER}",
+    "pretokenize": "prepared data is kept; the same command continues from there",
+    "validate": f"no verdict was written; {STARTS_OVER}",
+    "benchmark": f"no result was written; {STARTS_OVER}",
+    "export": f"nothing was exported; {STARTS_OVER}",
+    "watch": "the run itself continues",
+}
+
+
+def run() -> None:
+    """Run the command; an error is shown in plain words, never as a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may not know ✓ or ×
+            stream.reconfigure(encoding="utf-8", errors="replace")
+    watched = outputs()
+    try:
+        _run_command(watched)
+    except ExpertError as error:
+        show_problems(str(error))
+        sys.exit(error.exit_code)
+    except BrokenPipeError as error:
+        sys.exit(_code_of_broken_pipe(error, watched))
+    except OSError as error:
+        show_problems(f"{error.filename or 'output'}: {error.strerror or error}")
+        sys.exit(EXIT_USAGE)
+    except Exception as error:  # noqa: BLE001 - the last net: users see words and a file name
+        sys.exit(_report_fault(error))
+    finally:
+        with contextlib.suppress(OSError):  # it was shown, or nobody is left to read it
+            flush_outputs()
+
+
+def _run_command(watched: list[int]) -> None:
+    """Run the command and flush its output here, where a reader that left is noticed."""
+    from expert.cli.app import app
+
+    try:
+        app()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer and rich turn it into exit code 1
+            sys.exit(_code_of_broken_pipe(end.__context__, watched))
+        flush_outputs()  # the exit code is that of the command itself
+        raise
+
+
+def _code_of_broken_pipe(error: BrokenPipeError, watched: list[int]) -> int:
+    """The exit code where the reader of a pipe left: 0, it has what it wanted. An error that
+    nobody read keeps its own code."""
+    if not any(map(nobody_reads, watched)):  # some other pipe: not an end that anybody wanted
+        return _report_fault(error)
+    for stream in (sys.stdout, sys.stderr):  # Python would complain at exit
+        silence(stream)
+    return int(getattr(error.__context__, "exit_code", EXIT_OK))
+
+
+def _report_fault(error: Exception) -> int:
+    handle, name = tempfile.mkstemp(prefix="expert-fault-", suffix=".txt")
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        stream.write(f"expert {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n")
+        traceback.print_exc(file=stream)
+    show_problems(
+        f"Internal error in expert: {type(error).__name__}: {error}\n"
+        f"Details are in {name}; please report them."
+    )
+    return EXIT_INTERNAL
+
+
+def show_interrupted(end: Interrupted, words: Sequence[str]) -> None:
+    """Write to standard error what was interrupted, once; `words` follow `expert`."""
+    if end.told:
+        return
+    end.told = True
+    command = next((word for word in words if not word.startswith("-")), "")
+    left = end.left or WHAT_IS_LEFT.get(command, STARTS_OVER)
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it
+        sys.stderr.write(f"{' '.join(['expert', command]).strip()}: stopped by {end.by}: {left}\n")
+        sys.stderr.flush()

@@ -1,0 +1,221 @@
+"""`expert plan`, and how a plan is shown: decisions, memory, time, and warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from expert.cli.display import Sheet, make_console, show, show_bars, show_sheet, write_line
+from expert.cli.options import (
+    BaseModelName,
+    ManifestFile,
+    Overrides,
+    Strict,
+    json_option,
+    manifest_option,
+    one_manifest,
+)
+from expert.core.errors import EXIT_DOES_NOT_FIT
+from expert.core.text import counted, duration_range, gib, value_in_words
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from expert.manifest.notices import Notice
+    from expert.manifest.reader import ReadManifest
+    from expert.planning.decisions import Decision
+    from expert.planning.run_plan import RunPlan
+
+# Shown elsewhere (memory as bars) or too large for a cell.
+_NOT_IN_THE_TABLE = {
+    "length.expected_parts",
+    "memory.parts",
+    "memory.workload",
+    "decoding",
+    "data.dataset",
+}
+_DEFAULT = "the default"
+_REMARKS = {"warning": "bold yellow", "advice": "cyan", "superseded": "dim"}
+_NOTICES = {"warning": "bold yellow", "superseded": "cyan", "read as": "", "note": "dim"}
+_SAME_FOR_EVERY_CARD = ("training.dataset.", "base_models[", "training.config.max_seq_length")
+_SIDE_BY_SIDE = (
+    "model.quantization",
+    "kernels.precision",
+    "kernels.attention",
+    "kernels.compile",
+    "kernels.checkpointing",
+    "kernels.recomputed_blocks",
+    "optim.optimizer",
+    "batch.examples_per_update",
+    "batch.sequences_per_update",
+    "batch.micro_batch",
+    "batch.accumulation",
+    "batch.eval_batch",
+    "memory.peak_bytes",
+    "memory.budget_bytes",
+    "memory.fits",
+    "length.total_steps",
+    "length.expected_seconds",
+)
+
+
+def plan(
+    file: ManifestFile = None,
+    manifest: Annotated[Path | None, manifest_option("The manifest to plan")] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(help="Plan for this card; repeat it to compare cards side by side."),
+    ] = None,
+    vram: Annotated[str | None, typer.Option(help='GPU memory, such as "16GB".')] = None,
+    model: BaseModelName = None,
+    overrides: Overrides = None,
+    strict: Strict = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show defaults too.")] = False,
+    as_json: Annotated[bool, json_option("Print the plan as JSON.")] = False,
+) -> None:
+    """Decide every "auto" for a card, with reasons, before any weights are loaded."""
+    from expert.manifest.reader import read_manifest
+    from expert.planning.machine.machine import describe_machine
+    from expert.run.open import plan as plan_job
+
+    chosen = one_manifest(file, manifest)
+    if chosen is None:
+        raise typer.BadParameter("give a manifest: expert plan FILE")
+    read = read_manifest(chosen, overrides=overrides or (), strict=strict)
+    here = describe_machine(read.folder)
+    cards: list[str | None] = [*gpu] if gpu else [None]
+    plans = [plan_job(read, gpu=card, vram=vram, model=model, machine=here) for card in cards]
+    console = make_console()
+    if as_json:
+        texts = [one.model_dump_json(indent=2) for one in plans]
+        write_line(texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]")
+    elif len(plans) == 1:
+        show_notices(read, console, brief=True)
+        show_plan(plans[0], console, everything=everything)
+    else:
+        _show_side_by_side(plans, console)
+    if not all(one.fits for one in plans):
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def show_notices(read: ReadManifest, console: Console, *, brief: bool) -> None:
+    """Keys that were not simply applied; brief: only those that change the run."""
+    show(console, f"✓ {read.source}: {read.manifest.name} is valid", "bold green")
+    shown = [n for n in read.notices if not brief or n.kind in ("warning", "superseded")]
+    for notice in shown:
+        show_notice(notice, console)
+    rest = len(read.notices) - len(shown)
+    if rest:
+        more = f"{counted(rest, 'more notice')}: expert manifest check {read.source}"
+        show(console, f"  {more}", "dim")
+
+
+def show_notice(notice: Notice, console: Console) -> None:
+    """One line, in the colour of its kind."""
+    show(console, f"  {notice}", _NOTICES[notice.kind])
+
+
+def show_warnings(read: ReadManifest, console: Console) -> None:
+    """Every warning of the manifest; those of the plan that runs are events of the run."""
+    for notice in read.notices:
+        if notice.kind == "warning":
+            show(console, f"warning: {read.source}: {notice.where}: {notice.text}", "yellow")
+
+
+def show_plan(plan: RunPlan, console: Console, *, everything: bool) -> None:
+    """One plan in full."""
+    rows = [d for d in plan.decisions if d.path not in _NOT_IN_THE_TABLE]
+    order = {name: place for place, name in enumerate(type(plan).model_fields)}
+    rows.sort(key=lambda decision: order[decision.path.split(".")[0]])
+    sections: dict[str, list[Sequence[str]]] = {}
+    for one in rows:
+        if everything or _matters(one):
+            row = (one.path, _value(one), one.because, one.source)
+            sections.setdefault(one.path.split(".")[0], []).append(row)
+    columns, title = ("key", "value", "because", "source"), f"{plan.expert} on {plan.target}"
+    show_sheet(Sheet(columns, list(sections.values()), title, dim=("source",)), console)
+    hidden = len(rows) - sum(map(len, sections.values()))
+    if hidden:
+        show(console, f"  {hidden} more at their defaults or not used here: --all", "dim")
+    _show_memory(plan, console)
+    _show_time(plan, console)
+    _show_remarks(plan, console)
+
+
+def _value(decision: Decision) -> str:
+    if decision.value is None and decision.because.startswith("unknown"):
+        return "unknown"
+    return value_in_words(decision.path, decision.value)
+
+
+def _matters(decision: Decision) -> bool:
+    """Not a default, and not a key without a meaning for this run."""
+    if decision.because.startswith("unknown"):
+        return True
+    return decision.because != _DEFAULT and decision.value not in (None, [], {})
+
+
+def _because(plan: RunPlan, path: str) -> str:
+    return next((each.because for each in plan.decisions if each.path == path), "")
+
+
+def _show_memory(plan: RunPlan, console: Console) -> None:
+    parts, budget = plan.memory.parts, plan.memory.budget_bytes
+    if parts is None:
+        return
+    bars = [(name.replace("_", " "), size, gib(size)) for name, size in parts.items() if size]
+    bars.append(("total", plan.memory.peak_bytes or 0, gib(plan.memory.peak_bytes or 0)))
+    show(console, f"\npeak memory of a step, of {gib(budget)}", "bold")
+    show_bars(bars, budget, console)
+
+
+def _show_time(plan: RunPlan, console: Console) -> None:
+    """How long the run is expected to take, and its parts."""
+    show(console, f"\n{time_in_words(plan)}", "bold")
+    expected = plan.length.expected_parts or {}
+    parts = [f"{name} {duration_range(*part)}" for name, part in expected.items() if part[1] >= 1]
+    if len(parts) > 1:
+        show(console, f"  {', '.join(parts)}", "dim")
+
+
+def time_in_words(plan: RunPlan) -> str:
+    """`expected time: 12 to 20 min on RTX 4090, estimated`, or why it is unknown."""
+    because = _because(plan, "length.expected_seconds")
+    if plan.length.expected_seconds is None:
+        return f"expected time: {because or 'unknown'}"
+    kind = "estimated" if because.startswith("estimated") else "from a rate measured here before"
+    expected = duration_range(*plan.length.expected_seconds)
+    return f"expected time: {expected} on {plan.target}, {kind}"
+
+
+def _show_remarks(plan: RunPlan, console: Console) -> None:
+    """Warnings first, then advice, then superseded keys; whether it fits last."""
+    for kind, style in _REMARKS.items():
+        for remark in plan.remarks:
+            if remark.kind == kind:
+                show(console, f"{kind}: {remark.path}: {remark.text}", style)
+    needed, budget = gib(plan.memory.peak_bytes or 0), gib(plan.memory.budget_bytes)
+    if plan.memory.fits is None:
+        show(console, f"whether it fits is {_because(plan, 'memory.fits')}", "bold yellow")
+    elif plan.memory.fits:
+        show(console, f"✓ fits: {needed} of {budget} on {plan.target}", "bold green")
+    else:
+        show(console, f"✗ does not fit: needs {needed} of {budget} on {plan.target}", "bold red")
+
+
+def _show_side_by_side(plans: Sequence[RunPlan], console: Console) -> None:
+    """Several cards next to each other: only what differs between cards."""
+    decided = [{d.path: _value(d) for d in plan.decisions} for plan in plans]
+    rows = [[path, *(values[path] for values in decided)] for path in _SIDE_BY_SIDE]
+    columns = ("key", *(plan.target for plan in plans))
+    show_sheet(Sheet(columns, [rows], plans[0].expert), console)
+    for plan in plans:
+        if not plan.fits:
+            _show_remarks(plan, console)
+    if all(plan.fits for plan in plans):
+        for remark in plans[0].remarks:
+            if remark.kind == "warning" and remark.path.startswith(_SAME_FOR_EVERY_CARD):
+                show(console, f"warning: {remark.path}: {remark.text}", _REMARKS["warning"])

@@ -1,0 +1,152 @@
+"""`expert pretokenize`: tokenize and pack the data once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from expert.cli.display import Sheet, make_console, show, show_bars, show_problems, show_sheet
+from expert.cli.options import (
+    BaseModelName,
+    ManifestFile,
+    Overrides,
+    manifest_option,
+    one_manifest,
+)
+from expert.cli.progress import preparing_bars
+from expert.core.errors import EXIT_USAGE
+from expert.core.text import count
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from expert.data.prepared import PreparedData, PreparedSplit
+    from expert.data.tokens.statistics import DocumentStatistics
+    from expert.jobs.pretokenize import Outcome
+
+
+def pretokenize(
+    file: ManifestFile = None,
+    manifest: Annotated[Path | None, manifest_option("Prepare the data of this manifest")] = None,
+    everything: Annotated[
+        Path | None,
+        typer.Option("--all", help="Every manifest below this folder whose data is present."),
+    ] = None,
+    model: BaseModelName = None,
+    overrides: Overrides = None,
+) -> None:
+    """Tokenize and pack the data ahead of training; otherwise training does it first."""
+    from expert.jobs.pretokenize import attempt, manifests_below
+    from expert.run.open import prepare
+
+    chosen = one_manifest(file, manifest)
+    if (chosen is None) == (everything is None):
+        raise typer.BadParameter("give one manifest, or a folder with --all")
+    console = make_console()
+    changes = tuple(overrides or ())
+    if chosen is not None:
+        with preparing_bars(console) as tell:
+            done = prepare(chosen, model=model, overrides=changes, tell=tell)
+        show_prepared(done, console)
+        return
+    outcomes = []
+    for each in manifests_below(everything or Path()):
+        show(console, f"\n{each}", "bold")
+        with preparing_bars(console) as tell:
+            outcome = attempt(each, model=model, overrides=changes, tell=tell)
+        if outcome.data is not None:
+            show_prepared(outcome.data, console)
+        outcomes.append(outcome)
+    _show_outcomes(outcomes, console)
+    if any(outcome.state == "failed" for outcome in outcomes):
+        raise typer.Exit(EXIT_USAGE)
+
+
+def show_prepared(data: PreparedData, console: Console) -> None:
+    """Cache hit or miss and why, the counts of every split, and the lengths of training rows."""
+    for split in data.splits():
+        for prepared in split.folders:
+            word = "hit" if prepared.hit else "miss"
+            show(console, f"{split.name}: cache {word}: {prepared.because}: {prepared.folder}")
+    for text in data.columns:
+        show(console, f"columns: {text}")
+    for note in data.notes:
+        show(console, note, "dim")
+    made = {each.folder: each.left_out for split in data.splits() for each in split.folders}
+    for text in filter(None, (*made.values(), *(doubt.text for doubt in data.doubts))):
+        show(console, f"warning: {text}", "yellow")
+    columns = ("", *(split.name for split in data.splits()))
+    facts = [_facts(split, data.train) for split in data.splits()]
+    table = [[name, *(each[name] for each in facts)] for name in facts[0]]
+    show_sheet(Sheet(columns, [table]), console)
+    _show_histogram(data.train, console)
+
+
+def _show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
+    """The result of every manifest; failures on standard error."""
+    by_state = {
+        state: [each for each in outcomes if each.state == state]
+        for state in ("prepared", "skipped", "failed")
+    }
+    totals = ", ".join(f"{len(found)} {state}" for state, found in by_state.items())
+    show(console, f"\n{totals}", "bold")
+    for each in by_state["prepared"]:
+        show(console, f"✓ {each.manifest}")
+    for each in by_state["skipped"]:
+        show(console, f"· {each.manifest}: skipped: {each.reason}")
+    if by_state["failed"]:
+        listed = [f"  - {each.manifest}: {each.reason}" for each in by_state["failed"]]
+        show_problems("\n".join(["not prepared", *listed]))
+
+
+def _statistics(split: PreparedSplit) -> DocumentStatistics:
+    from expert.data.tokens.statistics import DocumentStatistics
+
+    total = DocumentStatistics()
+    for prepared in split.folders:
+        total = total.plus(prepared.statistics)
+    return total
+
+
+def _facts(split: PreparedSplit, train: PreparedSplit) -> dict[str, str]:
+    from expert.data.tokens.statistics import percentiles
+
+    total, packed, over = _statistics(split), split.index.statistics(), split.index.overlong
+    p50, p90, p95, p99 = percentiles(split.open().lengths)
+    dropped = ", ".join(f"{number} {reason}" for reason, number in total.dropped.items())
+    read = {
+        "rows read": f"{total.rows_in:,}",
+        "bad rows": f"{total.bad_rows:,}",
+        "left out": dropped or "0",
+    }
+    if split is not train and split.folders == train.folders:  # held out of the training rows
+        read = {"rows read": "drawn from train", "bad rows": "–", "left out": "–"}
+    avoided = f"{count(packed.padding_avoided)} tokens"
+    if packed.padding_avoided < 0:  # against rows padded to the longest of a batch
+        avoided = "none: few rows per step leave sequences emptier; a larger batch_size fills them"
+    return read | {
+        "examples": f"{packed.examples:,}",
+        "tokens": count(packed.tokens),
+        "trained on, of all prepared": f"{total.trainable_tokens / max(1, total.tokens):.1%}",
+        "lengths p50 / p90 / p95 / p99 / max": f"{p50} / {p90} / {p95} / {p99} / {total.longest}",
+        "overlong cut / split / dropped": f"{over.cut} / {over.split} / {over.dropped}",
+        "tokens lost to cutting": f"{over.tokens_lost:,}",
+        "left out, no trainable tokens": f"{over.unlearnt:,}",
+        "sequences": f"{packed.bins:,} of {split.index.length} tokens",
+        "fill": f"{packed.fill:.2%}",
+        "examples per sequence": f"{packed.examples_per_bin:.2f}",
+        "padding avoided": avoided,
+    }
+
+
+def _show_histogram(split: PreparedSplit, console: Console) -> None:
+    from expert.data.tokens.statistics import EDGES
+
+    names = [f"up to {edge:,}" for edge in EDGES] + [f"over {EDGES[-1]:,}"]
+    counts = zip(names, _statistics(split).histogram, strict=True)
+    shown = [(name, rows, f"{rows:,}") for name, rows in counts if rows]
+    show(console, "\nlengths in tokens", "bold")
+    show_bars(shown, max((size for _, size, _ in shown), default=1), console)

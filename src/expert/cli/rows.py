@@ -1,0 +1,156 @@
+"""Rows as the model sees them: what is trained on in colour, or in brackets where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from expert.cli.display import show
+from expert.core.text import counted, visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from expert.data.inspect.shown_rows import ShownRow, ShownSegment
+
+BRACKETS = (("⟦", "⟧"), ("⟪", "⟫"), ("⦃", "⦄"), ("⸨", "⸩"), ("⟬", "⟭"))
+"""Around what is trained on: the first pair of which neither occurs in any of the rows."""
+TRAINED, CONTEXT, SPECIAL, LOST, ASIDE = "black on green", "", "bold cyan", "red strike", "dim"
+SEEN_LINE, LOST_LINE, ASIDE_LINE = "  │ ", "  ✂ ", "  ┊ "
+"""Margins: of what the model sees, of what it does not, and of notes."""
+NEW_LINE = "↵"
+
+
+def show_rows(rows: Sequence[ShownRow], console: Console) -> None:
+    """The rows one below the other, with a legend."""
+    from rich.text import Text
+
+    if not rows:
+        return
+    colour = console.is_terminal and not console.no_color and console.color_system is not None
+    marks = None if colour else _brackets(rows)
+    legend = Text("\nrows as the model sees them; ")
+    if marks is None:
+        legend.append("trained on", style=TRAINED).append(", ")
+        legend.append("special token", style=SPECIAL)
+    else:
+        legend.append(f"{marks[0]}trained on{marks[1]}")
+    console.print(legend.append(f", {NEW_LINE} is a line break"))
+    for row in rows:
+        show(console, _head(row), "bold")
+        for note in row.notes:
+            show(console, f"  {visible(note)}", ASIDE)
+        for line in _lines(row, marks):
+            console.print(line)
+
+
+def _brackets(rows: Sequence[ShownRow]) -> tuple[str, str]:
+    texts = "".join(text for row in rows for one in row.segments for text in (one.text, one.after))
+    free = [pair for pair in BRACKETS if not any(mark in texts for mark in pair)]
+    return free[0] if free else ("⟦trained:", ":trained⟧")
+
+
+def _head(row: ShownRow) -> str:
+    """Where the row is, why it is shown, and its tokens."""
+    place = f"{visible(row.place, keep='')} ({row.split}, {row.because})"
+    parts = []
+    if row.tokens is not None:
+        counts = "trained on" if row.split == "train" else "counted in the loss"
+        parts.append(f"{counted(row.tokens, 'token')}, {row.trained_tokens or 0:,} {counts}")
+        if row.special_tokens:
+            listed = [f"{text} ×{many}" for text, many in row.special_tokens.items()]
+            parts.append(f"special tokens {', '.join(map(visible, listed))}")
+        if row.pieces > 1:
+            parts.append(f"split into {row.pieces:,} sequences")
+    if row.left_out:
+        parts.append(f"not trained on: {visible(row.left_out, keep='')}")
+    return f"{place}: {'; '.join(parts)}" if parts else place
+
+
+def _lines(row: ShownRow, marks: tuple[str, str] | None) -> list[Text]:
+    """The row in lines, each behind a bar; what is lost behind scissors."""
+    page = _Page(marks)
+    for one in row.segments:
+        if one.is_gap:
+            page.write(one)
+            continue
+        if page.seen and not one.seen and not row.left_out:
+            page.aside(
+                f"{row.lost_because}: {counted(row.lost_tokens, 'token')} lost, "
+                f"{row.lost_answer_tokens:,} of them would be trained on"
+            )
+        elif one.piece != page.piece and one.seen:
+            page.aside(f"sequence {one.piece + 1:,} of {row.pieces:,} begins here")
+        page.margin(SEEN_LINE if one.seen or row.left_out else LOST_LINE)
+        page.seen, page.piece = one.seen, one.piece
+        page.write(one)
+    return page.end()
+
+
+class _Page:
+    """Lines written from left to right, each with its margin."""
+
+    def __init__(self, marks: tuple[str, str] | None) -> None:
+        from rich.text import Text
+
+        self._new = Text
+        self.marks = marks
+        self.seen, self.piece = True, 0
+        self._inside = False
+        self._margin = SEEN_LINE
+        self._lines: list[Text] = []
+        self._line = self._begun()
+
+    def _begun(self) -> Text:
+        return self._new.assemble((self._margin, ASIDE))
+
+    def margin(self, margin: str) -> None:
+        """Continue with this margin; an open bracket is closed first."""
+        if margin != self._margin:
+            self._mark(False)
+            self._end_line()
+            self._margin = margin
+            self._line = self._begun()
+
+    def aside(self, text: str) -> None:
+        """A note between lines of the row."""
+        margin = self._margin
+        self.margin(ASIDE_LINE)
+        self._line.append(text, style=ASIDE)
+        self.margin(margin)
+
+    def _end_line(self) -> None:
+        if len(self._line) > len(self._margin):
+            self._lines.append(self._line)
+
+    def write(self, one: ShownSegment) -> None:
+        self._mark(one.trained)
+        style = TRAINED if one.trained else SPECIAL if one.special else CONTEXT
+        style = f"bold {TRAINED}" if one.trained and one.special else style
+        style = style if one.seen else LOST
+        self._text(one.text, style)
+        if one.not_shown:
+            unit = "token" if one.tokens is not None else "character"
+            self.aside(f"{counted(one.not_shown, unit)} not shown: --full shows all")
+            self._mark(one.trained and bool(one.after))
+            self._text(one.after, style)
+
+    def _text(self, text: str, style: str) -> None:
+        for number, part in enumerate(text.split("\n")):
+            if number:
+                self._line.append(NEW_LINE, style=style)
+                self._lines.append(self._line)
+                self._line = self._begun()
+            if part:
+                self._line.append(visible(part, keep=""), style=style)
+
+    def _mark(self, trained: bool) -> None:
+        if self.marks is not None and trained != self._inside:
+            self._line.append(self.marks[0] if trained else self.marks[1])
+        self._inside = trained
+
+    def end(self) -> list[Text]:
+        self._mark(False)
+        self._end_line()
+        return self._lines

@@ -1,0 +1,196 @@
+"""`expert sample`: a trained expert answers prompts, or talks in a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from expert.cli.display import make_console, show, write_json
+from expert.cli.options import Device, RunFolder, WhereToCompute, checkpoint_option, json_option
+from expert.core.errors import ExpertError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from expert.jobs.sample.sample import Conversation
+
+NEW = "/new"
+MARK = "> "
+
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="What to answer or continue; repeatable; - reads standard input. Without it, a "
+        "terminal starts a conversation."
+    ),
+]
+Tools = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Tools it may call: a JSON list, or rows with a column tools; default: those of the "
+        "first row it was trained on.",
+    ),
+]
+Plain = Annotated[
+    bool | None,
+    typer.Option(
+        "--plain/--chat", help="Continue the prompt, or answer it; default: like the training data."
+    ),
+]
+Temperature = Annotated[
+    float | None, typer.Option(min=0, max=2, help="Randomness; 0: the most likely token.")
+]
+TopP = Annotated[
+    float | None, typer.Option(min=0.001, max=1, help="Keep the tokens with this probability mass.")
+]
+TopK = Annotated[int | None, typer.Option(min=1, help="Keep this many most likely tokens.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text.")]
+Checkpoint = Annotated[str | None, checkpoint_option("training.packaging_checkpoint")]
+
+
+def sample(
+    run: RunFolder,
+    prompt: Prompts = None,
+    system: Annotated[str, typer.Option(help="The system message.")] = "",
+    tools: Tools = None,
+    plain: Plain = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    seed: Seed = None,
+    checkpoint: Checkpoint = None,
+    device: WhereToCompute = Device.auto,
+    as_json: Annotated[bool, json_option("Print texts and settings as JSON.")] = False,
+) -> None:
+    """Generate answers with a trained expert; decoding settings default to the manifest's."""
+    from expert.jobs.sample.sample import sample as sample_job
+
+    prompts = _prompts(prompt, talks=not as_json and _is_terminal())
+    console, notes = make_console(), make_console(error=True)
+    writer = _Writer(console, several=len(prompts) > 1, quiet=as_json)
+    how: dict[str, Any] = {
+        "system": system,
+        "tools": tools,
+        "plain": plain,
+        "checkpoint": checkpoint,
+        "seed": seed,
+        "device": device.value,
+        "decoding": {
+            "max_new_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+        },
+        "loading": lambda what: show(notes, f"{what} …", "dim"),
+    }
+    if not prompts:
+        _talk(run, writer, notes, how)
+        return
+    found = sample_job(run, prompts, begin=writer.begin, tell=writer.write, **how)
+    writer.end()
+    if as_json:
+        write_json(found)
+        return
+    for note in found.notes:
+        show(notes, note, "dim")
+    if found.decoding.temperature > 0 and seed is None:
+        show(notes, f"repeat it with --seed {found.seed}", "dim")
+
+
+def _prompts(given: list[str] | None, *, talks: bool) -> list[str]:
+    """The prompts; none where somebody will type them."""
+    from expert.jobs.sample.decoding import CannotSample
+
+    if not given and not talks:
+        raise CannotSample(
+            "--prompt: nothing to answer  (add --prompt TEXT, or --prompt - to read standard "
+            "input; in a terminal it may be left out)"
+        )
+    return [sys.stdin.read().rstrip("\r\n") if text == "-" else text for text in given or ()]
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+class _Writer:
+    """Text as it is generated; preceded by the prompt where that is continued or one of several."""
+
+    def __init__(self, console: Console, *, several: bool, quiet: bool) -> None:
+        self._console, self._several, self._quiet = console, several, quiet
+        self._open = False
+
+    def begin(self, prompt: str, plain: bool) -> None:
+        self.end()
+        self._open = not self._quiet
+        if plain:
+            self.write(prompt)
+        elif self._several and not self._quiet:
+            show(self._console, f"> {prompt}", "bold")
+
+    def write(self, piece: str) -> None:
+        if not self._quiet and piece:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+
+    def end(self) -> None:
+        if self._open:
+            sys.stdout.write("\n")
+        self._open = False
+
+
+# --- a conversation in a terminal ----------------------------------------------------------------
+
+
+def _talk(run: Path | None, writer: _Writer, notes: Console, how: dict[str, Any]) -> None:
+    from expert.jobs.sample.sample import Conversation, ready
+
+    loaded = ready(run, **how)
+    for note in loaded.notes:
+        show(notes, note, "dim")
+    conversation = Conversation(loaded, system=how["system"])
+    talk(conversation, writer, lambda text: show(notes, text, "dim"))
+
+
+def read_line() -> str:
+    """A typed line; EOFError at the end of input."""
+    with suppress(ImportError):
+        import readline  # noqa: F401 - input() edits lines with it once it is imported
+    return input(MARK)
+
+
+def talk(
+    conversation: Conversation,
+    writer: _Writer,
+    note: Callable[[str], None],
+    read: Callable[[], str] = read_line,
+) -> None:
+    """Answer line after line. Where a line cannot be answered, the reason is shown."""
+    kept = f"history is kept; {NEW} starts a new conversation"
+    note(f"{kept if conversation.remembers else 'every line is continued by itself'}; Ctrl-D ends")
+    while True:
+        try:
+            line = read().strip()
+        except EOFError:
+            writer.write("\n")
+            return
+        if line == NEW:
+            conversation.anew()
+            note("new conversation")
+        elif line:
+            try:
+                answer = conversation.ask(line, begin=writer.begin, tell=writer.write)
+            except ExpertError as error:
+                note(str(error))
+                continue
+            finally:
+                writer.end()
+            if answer.note:
+                note(answer.note)

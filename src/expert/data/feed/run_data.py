@@ -1,0 +1,239 @@
+"""Prepared or streamed data to the steps and batches of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from expert.data.feed.batches import BatchShape
+from expert.data.feed.feed import Batch, PackedFeed, UpdateWork
+from expert.data.feed.loader import (
+    LoaderOptions,
+    PaddedFeed,
+    PreparedBins,
+    RowsTokenisedLate,
+    on_device,
+    padded_tensors,
+)
+from expert.data.feed.order import DataOrder, Update, micro_batches
+from expert.data.feed.streaming import Place, Stream
+from expert.data.pack.pack import shifted_blocks
+from expert.data.pack.pack_index import PackIndex
+from expert.data.pack.packing import PAD_ID, is_padded
+from expert.data.prepared import PreparedSplit
+from expert.data.tokens.documents import DocumentStore
+from expert.data.tokens.encoder import Encoder
+from expert.planning.run_plan import RunPlan
+
+
+class Position(Protocol):
+    """Where a run stands in its data."""
+
+    @property
+    def done(self) -> int:
+        """Steps behind us."""
+
+    @property
+    def place(self) -> tuple[int, int, int] | None:
+        """Epoch, window and step in it from which a stream continues."""
+
+    @property
+    def skipped(self) -> Container[int]:
+        """Steps that are passed over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """What a run reads: a prepared split in its order, or a stream; and what it is judged by."""
+
+    train: PreparedSplit | None
+    order: DataOrder | None
+    stream: Stream | None
+    validation: PreparedSplit | None
+    test: PreparedSplit | None
+    encoder: Encoder
+    soft: bool
+    """Every document begins with a soft prompt."""
+    late: RowsTokenisedLate | None = None
+    """The training rows as text, where they are tokenised only when a batch asks for them."""
+    columns: tuple[str, ...] = ()
+    """For each source of training rows: which columns are read, and which are not."""
+    doubts: tuple[str, ...] = ()
+    """Warnings about the rows, those that are trained on or those that it is judged by."""
+
+    def splits(self) -> list[PreparedSplit]:
+        """Those that are prepared."""
+        found = (self.train, self.validation, self.test)
+        return [split for split in found if split is not None]
+
+
+def largest_ids(data: RunData) -> list[int | None]:
+    """The largest token of each prepared folder, as far as it is known."""
+    folders = [prepared for split in data.splits() for prepared in split.folders]
+    return [prepared.statistics.largest_id for prepared in folders]
+
+
+def training_feed(
+    plan: RunPlan,
+    data: RunData,
+    state: Position,
+    *,
+    device: torch.device,
+    new_event: Callable[[], Any] | None = None,
+) -> AbstractContextManager[Any]:
+    """The updates that are left of the run, as batches on the device."""
+    total = plan.length.total_steps
+    if data.order is not None and is_padded(plan):
+        split = data.train
+        assert split is not None
+        assert total is not None
+        folders = [prepared.folder for prepared in split.folders]
+        loader, rows = plan.loader, data.late
+        return PaddedFeed(
+            rows if rows is not None else PreparedBins(folders, split.index_file, pad_id=PAD_ID),
+            data.order,
+            done=state.done,
+            total=total,
+            rows=plan.batch.micro_batch,
+            device=device,
+            options=LoaderOptions(
+                workers=loader.workers,
+                prefetch=loader.prefetch,
+                persistent=loader.persistent_workers,
+                pin=loader.pin_memory,
+            ),
+            soft=data.soft,
+            skipped=state.skipped,
+        )
+    return _packed_feed(plan, data, state, device, new_event)
+
+
+def feed_facts(plan: RunPlan, data: RunData) -> dict[str, Any]:
+    """What an event says of the way batches are made."""
+    kind = "packed"
+    if data.stream is not None:
+        kind = "stream"
+    elif is_padded(plan):
+        kind = "padded" if data.late is None else "late"
+    loader = plan.loader
+    workers = 0 if kind == "packed" else loader.workers
+    return {"kind": kind, "workers": workers, "prefetch": loader.prefetch, "pin": loader.pin_memory}
+
+
+def _packed_feed(
+    plan: RunPlan,
+    data: RunData,
+    state: Position,
+    device: torch.device,
+    new_event: Callable[[], Any] | None,
+) -> AbstractContextManager[Any]:
+    rows = plan.batch.micro_batch
+    if data.stream is not None:
+        shape = data.stream.shape.batch_shape(rows, plan.data.max_seq_length)
+        batches = data.stream.shape.batches_per_update(rows)
+        whole_rows = data.stream.shape.whole_rows
+    else:
+        assert data.order is not None
+        assert data.train is not None
+        shape = BatchShape.for_index(data.train.index, rows)
+        batches = -(-data.order.bins_per_update // rows)
+        whole_rows = has_whole_rows(data.train)
+    return PackedFeed(
+        _works(plan, data, state),
+        shape,
+        batches_per_update=batches,
+        device=device,
+        pad_id=PAD_ID,
+        soft=data.soft,
+        whole_rows=whole_rows,
+        ready_ahead=plan.loader.prefetch,
+        pin=plan.loader.pin_memory,
+        trim=plan.data.trim,
+        new_event=new_event,
+    )
+
+
+def _works(plan: RunPlan, data: RunData, state: Position) -> Iterator[Any]:
+    if data.stream is not None:
+        found = data.stream.works(
+            done=state.done,
+            place=Place(*state.place) if state.place else Place(),
+            epochs=plan.length.epochs,
+            total=plan.length.total_steps,
+        )
+    else:
+        assert data.order is not None
+        assert plan.length.total_steps is not None
+        split = data.train
+        assert split is not None
+        store = split.open()
+        found = _prepared_works(
+            data.order.updates(state.done, plan.length.total_steps),
+            split.index,
+            store,
+            seed=plan.optim.seed,
+        )
+    return (work for work in found if work.update.done not in state.skipped)
+
+
+def _prepared_works(
+    updates: Iterator[Update], index: PackIndex, store: DocumentStore, *, seed: int
+) -> Iterator[UpdateWork]:
+    """Updates over prepared tokens; blocks of a corpus are cut anew in every epoch."""
+    epoch, here = 0, index
+    for update in updates:
+        if index.rule == "blocks" and update.epoch != epoch:
+            epoch = update.epoch
+            here = shifted_blocks(index, store.lengths, seed=seed, epoch=epoch)
+        yield UpdateWork(update, here, store)
+
+
+def has_whole_rows(split: PreparedSplit) -> bool:
+    """Whether every sequence is one document, so that plain causal attention is right."""
+    return bool(np.diff(split.index.bin_offsets).max(initial=0) <= 1)
+
+
+@contextmanager
+def split_batches(
+    plan: RunPlan, split: PreparedSplit, *, rows: int, device: torch.device
+) -> Iterator[Iterator[Batch]]:
+    """All batches of a split once; those that vary in width longest first."""
+    index, store = split.index, split.open()
+    rows = min(rows, index.bins)  # a small split is not padded up to a large batch
+    bins = np.arange(index.bins)
+    if is_padded(plan) or plan.data.trim:
+        # Longest first: what does not fit shows at once, and rows of one length pad each other.
+        bins = np.argsort(-index.bin_lengths(), kind="stable")
+    if is_padded(plan):
+        yield (
+            on_device(
+                padded_tensors(index, some, store, pad_id=PAD_ID),
+                some,
+                device,
+                soft=index.soft_tokens > 0,
+            )
+            for some in micro_batches(bins, rows)
+        )
+        return
+    works = (
+        UpdateWork(Update(number, 0, number, some), index, store)
+        for number, some in enumerate(micro_batches(bins, rows))
+    )
+    feed = PackedFeed(
+        works,
+        BatchShape.for_index(index, rows),
+        batches_per_update=1,
+        device=device,
+        pad_id=PAD_ID,
+        soft=index.soft_tokens > 0,
+        whole_rows=has_whole_rows(split),
+        pin=plan.loader.pin_memory,
+        trim=plan.data.trim,
+    )
+    with feed:
+        yield (batch for fed in feed for batch in fed.batches)

@@ -1,0 +1,237 @@
+"""All that `expert dataset check` reports: the rows of all splits, read as preparing does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from expert.core.text import counted
+from expert.data.examples.columns import Columns
+from expert.data.examples.formats import example_of
+from expert.data.examples.messages import unused_fields
+from expert.data.inspect.audit import (
+    ExampleCollector,
+    ExampleTable,
+    SplitReport,
+    duplicates,
+    joined,
+    leaks,
+    length_summary,
+)
+from expert.data.inspect.pick_rows import RowPicker, RowsToShow
+from expert.data.inspect.shown_rows import ShownRow
+from expert.data.line import Line, Reading, reading_of
+from expert.data.pack.drawing import draw_documents, repeats_held_out
+from expert.data.pack.overlong_rows import too_long_to_learn
+from expert.data.read.folders import unread_files
+from expert.data.read.rows import unusual_separator
+from expert.data.read.sources import Source
+from expert.data.records import BadRow, Dropped, Example, Row
+from expert.data.tokens.row_keys import RowKeys, keys_of_batch
+from expert.planning.survey import local_path
+
+# Examples, or characters, that are tokenised together: what is in memory at a time.
+_BATCH_EXAMPLES = 1024
+_BATCH_CHARACTERS = 8_000_000
+FIELDS_LOOKED_AT = 1000
+"""Rows in which fields of messages are looked for that nothing is read from."""
+
+
+@dataclass
+class DatasetReport:
+    """`problems` are what preparing would refuse."""
+
+    name: str
+    template: str
+    max_seq_length: int
+    splits: list[SplitReport] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """Which columns and files are read and which are not, and how."""
+    doubts: list[str] = field(default_factory=list)
+    """Warnings that are of no single split."""
+    rows: list[ShownRow] = field(default_factory=list)
+    """Some rows as the model sees them."""
+
+    def warnings(self) -> list[str]:
+        return [*self.doubts, *(line for split in self.splits for line in split.warnings())]
+
+    def verdict(self) -> str:
+        """In one line, where nothing keeps the data from being prepared."""
+        count = sum(not line.startswith(" ") for line in self.warnings())
+        if not count:
+            return "✓ nothing is wrong with the data"
+        words = "1 warning: look at it" if count == 1 else f"{count} warnings: look at them"
+        return f"✓ usable, {words} before training"
+
+
+def check_rows(line: Line, name: str, show: RowsToShow) -> DatasetReport:
+    """Read the splits of one manifest, one source after the other."""
+    template = line.template.name if line.template else "characters"
+    report = DatasetReport(name, template, line.plan.data.max_seq_length)
+    report.notes += line.chosen.notes()
+    report.doubts += [remark.text for remark in line.chosen.remarks]
+    _Checker(line, report, RowPicker(show)).check()
+    return report
+
+
+class _Checker:
+    def __init__(self, line: Line, report: DatasetReport, picker: RowPicker) -> None:
+        self.line, self.report, self.picker = line, report, picker
+        data = line.plan.data
+        soft = sum(prompt["tokens"] for prompt in line.plan.adapter.soft_prompts)
+        whole = line.template is None or data.packing == "concat"
+        self.room = None if whole else data.max_seq_length - soft
+        self.keys: list[RowKeys] = []
+        """Of the examples that were read, batch by batch."""
+
+    def check(self) -> None:
+        line, spec = self.line, self.line.spec
+        split, parts = self._read("train")
+        every = joined(parts)
+        keys = RowKeys.joined(self.keys) if self.keys else None
+        others = [name for name in ("validation", "test") if line.sources_of(name)]
+        chosen, held_out = draw_documents(
+            [len(part) for part in parts],
+            line.weights,
+            held_out_share=0.0 if "validation" in others else spec.validation_split,
+            seed=line.plan.optim.seed,
+            keys=keys,
+        )
+        if reading_of(line, line.sources_of("train")[0]).end_apart:
+            chosen, held_out = np.array([0], np.int32), np.array([1], np.int32)
+        # A weight above 1 takes rows several times: that is not a duplicate in the data.
+        train = every.take(np.unique(chosen))
+        self._sum_up(split, train)
+        if line.is_text and spec.validation_split and not len(held_out) and not others:
+            self.report.doubts.append(
+                f"train: {counted(len(every), 'example')}, too few to hold any out: overfitting "
+                "would go unnoticed  (add rows, or set training.dataset.test_path)"
+            )
+        if len(held_out):
+            doubt = repeats_held_out(keys, chosen, held_out) if keys is not None else ""
+            self.report.doubts += [doubt] if doubt else []
+            self._sum_up(SplitReport("validation", split_off=True), every.take(held_out), train)
+        for name in others:
+            split, parts = self._read(name)
+            self._sum_up(split, joined(parts), train)
+        self.report.rows = self.picker.shown(line, held_out.tolist())
+
+    def _sum_up(
+        self, split: SplitReport, examples: ExampleTable, train: ExampleTable | None = None
+    ) -> None:
+        plan = self.line.plan
+        found = split.lengths = length_summary(examples, self.room, plan.data.overlong)
+        numbers = (found["unlearnt"], found["examples"], found["longest"])
+        too_long = too_long_to_learn(plan, split.name, *numbers)
+        if found["left"] or not len(examples):
+            split.not_learnt = too_long
+        elif examples.learnt.any():  # else the reason is among the problems already
+            self.report.problems.append(
+                too_long
+                or f"{split.name}: {counted(len(examples), 'example')}, each longer than "
+                f"max_seq_length {plan.data.max_seq_length}, and overlong: drop leaves none  "
+                "(training.config.overlong: cut, or a larger max_seq_length)"
+            )
+        split.duplicates = duplicates(examples)
+        split.leaks = leaks(train, examples) if train is not None else {}
+        self.report.splits.append(split)
+
+    def _read(self, name: str) -> tuple[SplitReport, list[ExampleTable]]:
+        split = SplitReport(name)
+        return split, [self._read_source(split, source) for source in self.line.sources_of(name)]
+
+    def _read_source(self, split: SplitReport, source: Source) -> ExampleTable:
+        reading = reading_of(self.line, source)
+        self._note(source, reading)
+        response = reading.columns.response if reading.columns else ""
+        collector = ExampleCollector()
+        waiting: list[tuple[Row, Any]] = []
+        characters = bad_rows = 0
+        for row, made in reading.formatted():
+            split.rows += 1
+            self.picker.look_at(split.name, row, made)
+            if isinstance(row, BadRow) or isinstance(made, BadRow):
+                bad_rows += 1
+                split.note_bad(made, response)
+            elif isinstance(made, Dropped):
+                split.dropped[made.reason] = split.dropped.get(made.reason, 0) + 1
+            else:
+                example = self._example(row, source, reading.columns)
+                collector.add(example, row.file, row.line)
+                if example is not None:
+                    split.note_remnants(example, row.place)
+                    split.note_silent_calls(example, made, row.place)
+                waiting.append((row, made))
+                characters += sum(len(segment.text) for segment in made)
+            if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:
+                self._encode(split, waiting, collector)
+                waiting, characters = [], 0
+        if waiting:
+            self._encode(split, waiting, collector)
+        examples = collector.examples()
+        self._judge(f"{split.name} {source.name}", bad_rows, examples)
+        return examples
+
+    def _example(self, row: Row, source: Source, columns: Columns | None) -> Example | None:
+        """The example in a good row; None where there is no text but tokens."""
+        if source in self.line.chosen.tokens:
+            return None
+        if columns is None:
+            return Example(text=str(row.values.get("text", "")))
+        example = example_of(row, columns)
+        assert isinstance(example, Example), "the row was good when it was formatted"
+        return example
+
+    def _encode(
+        self, split: SplitReport, rows: Sequence[tuple[Row, Any]], collector: ExampleCollector
+    ) -> None:
+        """Count the tokens of some examples, and keep the keys by which preparing knows them."""
+        batch = self.line.encoder.encode([made for _, made in rows])
+        keys = keys_of_batch(batch)
+        if split.name == "train":
+            for (row, made), tokens in zip(rows, batch.lengths.tolist(), strict=True):
+                self.picker.add(row, made, tokens)
+        cut = self.line.plan.data.overlong == "cut"
+        collector.add_tokens(batch, keys, self.room if cut else None)
+        self.keys.append(keys)
+
+    def _note(self, source: Source, reading: Reading) -> None:
+        """Which columns, fields of messages and files of a folder are read and which are not."""
+        notes = []
+        for file in source.files if source.kind == "files" else ():
+            if found := unusual_separator(file, source.format):
+                notes.append(f"{file.name}: {found} separate its columns")
+        columns, seen = reading.columns, reading.seen
+        if columns is not None and seen is not None:
+            doubt = columns.worth_a_warning(seen)
+            self.report.doubts += [f"{source.name}: {doubt}"] if doubt else []
+            notes.append(f"{source.name}: {columns.told(seen)}")
+            rows = islice(reading.rows(), FIELDS_LOOKED_AT if columns.messages else 0)
+            messages = (row.values.get(columns.messages) for row in rows if isinstance(row, Row))
+            fields = dict.fromkeys(name for each in messages for name in unused_fields(each))
+            notes += [f"{source.name}: not used of messages: {', '.join(fields)}"] if fields else []
+            folder = local_path(source.name, self.line.folder)
+            if source.kind == "files" and folder.is_dir():
+                unread = unread_files(folder, source.format)
+                notes += [f"{source.name}: not read: {', '.join(unread)}"] if unread else []
+        self.report.notes += [each for each in notes if each not in self.report.notes]
+
+    def _judge(self, where: str, bad_rows: int, examples: ExampleTable) -> None:
+        allowed = self.line.spec.max_bad_rows
+        if bad_rows > allowed:
+            self.report.problems.append(
+                f"{where}: {counted(bad_rows, 'bad row')}, and training.dataset.max_bad_rows "
+                f"tolerates {allowed}  (fix the data, or --set "
+                f"training.dataset.max_bad_rows={bad_rows})"
+            )
+        if not examples.learnt.any():
+            self.report.problems.append(
+                f"{where}: there is nothing to train on: {counted(len(examples), 'example')}, "
+                "no token of them is an answer  (check training.dataset.field_mapping and "
+                "training.dataset.validation)"
+            )

@@ -1,0 +1,148 @@
+"""Which rows a check shows: the first, the longest, some that are drawn, those at given lines."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from expert.core.errors import ExpertError
+from expert.data.inspect.shown_rows import ShownRow, show_row
+from expert.data.line import Line, Made, reading_of
+from expert.data.records import BadRow, Row, Segment
+
+DEFAULT_ROWS = 3
+SCREEN_TOKENS = 400
+"""About as many tokens of a row are shown: a screen full."""
+JSON_TOKENS = 20_000
+"""Of a row in JSON: a row may be a text of a hundred megabytes."""
+FIRST, LONGEST, DRAWN, ASKED = "the first", "the longest", "drawn", "asked for"
+
+
+class NoSuchRow(ExpertError):
+    """A row that was asked for and is not in the files."""
+
+
+@dataclass(frozen=True)
+class RowsToShow:
+    """How many rows, and those at these lines (`17` or `train.jsonl:17`)."""
+
+    count: int = DEFAULT_ROWS
+    lines: tuple[str, ...] = ()
+    most_tokens: int | None = SCREEN_TOKENS
+    """About as many tokens of each; None: all."""
+
+
+@dataclass
+class _Candidate:
+    row: Row | BadRow
+    made: Made
+    number: int
+    """Of the document among those of its split; -1: it is none."""
+    tokens: int = 0
+
+
+class RowPicker:
+    """Sees every row of a check once, and keeps those that will be shown."""
+
+    def __init__(self, asked: RowsToShow) -> None:
+        self.asked = asked
+        self._seen = self._good = 0
+        self._first: _Candidate | None = None
+        self._longest: _Candidate | None = None
+        self._drawn: list[_Candidate] = []
+        self._random = random.Random(0)  # the same file shows the same rows
+        self._named = [_line_named(text) for text in asked.lines]
+        self._found: dict[int, list[tuple[str, _Candidate]]] = {}
+
+    def add(self, row: Row, segments: list[Segment], tokens: int) -> None:
+        """The next good training row with its segments and its tokens."""
+        one = _Candidate(row, segments, self._seen, tokens)
+        self._seen += 1
+        if self.asked.count <= 0:
+            return
+        self._first = self._first or one
+        if self._longest is None or tokens > self._longest.tokens:
+            self._longest = one
+        # A reservoir: each row is as likely to be kept as any other.
+        if len(self._drawn) < self.asked.count:
+            self._drawn.append(one)
+        elif (place := self._random.randrange(self._seen)) < len(self._drawn):
+            self._drawn[place] = one
+
+    def look_at(self, split: str, row: Row | BadRow, made: Made) -> None:
+        """Any row of any split, to find those that were asked for by their line."""
+        good = split == "train" and isinstance(made, list)
+        self._good += good
+        for number, (file, line) in enumerate(self._named):
+            meant = _same_file(row.file, file) if file else split == "train"
+            if abs(row.line) == line and meant:
+                one = _Candidate(row, made, self._good - 1 if good else -1)
+                self._found.setdefault(number, []).append((split, one))
+
+    def shown(self, line: Line, held_out: Sequence[int] = ()) -> list[ShownRow]:
+        """The rows, asked for first; `held_out`: documents that validation was drawn from."""
+        missing = [text for n, text in enumerate(self.asked.lines) if n not in self._found]
+        if missing:
+            where = "a bare number is a line of the training files; FILE:LINE one of any file"
+            absent = [f"--row {text}: there is no such row" for text in missing]
+            raise NoSuchRow("\n".join([*absent, f"  ({where})"]))
+        validation = set(held_out)
+        named = (pair for number in sorted(self._found) for pair in self._found[number])
+        wanted = [(split, one, ASKED) for split, one in named]
+        wanted += [("train", one, because) for one, because in self._chosen()]
+        return [
+            show_row(
+                line,
+                one.row,
+                one.made,
+                "validation" if one.number in validation else split,
+                because,
+                most_tokens=self.asked.most_tokens,
+            )
+            for split, one, because in wanted
+        ]
+
+    def _chosen(self) -> Iterator[tuple[_Candidate, str]]:
+        if self._first is None or self._longest is None:
+            return
+        ends = {self._longest.number} if self.asked.count == 1 else set()
+        ends = ends or {self._first.number, self._longest.number}
+        others = [one for one in self._drawn if one.number not in ends]
+        room = self.asked.count - len(ends)
+        chosen = sorted(others[: max(0, room)], key=lambda one: one.number)
+        if self._first.number in ends and self._first is not self._longest:
+            yield self._first, FIRST
+        yield from ((one, DRAWN) for one in chosen)
+        both = self._first is self._longest and self._seen > 1
+        yield self._longest, f"{FIRST} and {LONGEST}" if both else LONGEST
+
+
+def _line_named(text: str) -> tuple[str, int]:
+    """`17`, `train.jsonl:17` or `rows.json: row 17`, as messages name a row."""
+    file, _, line = text.rpartition(":")
+    line = line.strip().removeprefix("row").strip()
+    if not line.isdecimal() or not int(line):
+        raise NoSuchRow(
+            f"--row {text}: is not a row  (its line, as 17, or with its file, as train.jsonl:17)"
+        )
+    return file.strip(), int(line)
+
+
+def _same_file(file: str, named: str) -> bool:
+    """Whether a file is the one that is meant: by its path, or by the end of it."""
+    parts, end = PurePath(file).parts, PurePath(named.replace("\\", "/")).parts
+    return file == named or parts[-len(end) :] == end
+
+
+def rows_as_text(line: Line, asked: RowsToShow) -> list[ShownRow]:
+    """Rows as a check shows them where the tokenizer is not here, the longest by its characters."""
+    picker = RowPicker(asked)
+    for split in ("train", "validation", "test"):
+        for source in line.sources_of(split):
+            for row, made in reading_of(line, source).formatted():
+                picker.look_at(split, row, made)
+                if split == "train" and isinstance(row, Row) and isinstance(made, list):
+                    picker.add(row, made, sum(len(each.text) for each in made))
+    return picker.shown(line)

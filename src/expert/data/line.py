@@ -1,0 +1,457 @@
+"""The line that rows walk: source → rows → examples → segments → tokens; `splits` continues it.
+
+A `Line` says with what: plan, sources, tokenizer, template, cache. Everything else is a function of
+it. Looking without writing is the same functions with a cache that is not written to: they return
+None where something would have to be made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.links import refuse_links, refuse_links_inside
+from expert.data.examples.checks import RowFilter
+from expert.data.examples.column_survey import ColumnSurvey
+from expert.data.examples.columns import Columns, columns_of
+from expert.data.examples.formats import example_of
+from expert.data.examples.remembered import remembered_content_hash, remembered_survey
+from expert.data.named_sources import CACHE_KEY, CHECKED, ChosenSources, choose_sources
+from expert.data.read.sources import Source, first_row, iterate
+from expert.data.records import BadRow, Dropped, Example, Row, Segment
+from expert.data.template.templates import Template, TemplateError, named_template
+from expert.data.template.text_tools import text_tools
+from expert.data.tokens.encoder import CharacterEncoder, Encoder, tokenizer_folder
+from expert.data.tokens.prepare import (
+    Prepared,
+    Recipe,
+    look,
+    misfit,
+    prepare,
+    read_statistics,
+    tokens_folder,
+)
+from expert.data.tokens.shards import Tokenising
+from expert.manifest.schema.manifest import CHAR_GPT
+from expert.planning.decisions import Remark
+from expert.planning.plan import folder_name
+
+if TYPE_CHECKING:
+    from expert.data.named_sources import NamedSources
+    from expert.data.tokens.tokenised import TokenColumns
+    from expert.manifest.reader import ReadManifest
+    from expert.manifest.schema.dataset import DatasetSpec
+    from expert.planning.run_plan import RunPlan
+
+Tell = Callable[[str, int, int], None]
+"""Progress of preparing: what is tokenised, its rows and its tokens so far."""
+Made = list[Segment] | BadRow | Dropped
+"""What becomes of a row."""
+LATE_COLUMN = (
+    "column {!r} is filled here for the first time, and none of the first {:,} rows of the stream "
+    "has it  (set training.dataset.streaming: false, or fill it in an earlier row)"
+)
+STREAM_WINDOW_ROWS = 4096
+"""Rows of a stream that are tokenised and packed together; the first window gives the columns."""
+LONG_TEXT = 4000
+"""Characters of a single text from which its end is held out; a shorter end would show nothing."""
+ENOUGH_FOR_TWO = 4_000_000
+"""Bytes of data from which a second process pays: loading its own tokenizer takes half a second."""
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Where prepared data is kept."""
+
+    folder: Path
+    """Of tokens: folders named by their content, or itself one where the manifest names it."""
+    beside: Path
+    """Where indexes, further splits and row keys go: in the folder, or beside a named one; beside
+    the manifest where nothing can be written there."""
+    named: bool
+    """The manifest names the folder."""
+    writes: bool = True
+    """False: nothing is made, only found."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """How the rows of one source become segments."""
+
+    rows: Callable[[], Iterator[Row | BadRow]]
+    """A new pass over the rows. A single text comes in two parts where its end is held out."""
+    segments_of: Callable[[Row], Made]
+    """What becomes of a row that the manifest's checks keep."""
+    formatter: Callable[[], Callable[[Row], Made]]
+    """The same with the checks, for one pass: that for duplicates remembers what it has seen."""
+    decided_by: str
+    """What decides the segments, as text."""
+    columns: Columns | None = None
+    """Of text; None for characters and tokens."""
+    seen: ColumnSurvey | None = None
+    end_apart: bool = False
+    """One text, whose end is held out as the second row."""
+
+    def formatted(self) -> Iterator[tuple[Row | BadRow, Made]]:
+        """Every row with what becomes of it."""
+        segments_of = self.formatter()
+        for row in self.rows():
+            yield row, row if isinstance(row, BadRow) else segments_of(row)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Line:
+    """With what the rows of a manifest become batches."""
+
+    plan: RunPlan
+    spec: DatasetSpec
+    chosen: ChosenSources
+    encoder: Encoder
+    template: Template | None
+    """None: the text is tokenised by characters."""
+    cache: Cache
+    folder: Path
+    """Of the manifest."""
+    manifest_file: str = ""
+    has_tokenizer: bool = True
+    """False: the model's tokenizer is not here; rows can be shown as text, and no more."""
+    own_indexes: frozenset[str] = frozenset()
+    """Names of the indexes of the run whose rows these are to be."""
+    tell: Tell = lambda name, rows, tokens: None
+    most_rows: int | None = None
+    """Rows that are read to know the columns; None: all of them."""
+    readings: dict[Source, Reading] = field(default_factory=dict, repr=False)
+    """Of the sources that were read so far: the rows are surveyed once."""
+
+    @property
+    def is_text(self) -> bool:
+        """Rows of text, rather than one text of characters."""
+        return self.template is not None
+
+    @property
+    def listed_by(self) -> str:
+        """Where bad and shared rows are listed."""
+        return f"expert dataset check --manifest {self.manifest_file} lists them"
+
+    def sources_of(self, split: str) -> list[Source]:
+        """Where the rows of a split come from: a source for each task, or the only one."""
+        sources = self.chosen.sources
+        found = [getattr(task, split) for task in sources.tasks] or [getattr(sources, split)]
+        return [source for source in found if source is not None]
+
+    @property
+    def weights(self) -> list[float]:
+        """Of the training sources."""
+        return [task.weight for task in self.chosen.sources.tasks] or [1.0]
+
+
+def open_line(
+    plan: RunPlan,
+    read: ReadManifest,
+    named: NamedSources,
+    *,
+    tell: Tell = lambda name, rows, tokens: None,
+    writes: bool = True,
+    has_tokenizer: bool = True,
+    own_indexes: frozenset[str] = frozenset(),
+) -> Line:
+    """The line of a manifest under a plan; a tokenizer on the hub is fetched. With
+    `has_tokenizer=False` nothing is, and rows can only be written as text."""
+    config, spec = read.manifest.training.config, read.manifest.training.dataset
+    cache = _cache(plan, read, named=config.pretokenized_cache is not None, writes=writes)
+    sources = named.rows or named.first
+    encoder: Any = None
+    template: Template | None = None
+    if not has_tokenizer:
+        template = text_template(plan)
+    elif plan.model.name == CHAR_GPT:
+        assert sources.train is not None, "the character model has one text"
+        rows = iterate(sources.train)
+        encoder = CharacterEncoder(
+            "".join(str(getattr(row, "values", {}).get("text", "")) for row in rows)
+        )
+    else:
+        tokenizer = tokenizer_folder(plan, read.folder)
+        encoder, template = text_tools(tokenizer, plan.model.prompt_template)
+
+    def converted(source: Source, columns: TokenColumns) -> Path:
+        recipe = _recipe_of_tokens(source, columns, encoder, cache, keep=False)
+        fits = cache.named and cache.folder.is_dir() and not misfit(cache.folder, recipe)
+        return cache.folder if fits else cache.beside / tokens_folder(recipe.key())
+
+    return Line(
+        plan=plan,
+        spec=spec,
+        chosen=choose_sources(named, encoder if has_tokenizer else None, spec, converted),
+        encoder=encoder,
+        template=template,
+        cache=cache,
+        folder=read.folder,
+        manifest_file=read.source,
+        has_tokenizer=has_tokenizer,
+        own_indexes=own_indexes,
+        tell=tell,
+    )
+
+
+def text_template(plan: RunPlan) -> Template:
+    """The template by its name, where the tokenizer's own is not here."""
+    asked = plan.model.prompt_template or "tokenizer"
+    return named_template("chatml" if asked == "tokenizer" else asked, eos="<eos>", bos="<bos>")
+
+
+def _cache(plan: RunPlan, read: ReadManifest, *, named: bool, writes: bool) -> Cache:
+    folder = Path(plan.data.cache or read.folder / "datasets_optimized")
+    refuse_links_of_cache(folder, read.folder, explicit=named)
+    beside = folder.parent if named else folder
+    if named and beside.exists() and not os.access(beside, os.W_OK):
+        beside = read.folder / "datasets_optimized" / folder_name(plan.expert)
+    return Cache(folder, beside, named, writes)
+
+
+def refuse_links_of_cache(cache: Path, folder: Path, *, explicit: bool) -> None:
+    """Raise where the cache of an expert's folder, which may come from somebody else, is a link or
+    holds one. Beside a cache that was named lies what is not Expert's."""
+    elsewhere = "tokens go to another disk with training.config.pretokenized_cache: FOLDER"
+    refuse_links(cache, below=folder, instead=elsewhere)
+    if not explicit:
+        refuse_links_inside(cache, instead=elsewhere)
+
+
+# --- rows to segments ----------------------------------------------------------------------------
+
+
+def reading_of(line: Line, source: Source) -> Reading:
+    """How the rows of a source become segments; made once."""
+    if source not in line.readings:
+        line.readings[source] = _reading(line, source)
+    return line.readings[source]
+
+
+def _reading(line: Line, source: Source) -> Reading:
+    tokens = line.chosen.tokens.get(source)
+    if tokens is not None:
+        segments: Any = tokens.segments_of
+        return Reading(tokens.rows, segments, lambda: segments, str(tokens.columns))
+    if line.template is None:
+        apart = _is_one_text(line, source, None)
+        share = line.spec.validation_split if apart else 0
+
+        def characters(row: Row) -> Made:
+            return [Segment(row.values["text"], True)]
+
+        return Reading(
+            lambda: _rows(line, source, "text" if apart else ""),
+            characters,
+            lambda: characters,
+            f"characters, {share:g} at the end apart",
+            end_apart=apart,
+        )
+    columns, seen = _columns_in(line, source)
+    apart = _is_one_text(line, source, columns)
+    end = f", {line.spec.validation_split:g} at the end apart" if apart else ""
+    return Reading(
+        lambda: _rows(line, source, columns.text if apart else ""),
+        _formatter(line, columns, seen, None),
+        lambda: _formatter(line, columns, seen, RowFilter(line.spec.validation)),
+        str(columns) + end,
+        columns,
+        seen,
+        apart,
+    )
+
+
+def _columns_in(line: Line, source: Source) -> tuple[Columns, ColumnSurvey]:
+    """The columns of a source, and what was seen of them: in all of its rows, or in the first
+    window of a stream."""
+    streamed = line.spec.streaming and source is line.chosen.sources.train
+    most = STREAM_WINDOW_ROWS if streamed else line.most_rows
+    keep = line.cache.writes and not streamed
+    seen = remembered_survey(source, line.cache.beside, most, keep=keep)
+    if not seen.rows:
+        first_row(source)  # raises, with the reason
+    return columns_of(seen, line.spec), seen
+
+
+def _formatter(
+    line: Line, columns: Columns, seen: ColumnSurvey, checks: RowFilter | None
+) -> Callable[[Row], Made]:
+    used = set(columns.used().values())
+    template, learn_prompt = line.template, line.plan.data.train_on_prompt
+    assert template is not None
+    watched = line.spec.streaming and not seen.whole
+
+    def segments_of(row: Row) -> Made:
+        late = seen.surprise(row.values) if watched else ""
+        if late and late not in used:  # one that the manifest names may come late
+            return BadRow(row.file, row.line, LATE_COLUMN.format(late, seen.rows))
+        example = example_of(row, columns)
+        if isinstance(example, BadRow | Dropped):
+            return example
+        reason = checks.reason(example) if checks is not None else ""
+        if reason:
+            return Dropped(reason)
+        try:
+            return template.segments(example, learn_prompt=learn_prompt)
+        except TemplateError as error:
+            return BadRow(row.file, row.line, str(error))
+
+    return segments_of
+
+
+def _rows(line: Line, source: Source, divided: str) -> Iterator[Row | BadRow]:
+    """The rows of a source; `divided`: the column of a text that comes in two parts."""
+    if not divided:
+        yield from iterate(source)
+        return
+    for row in iterate(source):
+        if not isinstance(row, Row):
+            yield row
+            continue
+        text = str(row.values.get(divided, ""))
+        cut = int(len(text) * (1 - line.spec.validation_split))
+        if line.is_text:  # between two lines or words, not inside of one
+            cut = max(text.rfind("\n", cut // 2, cut), text.rfind(" ", cut // 2, cut)) + 1
+        yield Row({divided: text[:cut]}, row.file, row.line)
+        yield Row({divided: text[cut:]}, row.file, row.line)
+
+
+def _is_one_text(line: Line, source: Source, columns: Columns | None) -> bool:
+    """True for a source that is one text and has no validation text of its own: other rows are
+    held out one by one, but of one text only a part can be, and that is its end."""
+    sources, spec = line.chosen.sources, line.spec
+    own = sources.validation is not None or source is not sources.train
+    if own or not spec.validation_split or spec.streaming:
+        return False
+    rows = list(islice(iterate(source), 2))
+    if len(rows) != 1 or columns is None:
+        return len(rows) == 1
+    if not isinstance(rows[0], Row) or columns.kind != "text" or line.plan.data.overlong != "split":
+        return False
+    made = example_of(rows[0], columns)  # one with turns is a conversation
+    return isinstance(made, Example) and len(made.text) >= LONG_TEXT
+
+
+def unread_columns(line: Line) -> list[Remark]:
+    """Warnings about columns of the training rows that look like content and are not read."""
+    key = "training.dataset.field_mapping"
+    return [
+        Remark(kind="warning", path=key, text=f"{source.name}: {text}")
+        for source, columns, seen in _text_sources(line)
+        if (text := columns.worth_a_warning(seen))
+    ]
+
+
+def columns_read(line: Line) -> tuple[str, ...]:
+    """For each source of training rows: which columns are read, and which are not."""
+    return tuple(
+        f"{source.name}: {columns.told(seen)}" for source, columns, seen in _text_sources(line)
+    )
+
+
+def _text_sources(line: Line) -> Iterator[tuple[Source, Columns, ColumnSurvey]]:
+    """Sources of training rows with columns: neither one text of characters nor tokens."""
+    for source in line.sources_of("train"):
+        reading = reading_of(line, source)
+        if reading.columns is not None and reading.seen is not None:
+            yield source, reading.columns, reading.seen
+
+
+# --- segments to tokens --------------------------------------------------------------------------
+
+
+def tokens_of(line: Line, source: Source, split: str) -> Prepared | None:
+    """The tokens of a source, made where they are not there; None where nothing is made."""
+    if not line.cache.writes and not line.cache.folder.exists():
+        return None
+    recipe, folder = recipe_of(line, source, split)
+    if not line.cache.writes:
+        if look(folder, recipe) is not None:
+            return None
+        return Prepared(folder, True, "prepared", read_statistics(folder), recipe.key())
+    checked = line.chosen.checks.get(source)
+    name = f"{split} {source.name}"
+    work = Tokenising(
+        formatted=reading_of(line, source).formatted,
+        encoder=line.encoder,
+        made_for=name,
+        max_bad_rows=line.spec.max_bad_rows,
+        listed_by=line.listed_by,
+        tell=lambda rows, tokens: line.tell(name, rows, tokens),
+        with_helper=checked is None and _pays_for_a_helper(line, source),
+        records={CHECKED: json.dumps(checked.to_json(), indent=2)} if checked else {},
+    )
+    made = prepare(work, recipe, folder)
+    if checked is None:
+        return made
+    return replace(made, because=f"tokens of {source.name}, made elsewhere; {made.because}")
+
+
+def recipe_of(line: Line, source: Source, split: str) -> tuple[Recipe, Path]:
+    """What decides the tokens of a source, and the folder they are in or would go to."""
+    recipe = _recipe(line, source)
+    if _may_be_the_named_folder(line, split) and not misfit(line.cache.folder, recipe):
+        return recipe, line.cache.folder
+    return recipe, line.cache.beside / tokens_folder(recipe.key())
+
+
+def _may_be_the_named_folder(line: Line, split: str) -> bool:
+    return line.cache.named and split == "train" and not line.chosen.sources.tasks
+
+
+def remarks_on_tokens(line: Line) -> list[Remark]:
+    """Warnings about token folders that the manifest names and that do not fit."""
+    found = list(line.chosen.remarks)
+    if found or not _may_be_the_named_folder(line, "train"):
+        return found
+    for source in line.sources_of("train"):
+        if source in line.chosen.tokens:
+            continue
+        recipe, folder = recipe_of(line, source, "train")
+        why = misfit(line.cache.folder, recipe)
+        if why:
+            text = f"{CACHE_KEY}: {line.cache.folder} is left as it is: {why}. The tokens are in "
+            found.append(Remark(kind="warning", path=CACHE_KEY, text=f"{text}{folder}"))
+    return found
+
+
+def _recipe(line: Line, source: Source) -> Recipe:
+    tokens = line.chosen.tokens.get(source)
+    if tokens is not None:
+        return _recipe_of_tokens(source, tokens.columns, line.encoder, line.cache)
+    reading, checks = reading_of(line, source), line.spec.validation
+    return Recipe(
+        data=remembered_content_hash(source, line.cache.beside),
+        tokenizer=line.encoder.fingerprint,
+        template=line.template.fingerprint if line.template else "characters",
+        columns=reading.decided_by,
+        learn_prompt=line.plan.data.train_on_prompt,
+        checks=checks.model_dump_json() if checks else "",
+        max_samples=source.max_samples,
+    )
+
+
+def _recipe_of_tokens(
+    source: Source, columns: TokenColumns, encoder: Encoder, cache: Cache, *, keep: bool = True
+) -> Recipe:
+    """The same of tokens that were made elsewhere: neither template nor columns of text decide
+    them."""
+    return Recipe(
+        data=remembered_content_hash(source, cache.beside, keep=keep),
+        tokenizer=encoder.fingerprint,
+        template="tokens made elsewhere",
+        columns=str(columns),
+        learn_prompt=False,
+        max_samples=source.max_samples,
+    )
+
+
+def _pays_for_a_helper(line: Line, source: Source) -> bool:
+    """Two processes where words are encoded under Python's lock and there is enough to do."""
+    size = sum(file.stat().st_size for file in source.files if file.is_file())
+    return getattr(line.encoder, "by_words", False) and size > ENOUGH_FOR_TWO

@@ -1,0 +1,213 @@
+"""Folders of tokens made elsewhere that a manifest names: used where they fit the model, else the
+rows are tokenised. Such a folder is only read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from expert.data.examples.column_survey import survey_rows
+from expert.data.examples.columns import columns_of
+from expert.data.read.folders import saved_splits
+from expert.data.read.sources import Source, Sources, iterate, resolve_sources
+from expert.data.records import DataError, FilesNotHere
+from expert.data.tokens.encoder import Encoder, TextEncoder
+from expert.data.tokens.prepare import is_finished
+from expert.data.tokens.tokenised import (
+    TokenCheck,
+    TokenColumns,
+    TokenRows,
+    check_tokens,
+    columns_in,
+)
+from expert.manifest.schema.dataset import DatasetSpec
+from expert.planning.decisions import Remark
+from expert.planning.survey import local_path
+
+if TYPE_CHECKING:
+    from expert.manifest.reader import ReadManifest
+
+CHECKED = "checked.json"
+"""In a prepared folder: what was found in the tokens it was made from."""
+CACHE_KEY = "training.config.pretokenized_cache"
+PATH_KEY = "training.dataset.path"
+FLAG_KEY = "training.dataset.use_pretokenized"
+TEXT_LOOKED_FOR_IN = 256
+"""Rows of tokens, in columns beside them."""
+
+
+class TokensDoNotFit(DataError):
+    """Tokens that are not for this model, and no rows to make others from."""
+
+
+@dataclass(frozen=True)
+class NamedSources:
+    """Where the rows of a manifest come from: rows, tokens made elsewhere, or both of them."""
+
+    rows: Sources | None
+    tokens: Sources | None = None
+    key: str = ""
+    """Of the manifest, that names the tokens."""
+    remarks: tuple[Remark, ...] = ()
+
+    @property
+    def first(self) -> Sources:
+        """What is used, unless the tokens do not fit."""
+        found = self.tokens or self.rows
+        assert found is not None, "a manifest names rows or tokens"
+        return found
+
+
+def named_sources(read: ReadManifest, *, fetch: bool = True) -> NamedSources:
+    """Find everything the manifest names; of tokens the first row is looked at. `fetch`: rows on
+    the hub may be asked for."""
+    training = read.manifest.training
+    cache = training.config.pretokenized_cache
+    return sources_of(training.dataset, read.folder, cache, fetch=fetch)
+
+
+def sources_of(
+    spec: DatasetSpec, folder: Path, cache: str | None, *, fetch: bool = True
+) -> NamedSources:
+    """The same for a data set, relative to a folder."""
+    plain = not spec.streaming and not spec.tasks
+    given = _tokens_in(local_path(cache, folder), spec) if cache and plain else None
+    try:
+        rows = resolve_sources(spec, folder)
+    except FilesNotHere:
+        if given is None:
+            raise
+        return NamedSources(None, given, CACHE_KEY)
+    if given is not None:
+        return NamedSources(rows, _with_rest(given, rows), CACHE_KEY)
+    trains = rows.trains
+    here = fetch or all(source.kind != "hub" for source in trains)
+    if not spec.use_pretokenized or not here:
+        return NamedSources(rows)
+    without = [source for source in trains if columns_in(source) is None]
+    if without:
+        text = f"{without[0].name} has no input_ids: its rows are tokenised here"
+        text = f"{FLAG_KEY}: {text}  (set it to false, or name token rows)"
+        return NamedSources(rows, remarks=(_warning(FLAG_KEY, text),))
+    has_text = all(_has_text(source, spec) for source in trains)
+    return NamedSources(rows if has_text else None, rows, PATH_KEY)
+
+
+def _tokens_in(folder: Path, spec: DatasetSpec) -> Sources | None:
+    """The tokens in a folder that is not a prepared one; None where there are none."""
+    try:
+        if not folder.is_dir() or is_finished(folder) or saved_splits(folder) is None:
+            return None
+        named = DatasetSpec(path=str(folder.absolute()), max_samples=spec.max_samples)
+        found = resolve_sources(named, folder.parent)
+    except DataError:  # a folder that cannot be read as one is left as it is
+        return None
+    return found if found.train is not None and columns_in(found.train) is not None else None
+
+
+def is_token_folder(folder: Path) -> bool:
+    """Whether a folder holds tokens that were made elsewhere."""
+    return _tokens_in(folder, DatasetSpec()) is not None
+
+
+def _with_rest(tokens: Sources, rows: Sources) -> Sources:
+    """Splits that the folder of tokens does not have are those of the rows."""
+    return replace(
+        tokens,
+        validation=tokens.validation or rows.validation,
+        test=tokens.test or rows.test,
+    )
+
+
+def _has_text(source: Source, spec: DatasetSpec) -> bool:
+    """Whether rows of tokens hold the text as well, in columns that are understood."""
+    try:
+        columns_of(survey_rows(iterate(source), TEXT_LOOKED_FOR_IN), spec)
+    except DataError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class ChosenSources:
+    """What a run reads, and what there is to say of it."""
+
+    sources: Sources
+    tokens: Mapping[Source, TokenRows] = field(default_factory=dict)
+    """Those of them whose rows are tokens."""
+    checks: Mapping[Source, TokenCheck] = field(default_factory=dict)
+    remarks: tuple[Remark, ...] = ()
+
+    def notes(self) -> list[str]:
+        return [note for check in self.checks.values() for note in check.notes()]
+
+
+def choose_sources(
+    named: NamedSources,
+    encoder: Encoder | None,
+    spec: DatasetSpec,
+    converted: Callable[[Source, TokenColumns], Path],
+) -> ChosenSources:
+    """The tokens where they fit the encoder, else the rows, with what does not fit.
+
+    `converted`: the folder that such tokens are in or would go to; those that are there were
+    checked.
+    """
+    if named.tokens is None:
+        assert named.rows is not None
+        return ChosenSources(named.rows, remarks=named.remarks)
+    tokens: dict[Source, TokenRows] = {}
+    checks: dict[Source, TokenCheck] = {}
+    misfits: list[str] = []
+    for source in named.tokens.every:
+        columns = columns_in(source)
+        if columns is None:
+            continue
+        if not isinstance(encoder, TextEncoder):
+            misfits.append(
+                "the model's tokenizer is not on this machine, and they cannot be checked"
+                if encoder is None
+                else "char-gpt makes its tokens from characters"
+            )
+            break
+        tokens[source] = TokenRows(source, columns, encoder)
+        before = checked_before(converted(source, columns))
+        checks[source] = before or check_tokens(tokens[source], encoder)
+        checks[source].max_bad_rows = spec.max_bad_rows
+        misfits += [f"{source.name}: {text}" for text in checks[source].misfits]
+    if misfits:
+        return _fallen_back(named, misfits)
+    remarks = [_warning(named.key, text) for check in checks.values() for text in check.doubts()]
+    if spec.validation is not None:
+        text = "training.dataset.validation: its checks need text and are not applied to tokens"
+        remarks.append(_warning("training.dataset.validation", text))
+    return ChosenSources(named.tokens, tokens, checks, tuple(remarks))
+
+
+def _fallen_back(named: NamedSources, misfits: list[str]) -> ChosenSources:
+    why = "; ".join(misfits)
+    if named.rows is None:
+        raise TokensDoNotFit(
+            f"{named.key}: these tokens cannot be used with this model: {why}  (tokenise with the "
+            "model's own tokenizer, or name the rows they were made from in training.dataset.path)"
+        )
+    text = f"{named.key}: the tokens do not fit and are left as they are: {why}. The rows are"
+    text += " tokenised instead  (remove the key, or tokenise again)"
+    return ChosenSources(named.rows, remarks=(_warning(named.key, text),))
+
+
+def _warning(path: str, text: str) -> Remark:
+    return Remark(kind="warning", path=path, text=text)
+
+
+def checked_before(folder: Path) -> TokenCheck | None:
+    """What was found in tokens when they were converted; None where they are not."""
+    try:
+        text = (folder / CHECKED).read_text(encoding="utf-8") if is_finished(folder) else "{}"
+        found = json.loads(text)
+        return TokenCheck.from_json(found) if found else None
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None

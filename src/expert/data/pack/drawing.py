@@ -1,0 +1,120 @@
+"""Which documents an epoch has: weighted tasks, and a share held out for validation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expert.core.text import counted
+from expert.data.feed.order import Draw, shuffled
+from expert.data.read.sources import split_rows
+from expert.data.tokens.row_keys import Keys, RowKeys
+
+Numbers = NDArray[np.int32]
+
+
+def draw_documents(
+    counts: Sequence[int],
+    weights: Sequence[float],
+    *,
+    held_out_share: float,
+    seed: int,
+    keys: RowKeys | None = None,
+) -> tuple[Numbers, Numbers]:
+    """(training, validation): numbers of documents, those of the tasks one after the other.
+
+    Rows are held out before weights are applied, so a row that a weight takes twice is never on
+    both sides. A weight below 1 draws a share of a task's rows, one above 1 takes them again.
+    With `keys`, rows that stand in the data twice stay on one side too.
+    """
+    total = sum(counts)
+    held_out = np.zeros(total, np.bool_)
+    if held_out_share > 0 and total > 1:
+        held_out = _held_out(total, held_out_share, seed, keys)
+    drawn, first = [np.zeros(0, np.int32)], 0
+    for number, (count, weight) in enumerate(zip(counts, weights, strict=True)):
+        here = (first + np.flatnonzero(~held_out[first : first + count])).astype(np.int32)
+        first += count
+        whole, rest = divmod(round(len(here) * weight), len(here)) if len(here) else (0, 0)
+        if (whole, rest) != (1, 0):
+            order = shuffled(len(here), seed=seed, draw=Draw.SAMPLE, number=number)
+            here = np.sort(np.concatenate([*[here] * whole, here[order[:rest]]]))
+        drawn.append(here)
+    return np.concatenate(drawn), np.flatnonzero(held_out).astype(np.int32)
+
+
+def repeats_held_out(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
+    """What to say where rows that are held out stand among those that are trained on, whole or with
+    another answer to the same request; else nothing."""
+    learnt = int(np.isin(keys.whole[held_out], keys.whole[train]).sum())
+    if not learnt:
+        return _doubt_of_requests(keys, train, held_out)
+    rows = f"{learnt} of {counted(len(held_out), 'row')}"
+    return (
+        f"the rows repeat so much that {rows} held out for validation are learnt as well: the loss "
+        "on them shows what is known by heart  (remove copies, or name other rows in "
+        "training.dataset.validation_path)"
+    )
+
+
+def _doubt_of_requests(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
+    """The data has so few requests that rows with one request could not be kept on one side."""
+    shared = int(np.isin(keys.prompt[held_out], keys.prompt[train]).sum())
+    if not shared:
+        return ""
+    rows = f"{shared} of {counted(len(held_out), 'row')}"
+    return (
+        f"{rows} held out for validation ask what training rows ask, with another answer: the loss "
+        "on them says little about new requests  (name rows with other requests in "
+        "training.dataset.validation_path)"
+    )
+
+
+def _held_out(total: int, share: float, seed: int, keys: RowKeys | None) -> NDArray[np.bool_]:
+    """Marks the rows that are held out.
+
+    Rows with one prompt stay together where about as many as asked for can be held out so; where
+    the data has too few prompts for that, rows that are wholly equal do; where even those stand so
+    often that far more would be held out than asked for, nothing is kept apart. Without a repeated
+    row it is the same draw in each case.
+    """
+    wanted = math.ceil(total * Fraction(str(share)))
+    if keys is not None:
+        assert len(keys.whole) == total, "a key for every document"
+        by_prompt = _whole_groups(keys.prompt, wanted, seed)
+        if wanted <= 2 * by_prompt.sum() <= 4 * wanted:
+            return by_prompt
+        by_row = _whole_groups(keys.whole, wanted, seed)
+        if by_row.any():
+            return by_row
+    return split_rows(total, share, seed)
+
+
+def _whole_groups(keys: Keys, wanted: int, seed: int) -> NDArray[np.bool_]:
+    """Marks about `wanted` rows: groups of equal keys, in the order of the draw, that fit; where
+    none does the smallest, unless it is more than twice as many and one, or than half of all."""
+    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+    # Groups are counted by their first rows, not by their keys, so that single rows are drawn as
+    # split_rows draws them.
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first, kind="stable")] = np.arange(len(first))
+    group = rank[group]
+    sizes = np.bincount(group)
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(sizes))
+    taken = np.zeros(len(sizes), np.bool_)
+    left, waiting = wanted, order
+    while left and len(waiting):
+        fits = int(np.searchsorted(np.cumsum(sizes[waiting]), left, side="right"))
+        taken[waiting[:fits]] = True
+        left -= int(sizes[waiting[:fits]].sum())
+        waiting = waiting[fits:]
+        waiting = waiting[sizes[waiting] <= left]
+    if not taken.any():
+        smallest = order[np.argmin(sizes[order])]
+        taken[smallest] = sizes[smallest] <= min(2 * wanted + 1, len(keys) // 2)
+    marks: NDArray[np.bool_] = taken[group]
+    return marks

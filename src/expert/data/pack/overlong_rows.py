@@ -1,0 +1,106 @@
+"""Warnings about rows so long that none of their tokens, or not all, are trained on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from expert.core.text import counted
+from expert.data.records import DataError
+from expert.planning.decisions import Remark
+
+if TYPE_CHECKING:
+    from expert.data.feed.streaming import Stream
+    from expert.data.prepared import PreparedSplit
+    from expert.planning.run_plan import RunPlan
+
+MAX_LENGTH = "training.config.max_seq_length"
+CUT_IS_TOLD_FROM = 0.05
+"""Share of rows that lose their end. A few long ones are in every data set."""
+
+
+class NothingLeft(DataError):
+    """A split of which every row is left out."""
+
+
+def too_long_to_learn(
+    plan: RunPlan, name: str, unlearnt: int, rows: int, longest: int = 0, *, of: str = ""
+) -> str:
+    """A warning about rows that are left out because none of their tokens would be trained on; ""
+    where there are none. `of`: which rows were looked at, where that is not all of them."""
+    if not unlearnt:
+        return ""
+    share = unlearnt / max(1, rows)
+    verb = "is" if unlearnt == 1 else "are"
+    told = f"{name}: {unlearnt:,} of {of or counted(rows, 'row')} ({share:.0%}) {verb} left out"
+    known = f" (the longest row has {longest:,} tokens)" if longest else ""
+    return (
+        f"{told}: nothing that is learnt comes before max_seq_length {plan.data.max_seq_length}"
+        f"{known}  (a larger training.config.max_seq_length; or overlong: split, which learns the "
+        "answers without what comes before them)"
+    )
+
+
+def remark_on_unlearnt(plan: RunPlan, unlearnt: int, rows: int, **more: object) -> list[Remark]:
+    """The same of training rows, as a remark on the plan."""
+    text = too_long_to_learn(plan, "train", unlearnt, rows, **more)  # type: ignore[arg-type]
+    return [_warning(text)] if text else []
+
+
+def _warning(text: str) -> Remark:
+    return Remark(kind="warning", path=MAX_LENGTH, text=text)
+
+
+def _cut_short(plan: RunPlan, split: PreparedSplit) -> str:
+    """A warning about rows that lose their end, which is where their answers are."""
+    over = split.index.overlong
+    cut = over.cut - over.unlearnt  # those were cut, too, and have a warning of their own
+    share = cut / max(1, split.rows)
+    if share < CUT_IS_TOLD_FROM:
+        return ""
+    return (
+        f"{split.name}: {cut:,} of {split.rows:,} rows ({share:.0%}) lose their end, where answers "
+        f"are, to max_seq_length {plan.data.max_seq_length} (the longest row has "
+        f"{split.longest:,} tokens)  (a larger {MAX_LENGTH})"
+    )
+
+
+def remarks_on_length(
+    plan: RunPlan, *splits: PreparedSplit | None, cut: bool = True
+) -> list[Remark]:
+    """Warnings about rows that packing left out and, with `cut`, about those it cut."""
+    texts: list[str] = []
+    for each in filter(None, splits):
+        unlearnt = each.index.overlong.unlearnt
+        texts.append(too_long_to_learn(plan, each.name, unlearnt, each.rows, each.longest))
+        texts.append(_cut_short(plan, each) if cut else "")
+    return [_warning(text) for text in texts if text]
+
+
+def remarks_on_stream(plan: RunPlan, stream: Stream, *splits: PreparedSplit | None) -> list[Remark]:
+    """Warnings about the first rows of a stream, and about the splits beside it."""
+    rows = stream.first_rows
+    first = remark_on_unlearnt(plan, stream.first_unlearnt, rows, of=f"the first {rows:,} rows")
+    return [*first, *remarks_on_length(plan, *splits)]
+
+
+def not_empty(
+    plan: RunPlan, split: PreparedSplit, drawn_beside: PreparedSplit | None = None
+) -> PreparedSplit:
+    """The split; NothingLeft where no row of it is left to train on or to judge by.
+
+    `drawn_beside`: the training rows, where this split was drawn from the same files.
+    """
+    dropped, unlearnt = split.index.overlong.dropped, split.index.overlong.unlearnt
+    if split.index.bins or not (dropped or unlearnt):
+        return split
+    if unlearnt:
+        told = too_long_to_learn(plan, split.name, unlearnt, split.rows, split.longest)
+        # Where training rows are left out as well, other rows would be no better.
+        if drawn_beside is not None and not drawn_beside.index.overlong.unlearnt:
+            told += "; another training.config.seed or a larger validation_split draws other rows"
+        raise NothingLeft(told)
+    rows = "its only row is" if dropped == 1 else f"all of its {dropped} rows are"
+    raise NothingLeft(
+        f"{split.name}: {rows} longer than max_seq_length {plan.data.max_seq_length}, and "
+        "overlong: drop leaves none  (training.config.overlong: cut, or a larger max_seq_length)"
+    )

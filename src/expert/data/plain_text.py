@@ -1,0 +1,156 @@
+"""Whether a run learnt plain text or conversations: a prompt is continued, or answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from expert.core.errors import ExpertError
+from expert.data.examples.column_survey import survey_rows
+from expert.data.examples.columns import Columns, columns_of
+from expert.data.examples.formats import example_of
+from expert.data.read.rows import file_format
+from expert.data.read.sources import Source, iterate, resolve_sources
+from expert.data.records import BadRow, DataError, Dropped, Example, Row
+from expert.data.tokens.tokenised import columns_in
+from expert.manifest.migrate.aliases import CORPORA
+from expert.manifest.schema.dataset import DatasetSpec
+from expert.manifest.schema.manifest import CHAR_GPT
+
+if TYPE_CHECKING:
+    from expert.data.named_sources import NamedSources
+    from expert.planning.run_plan import RunPlan
+
+_TEXT_SUFFIXES = tuple(
+    kind + packed for kind in (".txt", ".md", ".markdown") for packed in ("", ".gz", ".zst")
+)
+FIRST_ROWS = 256
+"""Read to know the columns; a row may be a whole text."""
+_TEXT_COLUMNS = ("Columns(kind='text'", "Tokens(kind='text'")
+
+
+class FirstRow:
+    """The first row that a run was trained on, as far as its file is still here. It is read when it
+    is asked for, and once: a row may be a whole text."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan = plan
+
+    @cached_property
+    def _understood(self) -> tuple[Columns, Example | BadRow | Dropped] | None:
+        try:
+            spec = DatasetSpec.model_validate(self._plan.data.dataset)
+            return _understood(rows_here(self._plan, spec), spec)
+        except (ValidationError, DataError, OSError):  # of another version, moved or changed since
+            return None
+
+    @property
+    def is_text(self) -> bool | None:
+        """Whether it is a text without answers; None where it cannot be read here."""
+        return _is_plain_text(*self._understood) if self._understood is not None else None
+
+    @property
+    def tools(self) -> str:
+        """The tools that it offers, as JSON; "" where it has none."""
+        example = self._understood[1] if self._understood is not None else None
+        return getattr(example, "tools", "")
+
+
+def trained_on_text(plan: RunPlan, first: FirstRow | None = None) -> bool:
+    """Whether the data was plain text, so that a prompt is continued rather than answered.
+
+    By the first row where its file is still there, else by what the prepared data says of its
+    columns, else by the manifest alone. Nothing is fetched. `first`: for those who ask it more.
+    """
+    data = plan.data.dataset
+    path = str(data.get("path") or "")
+    is_text = data.get("format") in ("txt", "text") or path.lower().endswith(_TEXT_SUFFIXES)
+    if plan.model.name == CHAR_GPT or path in CORPORA or is_text:
+        return True
+    try:
+        spec = DatasetSpec.model_validate(data)
+    except ValidationError:  # of another version
+        return False
+    known = (first or FirstRow(plan)).is_text
+    known = _by_preparation(plan) if known is None else known
+    if known is not None:
+        return known
+    return bool(spec.text_field or (spec.field_mapping and spec.field_mapping.text))
+
+
+def are_plain_text(spec: DatasetSpec, named: NamedSources, *, fetch: bool = False) -> bool | None:
+    """Whether the training rows are texts without answers, by the first of each source; None where
+    they are not here. `fetch`: rows on the hub may be asked for."""
+
+    def is_text(source: Source) -> bool:
+        """A text file is not read for that: it may be large, or not fetched yet."""
+        by_name = source.files and file_format(source.files[0], source.format) == "txt"
+        if source.kind == "corpus" or by_name:
+            return True
+        tokens = columns_in(source) if named.tokens else None
+        if tokens:
+            return tokens.is_text
+        found = _understood(iterate(source), spec)
+        return found is not None and _is_plain_text(*found)
+
+    # Of tokens and rows that may replace them, both: cut rows get a warning, split ones do not.
+    given = [each for each in (named.tokens, named.rows) if each is not None]
+    trains = [each.train for each in given if each.train is not None] or named.first.trains
+    if not fetch and any(source.kind == "hub" for source in trains):
+        return None
+    try:
+        return all(map(is_text, trains))
+    except (ExpertError, OSError):  # raised again by those who read the data
+        return None
+
+
+def _understood(
+    rows: Iterable[Row | BadRow], spec: DatasetSpec
+) -> tuple[Columns, Example | BadRow | Dropped] | None:
+    """The columns by the first rows, and what is in the first of them; None where there is none."""
+    looked_at = list(islice(rows, FIRST_ROWS))
+    first = next((row for row in looked_at if isinstance(row, Row)), None)
+    if first is None:
+        return None
+    columns = columns_of(survey_rows(looked_at), spec)
+    return columns, example_of(first, columns)
+
+
+def _is_plain_text(columns: Columns, example: Example | BadRow | Dropped) -> bool:
+    return not example.turns if isinstance(example, Example) else columns.kind == "text"
+
+
+def rows_here(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:
+    """Good rows of the training files, looked for where the manifest was."""
+    beside = Path(plan.data.cache).parents[1:2] if plan.data.cache else ()
+    for folder in dict.fromkeys([*beside, Path(plan.watch.output_dir).parent]):
+        named = [task.train for task in (spec.tasks or {}).values()] or [spec.path or ""]
+        if not all((folder / name.partition("::")[0]).exists() for name in named):
+            continue
+        found = resolve_sources(spec, folder)
+        sources = [found.train] if found.train else [task.train for task in found.tasks]
+        for source in sources:
+            if source.kind != "hub":
+                yield from (row for row in iterate(source) if isinstance(row, Row))
+
+
+def _by_preparation(plan: RunPlan) -> bool | None:
+    """What the prepared folders of the run's cache were made of; None where they do not agree."""
+    cache = Path(plan.data.cache) if plan.data.cache else None
+    kinds = set()
+    # Beside a folder that the manifest names, where the tokens of the run did not go into it.
+    places = [cache, cache.parent] if cache else []
+    files = [each for place in places for each in place.glob("tokens-*/recipe.json")]
+    for recipe in [cache / "recipe.json", *files] if cache else []:
+        try:
+            columns = json.loads(recipe.read_text(encoding="utf-8"))["columns"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+        kinds.add(str(columns).startswith(_TEXT_COLUMNS))
+    return kinds.pop() if len(kinds) == 1 else None

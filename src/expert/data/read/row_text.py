@@ -1,0 +1,126 @@
+"""What no text of a row may contain (NUL, lone surrogates, bytes other than UTF-8); strict JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+# Escapes that may stand for a NUL or for half of a surrogate pair.
+_SUSPECT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
+_ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
+_KINDS = {list: "an array", str: "a text", bool: "true or false", type(None): "null"}
+NOT_UTF8 = "; save the file as UTF-8"
+"""The fix for a byte that is not UTF-8: the file has another encoding, such as Latin-1."""
+
+
+class RowFault(Exception):
+    """Why a row cannot be used."""
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise RowFault(f"{name} is not JSON")
+
+
+DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_raw_decode = DECODER.raw_decode
+
+
+def object_of(line: bytes) -> dict[str, Any]:
+    """The JSON object on a line; RowFault where there is none."""
+    try:
+        text = line.decode()
+        # decode() alone takes twice as long: it matches the space before and after (0.19 s against
+        # 0.09 s for 25,000 rows of 300 bytes).
+        if text.startswith("{"):
+            values, end = _raw_decode(text)
+            if text[end:] != "\n" and text[end:].strip(" \t\r\n"):
+                values = DECODER.decode(text)  # raises with the place of the rest
+        else:
+            values = DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise RowFault(_what_is_wrong(error, line)) from None
+    if type(values) is not dict:
+        raise RowFault(f"the line holds {kind_of(values)}, not a JSON object")
+    # Only escapes can bring a NUL or a lone surrogate past the two decoders.
+    if b"\\u" in line and _SUSPECT.search(line) and (fault := fault_in(values)):
+        raise RowFault(fault)
+    return values
+
+
+def _what_is_wrong(error: ValueError | RecursionError, line: bytes) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return invalid_utf8(line[error.start], f"byte {error.start + 1}")
+    if (position := line.find(b"\0")) >= 0:
+        return f"NUL byte at byte {position + 1}"
+    if isinstance(error, json.JSONDecodeError):
+        try:  # again without the line break, which is not part of what was written
+            DECODER.decode(error.doc.rstrip("\r\n"))
+        except json.JSONDecodeError as plain:
+            error = plain
+        return json_fault(error, f"column {error.pos + 1}")
+    return json_fault(error, "")
+
+
+def json_fault(error: ValueError | RecursionError, place: str) -> str:
+    """The decoder's complaint in one sentence; some JSON is valid but beyond what is read."""
+    if isinstance(error, json.JSONDecodeError):
+        what = error.msg.removesuffix(" at")
+        return f"broken JSON: {what[:1].lower()}{what[1:]} at {place}"
+    deep = isinstance(error, RecursionError)
+    return "JSON nested too deeply" if deep else "JSON with a number of too many digits"
+
+
+def kind_of(value: object) -> str:
+    """A JSON value in words."""
+    return _KINDS.get(type(value), "a number")
+
+
+def fault_in(values: Mapping[str, Any]) -> str | None:
+    """What makes a text of the row unusable: a NUL or half of a surrogate pair, at any depth."""
+    for column, value in values.items():
+        if fault := _fault_of_text(column):
+            return f"{fault} in the name of a column"
+        fault = _fault_of_text(value) if type(value) is str else _fault_below(value)
+        if fault:
+            return f"{fault} in {column!r}"
+    return None
+
+
+def _fault_below(value: Any) -> str | None:
+    waiting: list[Any] = [value]
+    while waiting:
+        item = waiting.pop()
+        if type(item) is str:
+            if fault := _fault_of_text(item):
+                return fault
+        elif type(item) is dict:
+            waiting += item.keys()
+            waiting += item.values()
+        elif type(item) is list:
+            waiting += item
+    return None
+
+
+def _fault_of_text(text: str) -> str | None:
+    if "\0" in text:
+        return "NUL character"
+    if text.isascii():
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"lone surrogate \\u{ord(text[error.start]):04x}"
+    return None
+
+
+def invalid_utf8(byte: int, place: str) -> str:
+    return f"invalid UTF-8: byte 0x{byte:02x} at {place}{NOT_UTF8}"
+
+
+def undecodable(text: str, of: str = "") -> str | None:
+    """The first byte that was not UTF-8 in text read with surrogateescape."""
+    if text.isascii() or not (found := _ESCAPED_BYTE.search(text)):
+        return None
+    return invalid_utf8(ord(found.group()) - 0xDC00, f"character {found.start() + 1}{of}")

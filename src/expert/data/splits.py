@@ -1,0 +1,303 @@
+"""Tokens → index → what a run reads: rows held out, packed, streamed, or tokenised late."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from expert.core.errors import ExpertError
+from expert.data.feed.order import DataOrder, Grouping
+from expert.data.inspect.shared_rows import SharedRows, SplitRows, find_shared
+from expert.data.line import (
+    Line,
+    columns_read,
+    reading_of,
+    remarks_on_tokens,
+    tokens_of,
+    unread_columns,
+)
+from expert.data.pack.drawing import draw_documents, repeats_held_out
+from expert.data.pack.overlong_rows import not_empty, remarks_on_length
+from expert.data.pack.pack import bins_per_update
+from expert.data.pack.pack_index import IndexName, PackIndex
+from expert.data.pack.packing import (
+    PAD_ID,
+    RowsToPack,
+    packed,
+    packing_for,
+    rows_to_pack,
+    soft_tokens,
+)
+from expert.data.prepared import PreparedData, PreparedSplit
+from expert.data.records import DataError, Row
+from expert.data.tokens.documents import DocumentStore
+from expert.data.tokens.row_keys import RowKeys, kept_keys, saved_keys
+from expert.planning.decisions import Remark
+from expert.planning.settle import PackedCounts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from expert.data.feed.loader import RowsTokenisedLate
+    from expert.data.feed.streaming import Stream
+    from expert.data.tokens.flat_documents import FlatDocuments
+    from expert.data.tokens.prepare import Prepared
+    from expert.manifest.schema.dataset import DatasetSpec
+    from expert.planning.choose.sequences import Packing
+    from expert.planning.run_plan import RunPlan
+
+    Documents = npt.NDArray[np.integer[Any]]
+
+
+class NothingToPrepare(ExpertError):
+    """Rows that are tokenised while training."""
+
+
+def refuse_streaming(spec: DatasetSpec) -> None:
+    """A stream has nothing to prepare."""
+    if spec.streaming:
+        raise NothingToPrepare(
+            "training.dataset.streaming is true: its rows are tokenised while training, there is "
+            "nothing to prepare  (set streaming: false to prepare them once)"
+        )
+
+
+def prepare_splits(line: Line) -> PreparedData | None:
+    """Every split, tokenised and packed; None where the cache is not written to and something of
+    it is missing."""
+    tokens = all_tokens(line, "train")
+    given = {
+        name: given_split(line, name) for name in ("validation", "test") if line.sources_of(name)
+    }
+    if tokens is None or None in given.values():
+        return None
+    share = line.spec.validation_split if "validation" not in given else 0.0
+    keys = keys_of(line, tokens) if share else None
+    if share and keys is None:
+        return None
+    chosen, held_out = draw_documents(
+        [prepared.statistics.documents for prepared in tokens],
+        line.weights,
+        held_out_share=share,
+        seed=line.plan.optim.seed,
+        keys=keys,
+    )
+    repeats = repeats_held_out(keys, chosen, held_out) if keys is not None else ""
+    if reading_of(line, line.sources_of("train")[0]).end_apart:
+        chosen, held_out = np.array([0]), np.array([1])
+    train = pack_split(line, "train", tokens, chosen)
+    validation, test = given.get("validation"), given.get("test")
+    if train is not None and len(held_out):
+        validation = pack_split(line, "validation", tokens, held_out, drawn_beside=train)
+    if train is None or (len(held_out) and validation is None):
+        return None
+    shared = [_shared(line, split, train, chosen) for split in given.values() if split is not None]
+    return PreparedData(
+        train=train,
+        validation=validation,
+        test=test,
+        encoder=line.encoder,
+        template=line.template.name if line.template else "characters",
+        doubts=(
+            *remarks_on_tokens(line),
+            *([_warning("training.dataset.validation_split", repeats)] if repeats else []),
+            *unread_columns(line),
+            *(_warning(each.key, each.told(line.listed_by)) for each in shared if each),
+            *remarks_on_length(line.plan, train, validation, test),
+        ),
+        shared=tuple(each for each in shared if each is not None),
+        columns=columns_read(line),
+        notes=tuple(line.chosen.notes()),
+    )
+
+
+def _warning(path: str, text: str) -> Remark:
+    return Remark(kind="warning", path=path, text=text)
+
+
+def all_tokens(line: Line, split: str) -> tuple[Prepared, ...] | None:
+    """The tokens of every source of a split; None where those of one are not there."""
+    found = []
+    for source in line.sources_of(split):
+        made = tokens_of(line, source, split)
+        if made is None:
+            return None
+        found.append(made)
+    return tuple(found)
+
+
+def given_split(line: Line, name: str) -> PreparedSplit | None:
+    """A split that has files of its own; None where it has none, or is not prepared."""
+    tokens = all_tokens(line, name)
+    if not tokens:
+        return None
+    count = sum(prepared.statistics.documents for prepared in tokens)
+    return pack_split(line, name, tokens, np.arange(count))
+
+
+def keys_of(line: Line, tokens: tuple[Prepared, ...]) -> RowKeys | None:
+    """What the documents of prepared sources are recognised by; None where that is not kept, and
+    every token would have to be read."""
+    get = saved_keys if line.cache.writes else kept_keys
+    found = [get(prepared, line.cache.beside) for prepared in tokens]
+    there = [keys for keys in found if keys is not None]
+    return RowKeys.joined(there) if len(there) == len(found) else None
+
+
+def _shared(
+    line: Line, split: PreparedSplit, train: PreparedSplit, trained: Documents
+) -> SharedRows | None:
+    """The rows of a split with files of its own that are trained on as well."""
+    rows = []
+    for each in (split, train):
+        keys = keys_of(line, each.folders)
+        if keys is None:
+            return None  # the next run makes the keys, and reports them
+        names = [source.name for source in line.sources_of(each.name)]
+        rows.append(SplitRows(names=names, folders=each.folders, keys=keys))
+    return find_shared(split.name, rows[0], rows[1], trained)
+
+
+# --- packing -------------------------------------------------------------------------------------
+
+
+def pack_split(
+    line: Line,
+    name: str,
+    tokens: tuple[Prepared, ...],
+    documents: Documents,
+    *,
+    drawn_beside: PreparedSplit | None = None,
+) -> PreparedSplit | None:
+    """Some documents as a split, by the index that is there or is made; None where nothing is."""
+    plan = line.plan
+    # Only the lengths are kept while packing: this is where preparing takes most memory a row.
+    store = DocumentStore(*(prepared.folder for prepared in tokens))
+    rows = rows_to_pack(plan, store, documents, is_text=line.is_text)
+    del store
+    packing = _packing(line, name, rows)
+    named = IndexName(
+        split=name,
+        tokens=tuple(prepared.key for prepared in tokens),
+        documents=hashlib.sha256(np.ascontiguousarray(documents).data).hexdigest(),
+        packing=plan.data.packing,
+        length=packing.length,
+        overlong=plan.data.overlong,
+        soft_tokens=soft_tokens(plan),
+        seed=plan.optim.seed,
+        most_rows=packing.most_rows,
+        leaves_out=bool(len(rows.unlearnt)),
+    )
+    file, packed_before = _index_file(line, named)
+    hit = file.is_file()
+    if not hit:
+        if not line.cache.writes:
+            return None
+        made = packed(plan, name, rows, plan.optim.seed, packing, is_text=line.is_text)
+        del rows
+        made = replace(made, piece_document=documents[made.piece_document].astype("int32"))
+        made.save(file)
+    index = PackIndex.open(file)
+    split = PreparedSplit(name, tokens, index, file, hit, len(documents), packed_before)
+    return not_empty(plan, split, drawn_beside)
+
+
+def _index_file(line: Line, named: IndexName) -> tuple[Path, bool]:
+    """Where the index is or goes to, and whether an earlier version packed the same rows for the
+    run that is resumed: then its own index is used, since the order of a run never changes."""
+    own, beside = line.own_indexes, line.cache.beside
+    if named.split != "train" or not own or named.file in own:
+        return beside / named.file, False
+    most = 2 * line.plan.batch.examples_per_update
+    before = named.before(own, longest=line.plan.data.max_seq_length, most=most)
+    if before is None or not (beside / before).is_file():
+        return beside / named.file, before is not None
+    return beside / before, True
+
+
+def _packing(line: Line, name: str, rows: RowsToPack) -> Packing:
+    return packing_for(line.plan, name, rows, is_text=line.is_text, streaming=line.spec.streaming)
+
+
+def data_order(plan: RunPlan, split: PreparedSplit) -> DataOrder:
+    """The order of a split's bins: steps of as many as hold the planned examples on average."""
+    index = split.index
+    count = bins_per_update(index, plan.batch.examples_per_update)
+    grouping = Grouping(index.bin_lengths(), count) if plan.data.group_by_length else None
+    return DataOrder(index.bins, count, plan.optim.seed, grouping)
+
+
+def packed_counts(plan: RunPlan, split: PreparedSplit) -> PackedCounts:
+    """What a plan is settled by once its rows are packed."""
+    index, order = split.index, data_order(plan, split)
+    return PackedCounts(
+        rows=index.examples,
+        sequences=index.bins,
+        length=index.length,
+        tokens=index.statistics().tokens,
+        sequences_per_step=order.bins_per_update,
+        steps_per_epoch=order.steps_per_epoch,
+        steps=order.updates_in(plan.length.epochs),
+    )
+
+
+# --- rows that are tokenised while training ------------------------------------------------------
+
+
+def stream_of(line: Line) -> Stream:
+    """The training rows, tokenised and packed as they are read."""
+    from expert.data.feed.loader import LoaderOptions
+    from expert.data.feed.streaming import Stream, StreamedRows
+
+    source = line.chosen.sources.train
+    if source is None:
+        raise DataError(
+            "training.dataset.streaming: several tasks cannot be streamed together  "
+            "(set streaming: false)"
+        )
+    plan, reading = line.plan, reading_of(line, source)
+    packing: Packing | None = None
+
+    def pack(store: FlatDocuments, seed: int) -> PackIndex:
+        """Every window is packed as the first one was: steps are cut by that."""
+        nonlocal packing
+        rows = rows_to_pack(plan, store, np.arange(len(store)), is_text=line.is_text)
+        packing = packing or _packing(line, "train", rows)
+        return packed(plan, "train", rows, seed, packing, is_text=line.is_text)
+
+    return Stream(
+        StreamedRows(reading.rows, reading.formatter, line.encoder),
+        pack,
+        examples_per_update=plan.batch.examples_per_update,
+        seed=plan.optim.seed,
+        options=LoaderOptions(workers=plan.loader.workers, prefetch=plan.loader.prefetch),
+        max_bad_rows=line.spec.max_bad_rows,
+    )
+
+
+def late_rows(line: Line, split: PreparedSplit) -> RowsTokenisedLate:
+    """The rows of a split as text, one for each of its sequences, all in memory.
+
+    What was prepared decides which rows are used and in what order, so that a run trains on the
+    same; their tokens are made again each time a batch asks for them.
+    """
+    from expert.data.feed.loader import RowsTokenisedLate
+
+    source = line.chosen.sources.train
+    assert source is not None
+    reading = reading_of(line, source)
+    texts, store = list(reading.rows()), split.open()
+    rows = [texts[store.row(int(document))] for document in split.index.piece_document]
+    return RowsTokenisedLate(
+        [row for row in rows if isinstance(row, Row)],
+        reading.segments_of,
+        line.encoder,
+        length=line.plan.data.max_seq_length,
+        soft_tokens=soft_tokens(line.plan),
+        pad_id=PAD_ID,
+    )

@@ -1,0 +1,119 @@
+"""What happened during the run: checkpoints, evaluations, fallbacks, rollbacks, warnings."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from expert.core.events import Event
+from expert.insight.event_text import without_step
+from expert.insight.page.blocks import (
+    Block,
+    Figure,
+    Folded,
+    Grid,
+    Lines,
+    Mark,
+    Marks,
+    Section,
+    Tone,
+    Words,
+)
+from expert.insight.page.facts import RunFacts, listed, number
+from expert.insight.page.scales import clock_words
+
+LANES: dict[str, tuple[str, Tone]] = {
+    "started": ("start and end", "plain"),
+    "resumed": ("start and end", "note"),
+    "finished": ("start and end", "good"),
+    "stopped": ("start and end", "warning"),
+    "failed": ("start and end", "error"),
+    "compiled": ("compiled", "note"),
+    "eval": ("evaluations", "plain"),
+    "saved": ("checkpoints", "plain"),
+    "took_best": ("checkpoints", "good"),
+    "rejected": ("checkpoints", "error"),
+    "fell_back": ("fallbacks", "warning"),
+    "rolled_back": ("rollbacks", "error"),
+    "not_finite": ("not finite, spikes", "error"),
+    "spike": ("not finite, spikes", "error"),
+    "warning": ("warnings", "warning"),
+    "log_failed": ("warnings", "warning"),
+}
+"""In which lane an event is drawn, and how."""
+ROUTINE = ("eval", "saved", "started", "compiled")
+"""Drawn, but listed in a folded table."""
+SHOWN = 200
+"""Events listed in a table; the rest are counted."""
+MARKS_A_LANE = 400
+"""Marks drawn in one lane; of more, every n-th."""
+
+Told = list[tuple[Event, float]]
+
+
+def event_sections(run: RunFacts) -> list[Section]:
+    """The timeline with its tables, and what the kernels reported."""
+    told = [
+        (event, at)
+        for event, at in zip(run.record.events, run.clock, strict=True)
+        if str(event.get("event")) in LANES
+    ]
+    if not told:
+        return _kernels(run)
+    inside: list[Block] = [_time_line(told)]
+    notable = [(event, at) for event, at in told if event["event"] not in ROUTINE]
+    routine = [(event, at) for event, at in told if event["event"] in ROUTINE]
+    if notable:
+        inside.append(_table(notable))
+    if not any(event["event"] in ("fell_back", "rolled_back") for event, _ in told):
+        inside.append(Words(text="No fallback or rollback was needed.", tone="good"))
+    if routine:
+        title = "Evaluations, checkpoints and starts"
+        inside.append(Folded(title=title, inside=(_table(routine),)))
+    return [Section(name="story", title="What happened", inside=tuple(inside)), *_kernels(run)]
+
+
+def _time_line(told: Told) -> Figure:
+    count = Counter(LANES[event["event"]][0] for event, _ in told)
+    seen: Counter[str] = Counter()
+    marks = []
+    for event, at in told:
+        lane, tone = LANES[event["event"]]
+        seen[lane] += 1
+        if seen[lane] % (1 + count[lane] // MARKS_A_LANE) and tone == "plain":
+            continue
+        step = number(event.get("step"))
+        where = f"step {step:,.0f}: " if step is not None else ""
+        words = f"{clock_words(at)}, {where}{in_words(event)}"
+        marks.append(Mark(lane=lane, at=at, words=words, tone=tone))
+    lanes = tuple(dict.fromkeys(lane for lane, _ in LANES.values() if count[lane]))
+    end = max(at for _, at in told)
+    chart = Marks(lanes=lanes, marks=tuple(marks), end=end, counts=tuple(count[n] for n in lanes))
+    return Figure(name="story", title="Timeline", chart=chart, wide=True)
+
+
+def _table(told: Told) -> Grid:
+    rows, tones = [], []
+    for event, at in told[:SHOWN]:
+        step, kind = number(event.get("step")), str(event["event"])
+        at_step = f"{step:,.0f}" if step is not None else "–"
+        rows.append((clock_words(at), at_step, kind.replace("_", " "), in_words(event)))
+        tones.append(LANES[kind][1])
+    if len(told) > SHOWN:
+        rows.append(("…", "…", "", f"{len(told) - SHOWN:,} more in events.jsonl"))
+        tones.append("plain")
+    columns = ("after", "step", "event", "details")
+    return Grid(columns=columns, rows=tuple(rows), numbers=columns[:2], tones=tuple(tones))
+
+
+def in_words(event: Event) -> str:
+    """An event in one line, without its step."""
+    return " – ".join(text.strip() for text, _ in without_step(event))
+
+
+def _kernels(run: RunFacts) -> list[Section]:
+    """What was enabled and what was not, at the last start."""
+    reports = run.record.of("kernels")
+    lines = [str(line) for line in listed(reports[-1].get("lines"))] if reports else []
+    tones: dict[str, Tone] = {"✓": "good", "✗": "note"}
+    marked = tuple((tones.get(line[:1], "plain"), line.lstrip("✓✗ ")) for line in lines)
+    return [Section(name="kernels", title="Kernels", inside=(Lines(lines=marked),))] * bool(lines)

@@ -1,0 +1,174 @@
+"""The validation of a finished expert, with examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from expert.core.text import counted, loss
+from expert.insight.page.blocks import Block, Card, Cards, Example, Folded, Section, Words
+from expert.insight.page.facts import RunFacts, listed, mapping, number
+
+SHOWN_CASES = 20
+"""Of each kind; validation.json has all."""
+OPEN_CASES = 3
+"""Of the wrong ones and of the correct ones, shown without a click."""
+TEXTS = ("id", "prompt", "expected", "answer", "reason")
+WORDS = (("wrong", False), ("correct", True))
+Case = Mapping[str, Any]
+
+
+class Verdict:
+    """The numbers in validation.json; None where one is missing or of another type."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        gate, rows = mapping(facts.get("gate")), mapping(facts.get("rows"))
+        passed = gate.get("passed")
+        self.facts = facts
+        self.gate = passed if isinstance(passed, bool) else None
+        self.reasons = "; ".join(str(reason) for reason in listed(gate.get("reasons")))
+        self.cases: list[Case] = [mapping(case) for case in listed(facts.get("cases"))]
+        self.is_plain_text = facts.get("cases") == []
+        self.has_no_gate = self.gate is None and "passed" in gate
+        self.accuracy = number(facts.get("accuracy"))
+        self.mean_score = number(facts.get("mean_score"))
+        self.baseline = number(mapping(facts.get("baseline")).get("accuracy"))
+        self.base_loss = number(mapping(facts.get("base")).get("loss"))
+        new = mapping(facts.get("new_rows")) or rows
+        self.new_loss = number(new.get("loss"))
+        self.token_accuracy = number(new.get("token_accuracy"))
+        self.loss, self.tokens = number(rows.get("loss")), number(rows.get("tokens"))
+        ends = [number(end) for end in listed(facts.get("interval"))]
+        known = len(ends) == 2 and None not in ends
+        self.interval = f"{ends[0] or 0.0:.1%} to {ends[1] or 0.0:.1%}" if known else ""
+
+    @property
+    def is_open_text(self) -> bool:
+        """Whether it was judged by the loss and not by answers."""
+        return None not in (self.new_loss, self.base_loss) and self.accuracy is None
+
+    def doubts(self) -> Iterator[str]:
+        """What makes the accuracy mean less than it seems to."""
+        learnt, part = mapping(self.facts.get("learnt")), mapping(self.facts.get("partial"))
+        seen, others = number(learnt.get("cases")), number(learnt.get("accuracy_of_others"))
+        if seen:
+            yield f"{seen:,.0f} of {len(self.cases):,} cases were also in the training rows" + (
+                f"; without them {others:.1%} are correct" if others is not None else ""
+            )
+        if of := number(part.get("of")):
+            yield f"only {len(self.cases):,} of {of:,.0f} cases were judged"
+
+    def sentence(self) -> tuple[str, str] | None:
+        """How good the expert is, in two words and in a sentence; None where nobody judged it."""
+        if self.gate is None:
+            return None
+        if self.mean_score is not None:
+            known = [f"mean score {self.mean_score:.3g} by a judge command"]
+        elif self.is_open_text:
+            right = self.token_accuracy
+            tokens = f", token accuracy {right:.1%}" if right is not None else ""
+            ours, base = loss(self.new_loss or 0.0), loss(self.base_loss or 0.0)
+            known = [f"open text: loss {ours} on held-out answers, base {base}{tokens}"]
+        elif self.accuracy is not None:
+            total = len(self.cases)
+            known = [f"{self.accuracy:.1%} of {counted(total, 'answer')} correct"]
+            known[0] += f" (95 % interval {self.interval})" if self.interval else ""
+            known += [f"baseline {self.baseline:.1%}"] if self.baseline is not None else []
+        else:
+            return None
+        return (
+            f"gate {'passes' if self.gate else 'fails'}",
+            f"{'; '.join([*known, *self.doubts()])}.",
+        )
+
+    def cards(self) -> Iterator[Card]:
+        if self.mean_score is not None:
+            note = "of the judge command"
+            yield Card(name="Mean score", value=f"{self.mean_score:.3g}", note=note)
+        if self.accuracy is not None:
+            yield Card(name="Correct answers", value=f"{self.accuracy:.1%}", note=self.interval)
+        if self.baseline is not None:
+            yield Card(name="Baseline", value=f"{self.baseline:.1%}", note="on the same cases")
+        if (not self.cases or self.is_open_text) and self.loss is not None:
+            note = f"on {self.tokens or 0:,.0f} tokens"
+            yield Card(name="Loss", value=loss(self.loss), note=note)
+        if self.is_open_text:
+            yield Card(name="Loss of the base", value=loss(self.base_loss or 0.0), note="same rows")
+        if self.cases:
+            passed = sum(case.get("passed") is True for case in self.cases)
+            note = "open text" if self.is_open_text else f"{passed:,} correct"
+            yield Card(name="Cases", value=f"{len(self.cases):,}", note=note)
+
+
+def validation_sections(run: RunFacts) -> list[Section]:
+    """What the validation found; nothing where there was none."""
+    if run.record.validation is None:
+        return []
+    found, old = Verdict(run.record.validation), run.record.outdated
+    inside: list[Block] = []
+    if old:
+        text = (
+            f"Out of date: validation.json {old}. These are its numbers from then; run expert "
+            f"validate --expert {run.record.folder} again."
+        )
+        inside.append(Words(text=text, tone="warning"))
+    cards = tuple(found.cards())
+    inside += [Cards(cards=cards)] if cards else []
+    inside += [] if old else _gate(found)
+    for word, passed in WORDS:
+        cases = [case for case in found.cases if case.get("passed") is passed]
+        some = tuple(map(_example, cases[:OPEN_CASES]))
+        of = f"{len(some)} of {len(cases):,}" if len(some) < len(cases) else f"{len(cases):,}"
+        if some:
+            inside.append(Folded(title=f"{word.title()} answers: {of}", inside=some, shown=True))
+    for title, cases in _groups(found):
+        if cases:
+            shown = tuple(map(_example, cases[:SHOWN_CASES]))
+            more = f", the first {SHOWN_CASES}" if len(cases) > SHOWN_CASES else ""
+            inside.append(Folded(title=f"{len(cases):,} {title}{more}", inside=shown))
+    if not inside:
+        inside.append(Words(text="validation.json holds no known numbers.", tone="note"))
+    title = "Validation, out of date" if old else "Validation"
+    return [Section(name="validation", title=title, inside=tuple(inside))]
+
+
+def _gate(found: Verdict) -> list[Block]:
+    """Whether it is good enough, what is required, and doubts."""
+    if found.gate is None:
+        plain = "The rows are plain text: there are no answers to judge."
+        return [Words(text=plain)] if found.has_no_gate and found.is_plain_text else []
+    blocks: list[Block] = [Words(text="The quality gate passes.")]
+    if not found.gate:
+        blocks = [Words(text=f"The quality gate fails: {found.reasons}.", tone="warning")]
+    asked = mapping(found.facts.get("asked"))
+    wanted = "; ".join(str(each) for each in listed(asked.get("for")))
+    if wanted:
+        why = f" ({asked['because']})" if asked.get("because") else ""
+        blocks.append(Words(text=f"Required: {wanted}{why}.", tone="note"))
+    doubts = [f"{text[:1].upper()}{text[1:]}." for text in found.doubts()]
+    return [*blocks, *(Words(text=text, tone="warning") for text in doubts)]
+
+
+def _groups(found: Verdict) -> Iterator[tuple[str, list[Case]]]:
+    """Cases with a title each; those that nobody could judge are neither correct nor wrong."""
+    for title, key in (
+        ("answers that the baseline got wrong", "wins"),
+        ("answers that the baseline got right", "losses"),
+    ):
+        ids = {str(name) for name in listed(found.facts.get(key))}
+        yield title, [case for case in found.cases if str(case.get("id")) in ids]
+    for word, passed in WORDS:  # after those shown without a click
+        cases = [case for case in found.cases if case.get("passed") is passed]
+        yield f"more {word} answers", cases[OPEN_CASES:]
+    neither = [case for case in found.cases if not isinstance(case.get("passed"), bool)]
+    yield "answers of open text", [case for case in neither if case.get("kind") == "open"]
+    yield "answers not judged", [case for case in neither if case.get("kind") != "open"]
+
+
+def _example(case: Case) -> Example:
+    passed = case.get("passed")
+    known = {name: str(case[name]) for name in TEXTS if case.get(name) is not None}
+    if not known.get("reason"):  # a correct answer needs none
+        known.pop("reason", None)
+    texts = tuple((name, text or "(empty)") for name, text in known.items())
+    return Example(passed=passed if isinstance(passed, bool) else None, texts=texts)

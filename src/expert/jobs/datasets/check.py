@@ -1,0 +1,72 @@
+"""The job behind `expert dataset check`: rows read as preparing reads them; nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from expert.core.errors import ExpertError
+from expert.data.records import DataNotHere
+from expert.manifest.schema.manifest import CHAR_GPT
+from expert.run.open import Opened, open_run
+
+if TYPE_CHECKING:
+    from expert.data.inspect.check_rows import DatasetReport
+    from expert.data.inspect.pick_rows import RowsToShow
+    from expert.data.inspect.shown_rows import ShownRow
+
+
+def check_dataset(
+    manifest: str | Path,
+    *,
+    model: str | None = None,
+    overrides: tuple[str, ...] = (),
+    show: RowsToShow | None = None,
+) -> DatasetReport:
+    """Read every row as preparing would, and report what is in it; nothing is written.
+
+    `show`: which rows come back as the model sees them; none by default.
+    """
+    from expert.data.inspect.check_rows import DatasetReport, check_rows
+    from expert.data.inspect.pick_rows import RowsToShow, rows_as_text
+    from expert.data.line import open_line
+
+    opened = open_run(manifest, data="unread", model=model, overrides=overrides)
+    read, plan, named = opened.read, opened.plan, opened.named
+    show = show or RowsToShow(count=0)
+    try:
+        line = open_line(plan, read, named, writes=False)
+    except DataNotHere as error:
+        if plan.model.place != "hub":
+            raise
+        line = open_line(plan, read, named, writes=False, has_tokenizer=False)
+        report = DatasetReport(read.manifest.name, "unknown", plan.data.max_seq_length)
+        report.problems.append(str(error))
+        report.rows = rows_as_text(line, show)
+        return report
+    return check_rows(line, read.manifest.name, show)
+
+
+def first_row_of(opened: Opened, *, most_tokens: int | None) -> tuple[ShownRow | None, str]:
+    """The first good training row under a plan; None with the reason where it is not here."""
+    from expert.data.inspect.pick_rows import FIRST
+    from expert.data.inspect.shown_rows import show_row
+    from expert.data.line import open_line, reading_of
+
+    plan = opened.plan
+    has_tokenizer = plan.model.name == CHAR_GPT or (
+        plan.model.place != "hub" and Path(plan.model.location).is_dir()
+    )
+    try:
+        source = opened.named.first.trains[0]
+        if source.kind == "hub" or (
+            source.kind == "corpus" and not source.files and not source.is_stdlib
+        ):
+            return None, f"the rows of {source.name} are not fetched for it"
+        line = open_line(plan, opened.read, opened.named, writes=False, has_tokenizer=has_tokenizer)
+        for row, made in reading_of(line, line.sources_of("train")[0]).formatted():
+            if isinstance(made, list):
+                return show_row(line, row, made, "train", FIRST, most_tokens=most_tokens), ""
+        return None, "no row can be used"
+    except (ExpertError, OSError) as error:  # the next reader of the rows raises it again
+        return None, str(error)

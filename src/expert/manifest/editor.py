@@ -1,0 +1,258 @@
+"""A JSON Schema for editors: every layout and name the reader takes, old ones marked as such."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from expert.manifest.explain import special_names
+from expert.manifest.migrate.aliases import (
+    ADAM_BETAS,
+    AMP_NAMES,
+    BASE_MODEL_KEYS,
+    CONFIG,
+    CONFIG_ALIASES,
+    CONFIG_KEYS,
+    DATASET,
+    DATASET_ALIASES,
+    DTYPE_NAMES,
+    LOOSE_CONSTRAINTS,
+    LOOSE_DATASET_KEYS,
+    MODEL_NAMES,
+    SHAPE_ALIASES,
+)
+from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES
+from expert.manifest.schema.expectations import schema
+
+Schema = dict[str, Any]
+
+_COMMENTS: Schema = {"^_": {}}
+_NULL: Schema = {"type": "null"}
+_TEXT: Schema = {"type": "string", "minLength": 1}
+_LOOSE_KEYS = [{"$ref": "#/definitions/LooseKeys"}]
+_KEPT = (
+    *("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *("minLength", "minItems", "maxItems"),
+)
+_TOLD = ("description", "default", "deprecated", "deprecationMessage")
+# Keys without which the reader cannot go on; all others it can find elsewhere or do without.
+_REQUIRED = {"SoftPrompt": ["name"], "Task": ["train"]}
+# What values.py understands besides the words in its tables.
+_OTHER_WORDS = {
+    "adapter_type": {"qlora": "lora on an int4 base"},
+    "prompt_template": {"vicuna": "auto", "custom": "auto"},
+}
+_OTHER_FORMS: dict[str, list[Schema]] = {
+    "target_modules": [{"type": "string", "pattern": ",", "description": "names between commas"}],
+    "trackers": [
+        {"enum": ["tensorboard", "none"]},
+        {"type": "array", "items": {"const": "none"}, "maxItems": 1},
+    ],
+    "early_stopping_patience": [{"type": "boolean", "description": "true: read as 3"}],
+}
+
+
+def editor_schema() -> Schema:
+    """JSON Schema, draft 7, that a manifest which reads is valid against."""
+    definitions = {name: _section(name, node) for name, node in schema()["$defs"].items()}
+    config = definitions["TrainingConfig"]["properties"]
+    model = definitions["BaseModelSpec"]["properties"]
+    dataset = definitions["DatasetSpec"]["properties"]
+    _add_spellings(config, CONFIG_VALUES)
+    _add_spellings(model, MODEL_VALUES)
+    loose = _loose_keys()
+    canonical = {key: _read_as(f"{CONFIG}.{key}", _at("TrainingConfig", key)) for key in config}
+    config |= {key: entry for key, entry in loose.items() if key not in config}
+    for name, home in DATASET_ALIASES.items():
+        dataset[name] = _read_as(f"{DATASET}.{home}", _at("DatasetSpec", home))
+    dataset["name"] = {"description": f"read as {DATASET}.path where there is no path"}
+    prompt = definitions["SoftPrompt"]["properties"]
+    prompt["length"] = _read_as("tokens", _at("SoftPrompt", "tokens"))
+    training = definitions["Training"]["properties"]
+    training["dataset"] = _widened(training["dataset"], _TEXT)
+    training["data"] = _read_as(DATASET, _at("Training", "dataset"))
+    definitions["LooseKeys"] = {"properties": {**canonical, **loose}}
+    definitions["Training"]["allOf"] = _LOOSE_KEYS
+    definitions["Model"] = _model_section()
+    root = {**_section("Manifest", schema()), "allOf": _LOOSE_KEYS}
+    keys = root["properties"] = {**root["properties"], **_old_top_level()}
+    keys["base_models"]["items"] = _widened(keys["base_models"]["items"], _TEXT)
+    del keys["base_models"]["minItems"]  # `model` and its like fill an empty list
+    keys["version"] = _widened(keys["version"], {"type": "number"})
+    keys["schema_version"] = _widened(keys["schema_version"], {"enum": ["1.0"]}, {})
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Expert manifest",
+        **root,
+        "definitions": definitions,
+    }
+
+
+# --- from the reader's schema to draft 7 -----------------------------------------------------
+
+
+def _section(name: str, node: Mapping[str, Any]) -> Schema:
+    """An object whose comment keys are free, and unknown ones where the reader keeps them."""
+    section = {
+        "type": ["object", "null"],
+        "description": node.get("description", ""),
+        "properties": {key: _property(entry) for key, entry in node["properties"].items()},
+        "patternProperties": _COMMENTS,
+        "additionalProperties": node.get("additionalProperties", True),
+    }
+    return {**section, "required": _REQUIRED[name]} if name in _REQUIRED else section
+
+
+def _property(node: Mapping[str, Any]) -> Schema:
+    """A key with its meaning and default; null is another way to leave it out."""
+    told: Schema = {}
+    if "description" in node:
+        told["description"] = node["description"]
+        if node["description"].startswith("Superseded"):
+            told |= {"deprecated": True, "deprecationMessage": node["description"]}
+    if "default" in node and not isinstance(node["default"], dict):
+        told["default"] = node["default"]
+    choices = [_value(choice) for choice in node.get("anyOf", [node])]
+    if len(choices) > 1 or not isinstance(choices[0].get("type", ""), str):
+        return {**told, "anyOf": choices if _NULL in choices else [*choices, _NULL]}
+    only = choices[0]
+    if "$ref" in only:
+        return {**told, "allOf": [only]}  # draft 7 reads nothing beside a $ref; null is in there
+    if "enum" in only or "const" in only:
+        return {**told, "enum": [*only.get("enum", [only.get("const")]), None]}
+    return {**told, **only, "type": [only["type"], "null"]} if only else told
+
+
+def _value(node: Mapping[str, Any]) -> Schema:
+    if "$ref" in node:
+        return {"$ref": node["$ref"].replace("#/$defs/", "#/definitions/")}
+    value: Schema = {key: node[key] for key in _KEPT if key in node}
+    if "prefixItems" in node:
+        value["items"] = [_value(part) for part in node["prefixItems"]]
+    elif node.get("items"):
+        value["items"] = _property(node["items"])
+    if isinstance(node.get("additionalProperties"), Mapping):
+        value["additionalProperties"] = _property(node["additionalProperties"])
+        value["patternProperties"] = _COMMENTS
+    return value
+
+
+# --- what the reader takes besides -----------------------------------------------------------
+
+
+def _at(section: str, key: str) -> Schema:
+    return {"$ref": f"#/definitions/{section}/properties/{key}"}
+
+
+def _read_as(home: str, *values: Schema) -> Schema:
+    """A key under a name that is understood but not the one to write."""
+    text = f"read as {home}"
+    told = {"description": text, "deprecated": True, "deprecationMessage": text}
+    return {**told, "anyOf": [*values, _NULL]}
+
+
+def _widened(entry: Schema, *more: Schema) -> Schema:
+    """The same key, which may be something else besides."""
+    told = {key: entry[key] for key in entry if key in _TOLD}
+    bare = {key: entry[key] for key in entry if key not in _TOLD}
+    choices = bare.get("anyOf") or bare.get("allOf") or [bare]
+    return {**told, "anyOf": [*choices, *more]}
+
+
+def _loose_keys() -> Schema:
+    """Aliases and special names, understood in training.config and above it."""
+    loose = {
+        name: _read_as(f"{CONFIG}.{home}", _at("TrainingConfig", home))
+        for name, home in CONFIG_ALIASES.items()
+        if name not in CONFIG_KEYS
+    }
+    for name, home in LOOSE_DATASET_KEYS.items():
+        loose[name] = _read_as(f"{DATASET}.{home}", _at("DatasetSpec", home))
+    for name in BASE_MODEL_KEYS:
+        loose[name] = _read_as(f"base_models[].{name}", _at("BaseModelSpec", name))
+    for name, special in special_names().items():
+        loose[name] = _read_as(" and ".join(special.becomes), *_special_values(name))
+        loose[name]["markdownDescription"] = special.meaning
+    return loose
+
+
+def _special_values(name: str) -> list[Schema]:
+    words: list[Schema] = [{"enum": ["bfloat16", "float16", "float32", "auto"]}, _TEXT]
+    if name in DTYPE_NAMES:
+        return words
+    if name in AMP_NAMES:
+        return [{"type": "boolean"}, *words]
+    if name in MODEL_NAMES:
+        return [_TEXT]
+    if name in ADAM_BETAS:
+        return [{"type": "number", "minimum": 0, "exclusiveMaximum": 1}]
+    return [{"type": "boolean"}]
+
+
+def _model_section() -> Schema:
+    """`model` of the flat layouts: a bag of model settings, or the shape of the character model."""
+    fields = schema()["$defs"]["BaseModelSpec"]["properties"]
+    settings = {key: _read_as(f"base_models[].{key}", _at("BaseModelSpec", key)) for key in fields}
+    shape = {
+        name: _read_as(f"base_models[].architecture.{home}", _at("CharGptShape", home))
+        for name, home in SHAPE_ALIASES.items()
+        if name != "dropout"  # that of the character model or of the adapter; a loose key
+    }
+    names = {key: _read_as("base_models[].name", _TEXT) for key in ("name", "type", "base_model")}
+    return {
+        "type": "object",
+        "properties": {**settings, **shape, **names},
+        "patternProperties": _COMMENTS,
+        "allOf": _LOOSE_KEYS,
+    }
+
+
+def _old_top_level() -> Schema:
+    model: Schema = {"$ref": "#/definitions/BaseModelSpec"}
+    bag: Schema = {"$ref": "#/definitions/Model"}
+    old = {
+        "base_model": _read_as("base_models", _TEXT, model),
+        "model": _read_as("base_models", _TEXT, bag),
+        "adapters": _read_as("base_models[].adapters", _at("BaseModelSpec", "adapters")),
+    }
+    old |= {key: _read_as(DATASET, _at("Training", "dataset")) for key in ("dataset", "data")}
+    return old | {key: _read_as(f"constraints.{key}", {}) for key in LOOSE_CONSTRAINTS}
+
+
+def _add_spellings(properties: Schema, table: Mapping[str, Mapping[Any, Any]]) -> None:
+    """Other words for a value, and every word in any case."""
+    for key, in_table in table.items():
+        spellings = {**in_table, **_OTHER_WORDS.get(key, {})}
+        entry = properties[key]
+        words = [
+            word
+            for choice in [entry, *entry.get("anyOf", [])]
+            for word in [*choice.get("enum", ()), choice.get("const")]
+        ]
+        texts = [word for word in (*words, *spellings) if isinstance(word, str)]
+        more: list[Schema] = [{"type": "string", "pattern": _in_any_case(texts)}]
+        if spellings:
+            meanings = ", ".join(f"{_shown(word)} = {home}" for word, home in spellings.items())
+            more.insert(0, {"enum": list(spellings), "description": f"read as: {meanings}"})
+        properties[key] = _widened(entry, *more)
+    for key, forms in _OTHER_FORMS.items():
+        if key in properties:
+            properties[key] = _widened(properties[key], *forms)
+
+
+def _shown(word: Any) -> str:
+    return str(word).lower() if isinstance(word, bool) else str(word)
+
+
+def _in_any_case(words: Iterable[str]) -> str:
+    """Draft 7 has no flag for it."""
+    patterns = [
+        "".join(
+            f"[{letter.lower()}{letter.upper()}]"
+            if letter.isalpha()
+            else "\\" * (letter == ".") + letter
+            for letter in word
+        )
+        for word in words
+    ]
+    return f"^({'|'.join(patterns)})$"

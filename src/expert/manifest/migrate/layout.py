@@ -1,0 +1,268 @@
+"""Any layout in the wild becomes the 2.0 layout; each move is reported as a notice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+from expert.manifest.migrate.aliases import (
+    BASE_MODEL_KEYS,
+    CONFIG_ALIASES,
+    CONFIG_KEYS,
+    CORPORA,
+    DATASET_ALIASES,
+    DATASET_KEYS,
+    LOOSE_CONSTRAINTS,
+    LOOSE_DATASET_KEYS,
+    MODEL_NAMES,
+    SHAPE_ALIASES,
+    SPECIAL_NAMES,
+)
+from expert.manifest.migrate.migration import Entries, Migration
+from expert.manifest.notices import Notice
+from expert.manifest.peers.axolotl import read_axolotl
+from expert.manifest.peers.converted_keys import (
+    SPECIAL,
+    convert_keys,
+    read_methods,
+    read_quantization,
+)
+from expert.manifest.peers.data_sets import read_hub_parts
+from expert.manifest.peers.litgpt_torchtune import read_litgpt, read_torchtune
+from expert.manifest.peers.llama_factory import read_llama_factory
+from expert.manifest.peers.sections import move_loader_keys, open_sections, read_python_lines
+from expert.manifest.peers.unsupported_keys import answer_keys
+from expert.manifest.schema.config import AdapterType
+from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
+from expert.manifest.text.item import Item, is_comment
+
+# Here null means "not given", not a wrong type; elsewhere the schema decides.
+_MAY_BE_LEFT_EMPTY = (
+    *("schema_version", "name", "base_model", "base_models", "model", "adapters"),
+    *("training", "dataset", "data", "config"),
+)
+
+
+def migrate(root: Item, folder: Path = Path()) -> Migration:
+    """Move every key under `root` to its home in the 2.0 layout, in place; `folder`: of the file,
+    beside which other trainers keep lists of data sets."""
+    work = Migration(root.fields())
+    for zone in (work.root, work.section("training")):
+        for key in _MAY_BE_LEFT_EMPTY:
+            if key in zone and zone[key].value is None:
+                del zone[key]
+    _read_other_trainers(work, folder)
+    _move_base_model(work)
+    _move_dataset(work)
+    _move_model_section(work)
+    # `device` and friends at the top level belong to the run, not to the expert's description.
+    for zone in (work.root, work.section("training")):
+        _move_loose_keys(work, zone)
+    config = work.section("training", "config")
+    _move_loose_keys(work, config, in_config=True)
+    for key in [name for name in config if name in CONFIG_ALIASES and name not in CONFIG_KEYS]:
+        work.place_in_config(CONFIG_ALIASES[key], config.pop(key))
+    # What is switched off comes last: it may only say that another switch is on.
+    for convert, item in sorted(work.later, key=lambda pair: pair[1].value is False):
+        convert(work, item)
+    _drop_empty_sections(work)
+    return work
+
+
+def _read_other_trainers(work: Migration, folder: Path) -> None:
+    """Rewrite what Axolotl, LLaMA-Factory, LitGPT, torchtune, TRL and Unsloth write otherwise."""
+    read_python_lines(work)
+    read_litgpt(work)
+    read_torchtune(work)
+    if not work.is_whole:
+        open_sections(work, work.root)
+    open_sections(work, work.section("training"))
+    read_methods(work)
+    read_llama_factory(work, folder)
+    read_quantization(work)
+    read_hub_parts(work)
+    read_axolotl(work)
+    model = work.root.get("model")
+    zones = [work.root, work.section("training")]
+    zones += [item.fields() for item in (work.config, model) if item is not None]
+    for zone in zones:
+        convert_keys(work, zone)
+        # The shape of a character model has a `bias` too, which is not an adapter's.
+        answer_keys(work, zone, keep=("bias",) if model and zone is model.value else ())
+
+
+def complete_layout(work: Migration) -> None:
+    """What a whole file needs once its keys are in place: a model and the layout's version."""
+    _default_to_char_model(work)
+    _default_to_released_adapter(work)
+    given = work.root.get("schema_version")
+    if given is not None and str(given.plain()) not in {"1.0", "2.0", "1", "2"}:
+        work.tell("warning", given, f"unknown version {given.plain()!r}: read by its layout")
+    source = given or Item(None, "schema_version")
+    work.root["schema_version"] = Item("2.0", source.path, source.line, source.above, source.beside)
+    _drop_empty_sections(work)
+
+
+def _move_base_model(work: Migration) -> None:
+    """1.0: `base_model` and root `adapters` become the one entry of `base_models`."""
+    single, several = work.root.get("base_model"), work.root.get("base_models")
+    if single is not None and several is not None:
+        fix = "keep base_models and move this model into it"
+        work.problem(single, "given together with base_models", fix)
+        del work.root["base_model"]
+    elif single is not None:
+        del work.root["base_model"]
+        if isinstance(single.value, str):
+            single = Item({"name": single}, single.path, single.line, single.above, single.beside)
+        work.root["base_models"] = Item([single], single.path, single.line)
+        adapters = work.root.pop("adapters", None)
+        if adapters is not None and "adapters" in single.fields():
+            work.place(single.fields(), "adapters", adapters, "base_models[0].adapters")
+        elif adapters is not None:
+            single.fields()["adapters"] = adapters
+    elif several is not None and isinstance(several.value, list):
+        for position, entry in enumerate(several.value):
+            if isinstance(entry.value, str):
+                name = Item(entry.value, entry.path, entry.line)
+                several.value[position] = Item({"name": name}, entry.path, entry.line)
+
+
+def _move_dataset(work: Migration) -> None:
+    """`dataset` or `data` at the top, and a data set that is only a path, find their place."""
+    training = work.section("training")
+    if "dataset" in training:
+        training["dataset"] = _as_dataset(training["dataset"])
+        move_loader_keys(work, training["dataset"].fields())
+        _rename_dataset_keys(work, training["dataset"].fields())
+    for zone, key in ((work.root, "dataset"), (work.root, "data"), (training, "data")):
+        item = zone.pop(key, None)
+        if item is None:
+            continue
+        item = _as_dataset(item)
+        if not isinstance(item.value, dict):
+            work.place(training, "dataset", item, "training.dataset")
+            continue
+        target = training.setdefault("dataset", Item({}, item.path, item.line)).fields()
+        move_loader_keys(work, item.value)
+        answer_keys(work, item.value)
+        _rename_dataset_keys(work, item.value)
+        for name, entry in item.value.items():
+            if is_comment(name) or name not in DATASET_KEYS:
+                target.setdefault(name, entry)  # metadata moves along, and is reported as such
+            else:
+                work.place(target, name, entry, f"training.dataset.{name}")
+
+
+def _as_dataset(item: Item) -> Item:
+    """A data set given as text is one with just a path."""
+    if not isinstance(item.value, str):
+        return item
+    path = Item(item.value, item.path, item.line, item.above, item.beside, item.from_command_line)
+    return Item({"path": path}, item.path, item.line)
+
+
+def _rename_dataset_keys(work: Migration, entries: Entries) -> None:
+    for name in [key for key in entries if key in DATASET_ALIASES and key not in DATASET_KEYS]:
+        if name == "name" and ("path" in entries or "tasks" in entries):
+            continue  # a data set with a path may have a title as well
+        home = DATASET_ALIASES[name]
+        work.place(entries, home, entries.pop(name), f"training.dataset.{home}")
+
+
+def _move_model_section(work: Migration) -> None:
+    """`model`: a name, the shape of a character model, or a bag of model settings."""
+    item = work.root.pop("model", None)
+    if item is None:
+        return
+    if isinstance(item.value, str):
+        work.place_in_model("name", item)
+        return
+    if not isinstance(item.value, dict):
+        work.refuse(item, "a name or an object", "write base_model: NAME")
+        work.first_base_model.setdefault("name", item)
+        return
+    names = item.value
+    kind = names.pop("name", None) or names.pop("type", None) or names.pop("base_model", None)
+    if kind is not None:
+        work.place_in_model("name", kind)
+    is_char_model = (kind is None or kind.value == CHAR_GPT) and not {*MODEL_NAMES} & {*names}
+    shape_keys = [key for key in names if key in SHAPE_ALIASES] if is_char_model else []
+    if shape_keys:
+        shape = work.first_base_model.setdefault("architecture", Item({}, item.path, item.line))
+        for key in shape_keys:
+            home = SHAPE_ALIASES[key]
+            full_home = f"base_models[0].architecture.{home}"
+            work.place(shape.fields(), home, names.pop(key), full_home)
+    vocabulary = names.pop("vocab_size", None)
+    if vocabulary is not None:
+        work.supersede(vocabulary, "the vocabulary is read off the data")
+    _move_loose_keys(work, names)
+    for key in [key for key in names if key in BaseModelSpec.model_fields]:
+        work.place_in_model(key, names.pop(key))
+    known = (CharGptShape if is_char_model else BaseModelSpec).model_fields
+    for key, entry in names.items():
+        if not is_comment(key):
+            work.problem(entry, "unknown key", f"a model has {', '.join(known)}")
+
+
+def _move_loose_keys(work: Migration, zone: Entries, *, in_config: bool = False) -> None:
+    """Keys of training.config, of the data set and of the model outside their home."""
+    for key in list(zone):
+        if key in SPECIAL_NAMES:
+            work.later.append((SPECIAL[key], zone.pop(key)))
+        elif not in_config and (key in CONFIG_KEYS or key in CONFIG_ALIASES):
+            work.place_in_config(CONFIG_ALIASES.get(key, key), zone.pop(key))
+        elif key in LOOSE_DATASET_KEYS:
+            work.place_in_dataset(LOOSE_DATASET_KEYS[key], zone.pop(key))
+        elif key in LOOSE_CONSTRAINTS and zone is work.root:
+            work.place(work.section("constraints"), key, zone.pop(key), f"constraints.{key}")
+        elif key in BASE_MODEL_KEYS or (key == "adapters" and zone is work.root):
+            work.place_in_model(key, zone.pop(key))
+
+
+def _default_to_char_model(work: Migration) -> None:
+    """A file that names no base model but a text corpus or a shape means the character model."""
+    dataset = work.dataset
+    path = dataset.get("path", Item("")).value
+    is_corpus = str(path).endswith(".txt") or path in CORPORA or "max_chars" in dataset
+    models = work.root.get("base_models")
+    if not is_corpus if models is None else not models.value:
+        return
+    first = work.first_base_model
+    if "name" not in first and (models is None or "architecture" in first):
+        first["name"] = Item(CHAR_GPT, "base_models[0].name")
+        text = f"no base model is named: {CHAR_GPT} is trained from scratch"
+        work.notices.append(Notice("note", "base_models", text))
+    if first.get("name", Item(None)).value == CHAR_GPT:
+        config = work.section("training", "config")
+        config.setdefault("adapter_type", Item("full", "training.config.adapter_type"))
+
+
+def _default_to_released_adapter(work: Migration) -> None:
+    """Where training.config is silent, the kind of the first released adapter is trained."""
+    models = work.root.get("base_models")
+    entry = models.below(0) if models is not None else None
+    adapters = entry.get("adapters") if entry is not None else None
+    adapter = adapters.below(0) if adapters is not None else None
+    kind = adapter.get("type") if adapter is not None else None
+    if adapter is None or kind is None or kind.value not in get_args(AdapterType):
+        return
+    config = work.section("training", "config")
+    present = config.get("adapter_type")
+    if present is None or present.value is None:
+        use_dora = adapter.get("use_dora")
+        is_dora = kind.value == "lora" and use_dora is not None and use_dora.value is True
+        config["adapter_type"] = Item("dora" if is_dora else kind.value, kind.path, kind.line)
+
+
+def _drop_empty_sections(work: Migration) -> None:
+    """Sections that only looking for them made; one that the user wrote stays."""
+    training = work.root.get("training")
+    if training is None:
+        return
+    for key in ("dataset", "config"):
+        item = training.fields().get(key)
+        if item is not None and item.value == {} and item.line is None:
+            del training.fields()[key]
+    if training.value == {} and training.line is None:
+        del work.root["training"]

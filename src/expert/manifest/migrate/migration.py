@@ -1,0 +1,138 @@
+"""The tree of a manifest while its keys move to their places, and what there is to report of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from expert.core.errors import Problem
+from expert.manifest.migrate.aliases import home_of
+from expert.manifest.notices import Kind, Notice
+from expert.manifest.text.item import Item, shown
+
+Entries = dict[str, Item]
+_NULL_IS_A_VALUE = ("max_grad_norm", "save_total_limit")
+
+
+def beside(item: Item, value: Any) -> Item:
+    """Another value at the place where the user wrote `item`."""
+    return Item(value, item.path, item.line, from_command_line=item.from_command_line)
+
+
+@dataclass
+class Migration:
+    """The tree being rewritten, its notices and its problems."""
+
+    root: Entries
+    notices: list[Notice] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    later: list[tuple[Callable[[Migration, Item], None], Item]] = field(default_factory=list)
+    """Keys that become several or another one; they wait until all plain ones are in place."""
+    seen: set[str] = field(default_factory=set)
+    """What another trainer's file was found to have: "rows of a list", "no rows"."""
+
+    # --- places in the tree ------------------------------------------------------------------
+
+    def section(self, *keys: str) -> Entries:
+        """The mapping at `keys`, made where it is missing; a stray {} where it is not a mapping."""
+        entries = self.root
+        for number, key in enumerate(keys, 1):
+            item = entries.setdefault(key, Item({}, path=".".join(keys[:number])))
+            if not isinstance(item.value, dict):
+                return {}
+            entries = item.value
+        return entries
+
+    @property
+    def dataset(self) -> Entries:
+        """training.dataset, made where it is missing."""
+        return self.section("training", "dataset")
+
+    @property
+    def config(self) -> Item | None:
+        """training.config as the user wrote it, or None."""
+        return self.root.get("training", Item(None)).get("config")
+
+    @property
+    def is_whole(self) -> bool:
+        """A manifest of our own layout, whose top level describes the expert."""
+        return self.config is not None
+
+    @property
+    def first_base_model(self) -> Entries:
+        """The first entry of base_models, made where it is missing."""
+        models = self.root.setdefault("base_models", Item([], "base_models"))
+        if not isinstance(models.value, list):
+            return {}
+        if not models.value:
+            models.value.append(Item({}, "base_models[0]"))
+        first = models.value[0]
+        return first.value if isinstance(first.value, dict) else {}
+
+    # --- moving ------------------------------------------------------------------------------
+
+    def place(self, entries: Entries, key: str, item: Item, home: str) -> None:
+        """Put a moved value where it belongs; two different values for one key are a problem."""
+        says_nothing = item.value is None and key not in _NULL_IS_A_VALUE
+        present = entries.get(key)
+        if present is not None and present.value is None and key not in _NULL_IS_A_VALUE:
+            present = None
+        if present is None:
+            entries[key] = item
+        elif not says_nothing and present.plain() != item.plain():
+            self.conflict(item, f"{present.path} says {shown(present.plain())}")
+            return
+        told = any(n.path == item.path and n.text.startswith(home) for n in self.notices)
+        if item.path != home and not says_nothing and not told:
+            off = " (0: no clipping)" if key == "max_grad_norm" and item.value == 0 else ""
+            self.read_as(item, home + off)
+
+    def place_in_dataset(self, key: str, item: Item) -> None:
+        self.place(self.dataset, key, item, f"training.dataset.{key}")
+
+    def place_in_config(self, key: str, item: Item) -> None:
+        config = self.section("training", "config")
+        self.place(config, key, item, f"training.config.{key}")
+        if key == "save_every_epochs" and item.value is not None:
+            config.setdefault("save_strategy", Item("epoch", item.path, item.line))
+
+    def place_in_model(self, key: str, item: Item) -> None:
+        self.place(self.first_base_model, key, item, f"base_models[0].{key}")
+
+    def convert(self, zone: Entries, key: str, value: str | bool | float, item: Item) -> None:
+        """What `item` says, under our `key` in the same section; moved to its home with the others.
+
+        A notice names the home and the value."""
+        present = zone.get(key)
+        if present is not None and present.value not in (None, "auto", value):
+            self.conflict(item, f"{present.path} says {shown(present.plain())}")
+            return
+        zone[key] = beside(item, value)
+        said = value if isinstance(value, str) else shown(value)
+        self.read_as(item, f"{home_of(key) or f'base_models[0].{key}'}: {said}")
+
+    # --- reporting ---------------------------------------------------------------------------
+
+    def tell(self, kind: Kind, item: Item, text: str) -> None:
+        self.notices.append(Notice(kind, item.path, text, item.line))
+
+    def read_as(self, item: Item, home: str) -> None:
+        self.tell("read as", item, home)
+
+    def supersede(self, item: Item, text: str) -> None:
+        self.tell("superseded", item, text)
+
+    def without_effect(self, item: Item, text: str) -> None:
+        self.tell("warning", item, f"without effect: {text}")
+
+    def problem(self, item: Item, what: str, fix: str = "") -> None:
+        self.problems.append(Problem(item.path, what, fix, item.line))
+
+    def conflict(self, item: Item, other: str) -> None:
+        """`item` says one thing and another key the opposite."""
+        self.problem(item, f"says {shown(item.plain())}, but {other}", "keep one of the two")
+
+    def refuse(self, item: Item, expected: str, fix: str = "") -> None:
+        """`item` has a value that its key cannot have."""
+        self.problem(item, f"got {shown(item.plain())}, expected {expected}", fix)

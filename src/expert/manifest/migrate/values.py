@@ -1,0 +1,197 @@
+"""Other spellings of a value become the one the schema knows; each is reported as a notice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from expert.manifest.migrate.migration import Entries, Migration
+from expert.manifest.text.item import Item, shown
+
+_QWEN = ("qwen", "qwen2", "qwen2.5", "qwen3")
+_CADENCE = {"epochs": "epoch", "step": "steps", "none": "no", False: "no"}
+CONFIG_VALUES: Mapping[str, Mapping[Any, Any]] = {
+    "optim": {
+        **dict.fromkeys(("adamw", "adamw_hf", "paged_adamw_32bit", "paged_adamw"), "adamw_torch"),
+        **dict.fromkeys(("adamw_fused", "adamw_apex_fused"), "adamw_torch_fused"),
+        **dict.fromkeys(("adamw_8bit", "adamw_torch_8bit"), "adamw_bnb_8bit"),
+    },
+    "torch_compile_backend": {"eager": "inductor", "aot_eager": "inductor"},
+    "lr_scheduler": {
+        "constant_with_warmup": "constant",
+        **dict.fromkeys(("cosine_with_min_lr", "cosine_schedule_with_warmup"), "cosine"),
+    },
+    "attention": {
+        **dict.fromkeys(("flash_attention_2", "flash_attention_3", "flash_attention"), "flash"),
+        "flex_attention": "flex",
+    },
+    "adapter_type": {
+        **dict.fromkeys(("full_finetune", "full-ft"), "full"),
+        **dict.fromkeys(("prompt_tuning", "soft_prompt"), "none"),
+    },
+    "target_modules": {"all": "all-linear"},
+    "save_strategy": _CADENCE,
+    "evaluation_strategy": _CADENCE,
+    "device": {"gpu": "cuda", "cuda:0": "cuda"},
+    "metric_for_best_model": {
+        "loss": "eval_loss",
+        "perplexity": "eval_perplexity",
+        **dict.fromkeys(("accuracy", "eval_accuracy", "token_accuracy"), "eval_token_accuracy"),
+    },
+    "packing": {"bfd": "best-fit", "best_fit": "best-fit", "wrapped": "concat"},
+    "method": {},
+}
+MODEL_VALUES: Mapping[str, Mapping[Any, Any]] = {
+    "quantization": {
+        **{"nf4": "int4", "4bit": "int4", "8bit": "int8", "float8": "fp8"},
+        **{"bfloat16": "bf16", "float16": "fp16", "fp32": "none", False: "none"},
+    },
+    "prompt_template": {
+        **dict.fromkeys(_QWEN, "chatml"),
+        **{"llama2": "llama", "llama3": "tokenizer", "default": "auto"},
+    },
+}
+# Names that old schemas list but no trainer ever had a template for.
+_TEMPLATES_WITHOUT_TEXT = ("vicuna", "custom")
+REFUSED_METHODS = ("rlhf", "dpo", "orpo", "kto", "distillation")
+OTHER_TRACKERS = frozenset(
+    (
+        *("wandb", "mlflow", "comet", "comet_ml", "swanlab", "neptune", "clearml", "azure_ml"),
+        *("codecarbon", "dagshub", "dvclive", "flyte", "trackio", "all"),
+    )
+)
+"""What people report to elsewhere."""
+
+
+def convert_values(work: Migration) -> None:
+    """Rewrite known spellings of values in the canonical tree."""
+    root = Item(work.root)
+    version = root.get("version")
+    if version is not None and type(version.value) in (int, float):
+        version.value = str(version.value)  # YAML reads a bare 1.0 as a number
+    config = root.get("training", "config")
+    if config is not None:
+        _convert(work, config.fields(), CONFIG_VALUES)
+        _convert_config(work, config.fields())
+    for model in _entries(root.get("base_models")):
+        _convert(work, model.fields(), MODEL_VALUES)
+        template = model.fields().get("prompt_template")
+        if template is not None and template.value in _TEMPLATES_WITHOUT_TEXT:
+            text = f"there is no {template.value} template; the tokenizer's own is used"
+            work.supersede(template, text)
+            template.value = "auto"
+    dataset = root.get("training", "dataset") or Item(None)
+    _portable_paths(root, dataset, config or Item(None))
+    share = dataset.get("validation_split")
+    if share is not None and type(share.value) in (int, float) and share.plain() > 1:
+        # `val_size: 500` counts rows in other trainers.
+        del dataset.fields()["validation_split"]
+        what = f"got {shown(share.value)}, a number of rows; here it is a share of them"
+        work.problem(share, what, "write a share such as 0.05, or name the rows: validation_path")
+    for number, prompt in enumerate(_entries(root.get("soft_prompts"))):
+        length = prompt.fields().pop("length", None)
+        if length is not None:
+            work.place(prompt.fields(), "tokens", length, f"soft_prompts[{number}].tokens")
+
+
+def _portable_paths(root: Item, dataset: Item, config: Item) -> None:
+    """`data\\rows.jsonl` of a manifest from Windows names the same file everywhere.
+
+    A drive or a share is left as it is: messages name what was written.
+    """
+    tasks = dataset.get("tasks") or Item(None)
+    found = [dataset.get(key) for key in ("path", "validation_path", "test_path")]
+    found += [config.get(key) for key in ("output_dir", "pretokenized_cache")]
+    found += [task.get(k) for task in tasks.fields().values() for k in ("train", "valid", "test")]
+    found += [model.get("name") for model in _entries(root.get("base_models"))]
+    found += [prompt.get("path") for prompt in _entries(root.get("soft_prompts"))]
+    for item in found:
+        if item is None or not isinstance(item.value, str):
+            continue
+        if not re.match(r"[\\/]|[A-Za-z]:", item.value):
+            item.value = item.value.replace("\\", "/")
+
+
+def _entries(item: Item | None) -> list[Item]:
+    return item.value if item is not None and isinstance(item.value, list) else []
+
+
+def _convert(work: Migration, entries: Entries, table: Mapping[str, Mapping[Any, Any]]) -> None:
+    for key, spellings in table.items():
+        item = entries.get(key)
+        if item is None or not isinstance(item.value, str | bool):
+            continue
+        asked = item.value.lower() if isinstance(item.value, str) else item.value
+        known = spellings.get(asked)
+        if known is None and isinstance(asked, str) and key != "target_modules":
+            known = asked
+        if known is not None:
+            if asked != known:
+                work.read_as(item, f'"{known}"')
+            item.value = known
+
+
+def _convert_config(work: Migration, config: Entries) -> None:
+    """`q_proj,v_proj` is a list of two; `report_to: none` an empty one."""
+    targets = config.get("target_modules", Item(None))
+    if isinstance(targets.value, str) and re.search(r"[\\(\[*+?|^$]", targets.value):
+        del config["target_modules"]
+        fix = "list the names of the layers, such as [q_proj, v_proj], or write all-linear"
+        work.problem(targets, f"{shown(targets.value)} is a regular expression", fix)
+    elif isinstance(targets.value, str) and "," in targets.value:
+        names = [name.strip() for name in targets.value.split(",") if name.strip()]
+        targets.value = [Item(name, targets.path, targets.line) for name in names]
+    _convert_trackers(work, config)
+    # `warmup_steps: 0.1` is a share of all steps in Transformers 5.
+    steps, ratio = (config.get(key, Item(None)) for key in ("warmup_steps", "warmup_ratio"))
+    if isinstance(steps.value, float) and 0 < steps.value < 1 and ratio.value is None:
+        config["warmup_ratio"] = config.pop("warmup_steps")
+        work.read_as(steps, "training.config.warmup_ratio")
+    limit = config.get("max_steps", Item(None))
+    if limit.value == -1:
+        limit.value = 0
+        work.read_as(limit, "0: no limit")
+    patience = config.get("early_stopping_patience", Item(None))
+    if patience.value is True:
+        patience.value = 3
+        work.read_as(patience, "a patience of 3 evaluations")
+    elif patience.value is False:
+        patience.value = None
+    _convert_qlora(work, config)
+    method = config.get("method", Item(None))
+    if method.value in REFUSED_METHODS:
+        del config["method"]
+        what = f"{method.value} is not built: only sft (supervised fine-tuning) is"
+        work.problem(method, what, "use rows with answers and method: sft")
+
+
+def _convert_trackers(work: Migration, config: Entries) -> None:
+    """`report_to: wandb`: what is trained does not depend on it."""
+    trackers = config.get("trackers")
+    if trackers is None:
+        return
+    if isinstance(trackers.value, str):
+        trackers.value = [Item(trackers.value, trackers.path, trackers.line)]
+    if trackers.plain() == ["none"]:
+        trackers.value = []
+    names = [entry.value for entry in _entries(trackers) if isinstance(entry.value, str)]
+    others = [name for name in names if name in OTHER_TRACKERS]
+    if others and trackers.path.endswith("report_to"):
+        text = f"{', '.join(others)} is not fed; TensorBoard files and events.jsonl are written"
+        work.supersede(trackers, text)
+        del config["trackers"]
+
+
+def _convert_qlora(work: Migration, config: Entries) -> None:
+    adapter = config.get("adapter_type")
+    if adapter is None or adapter.value != "qlora":
+        return
+    for model in _entries(work.root.get("base_models")):
+        given = model.fields().get("quantization")
+        if given is None or given.value in (None, "auto"):
+            model.fields()["quantization"] = Item("int4", adapter.path, adapter.line)
+        elif given.value not in ("int4", "nf4", "4bit"):
+            work.conflict(adapter, f"{given.path} says {shown(given.plain())}")
+    adapter.value = "lora"
+    work.read_as(adapter, "lora on an int4 base")

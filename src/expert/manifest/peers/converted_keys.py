@@ -1,0 +1,408 @@
+"""Keys of other trainers that become a key here by a rule: a table of values, or a function."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from expert.manifest.migrate.aliases import (
+    ADAM_BETAS,
+    AMP_NAMES,
+    DTYPE_NAMES,
+    LOAD_IN_NAMES,
+    MODEL_NAMES,
+)
+from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.text.item import Item, shown
+
+OTHER_METHODS = ("dpo", "ppo", "kto", "rm", "orpo", "ipo", "simpo", "grpo", "gdpo", "rloo")
+"""Values of `stage` and `rl` that are not supervised fine-tuning."""
+MEDIA_TEMPLATE = re.compile(
+    r"_vl\b|_vl_|vl$|llava|pixtral|vision|omni|audio|internvl|minicpm_[vo]|paligemma|mllama|glm4v"
+    r"|voxtral|idefics|smolvlm|moss_?vl|gemma3n"
+)
+_FAMILIES = (
+    *("llama", "qwen", "gemma", "mistral", "phi", "deepseek", "falcon", "yi", "command"),
+    *("cohere", "granite", "olmo", "glm", "exaone", "smollm", "ministral"),
+)
+# Words for the arithmetic, and what they say of bf16 and fp16.
+_FLOATS = {
+    **dict.fromkeys(("bf16", "bfloat16", "bf16-true", "bf16-mixed"), (True, False)),
+    **dict.fromkeys(("fp16", "float16", "half", "16-true", "16-mixed"), (False, True)),
+    **dict.fromkeys(("fp32", "float32", "float", "no", "32-true"), (False, False)),
+}
+_NO_TOKENS = ("no tokens are added to a vocabulary", "use the tokenizer as it is; remove the key")
+
+
+@dataclass(frozen=True)
+class Values:
+    """A key whose values are values of another key here."""
+
+    key: str
+    values: Mapping[Any, Any]
+    """By what is written there, text in lower case. None: nothing follows from it."""
+    expected: str = ""
+    """Of any other value; empty: nothing follows from it."""
+
+    def __call__(self, work: Migration, zone: Entries, item: Item) -> None:
+        word = item.value.lower() if isinstance(item.value, str) else item.value
+        known = isinstance(word, str | bool) and word in self.values
+        value = self.values[word] if known else None
+        if value is not None:
+            work.convert(zone, self.key, value, item)
+        elif not known and self.expected:
+            work.refuse(item, self.expected)
+
+
+def convert_keys(work: Migration, zone: Entries) -> None:
+    """Every such key of a section, each with its notice or its problem."""
+    for key in [key for key in zone if key in CONVERTED]:
+        if key in _ONLY_OUTSIDE and (zone is not work.root or work.is_whole):
+            continue
+        item = zone.pop(key)
+        if item.value is not None:
+            CONVERTED[key](work, zone, item)
+
+
+def read_methods(work: Migration) -> None:
+    """`stage` of LLaMA-Factory and `rl` of Axolotl: only supervised fine-tuning is built."""
+    for key in ("stage", "rl"):
+        item = work.root.get(key)
+        if item is None or isinstance(item.value, dict | list):
+            continue
+        word = str(item.value).lower()
+        if word in OTHER_METHODS:
+            del work.root[key]
+            work.seen.add("another method")
+            what = f"{word} is not built: only sft (supervised fine-tuning) is"
+            work.problem(item, what, "use rows with answers, and leave the key out")
+        elif key == "rl" and item.value in (None, False):
+            del work.root[key]
+
+
+def read_quantization(work: Migration) -> None:
+    """quantization_bit and quantization_method of LLaMA-Factory."""
+    bits = work.root.pop("quantization_bit", None)
+    method = work.root.pop("quantization_method", None)
+    if method is not None and method.value not in (None, "bnb", "bitsandbytes"):
+        what = f"{shown(method.plain())}: bases are quantised with bitsandbytes only"
+        work.problem(method, what, "use bitsandbytes")
+    if bits is None or bits.value is None:
+        return
+    if bits.value not in (4, 8) or isinstance(bits.value, bool):
+        work.refuse(bits, "4 or 8")
+        return
+    work.root.setdefault("quantization", beside(bits, f"int{bits.value}"))
+    work.read_as(bits, f"base_models[0].quantization: int{bits.value}")
+
+
+# --- keys that stay in their section -------------------------------------------------------------
+
+
+def _template(work: Migration, zone: Entries, item: Item) -> None:
+    """`template` and `chat_template`: ours where it has that name, else the tokenizer's own."""
+    word = str(item.value).lower()
+    if not isinstance(item.value, str):
+        work.refuse(item, "the name of a template")
+    elif MEDIA_TEMPLATE.search(word):
+        what = f"{word} is a template for images or sound"
+        work.problem(item, what, "only text is trained: name a model and a template for text")
+    elif word in ("alpaca", "chatml"):
+        work.convert(zone, "prompt_template", word, item)
+    elif word == "jinja":
+        return  # chat_template_jinja is refused, and says why
+    elif word == "empty":
+        what = "empty: rows without any marks"
+        fix = "name the column with the whole text: training.dataset.text_field"
+        work.problem(item, what, fix)
+    elif word.startswith("tokenizer_default") or any(f in word for f in _FAMILIES):
+        work.convert(zone, "prompt_template", "auto", item)
+    else:
+        text = f"there is no {shown(word)} template here; the tokenizer's own is used"
+        work.tell("warning", item, text)
+
+
+def _quant_type(work: Migration, _: Entries, item: Item) -> None:
+    if item.value == "nf4":
+        work.tell("note", item, "quantization: int4 is NF4")
+    elif item.value == "fp4":
+        what = "fp4 is not built: quantization: int4 is NF4, which is closer to the weights"
+        work.problem(item, what, "write nf4, or leave it out")
+    else:
+        work.refuse(item, "nf4")
+
+
+def _compute_dtype(work: Migration, zone: Entries, item: Item) -> None:
+    """Quantised weights are computed with in the precision of the run."""
+    zones = [zone, work.root, work.config.fields() if work.config is not None else {}]
+    if any(name in each for name in ("bf16", "fp16", *DTYPE_NAMES) for each in zones):
+        text = "a quantised base is computed with in the precision of the run: bf16 or fp16"
+        work.supersede(item, text)
+    else:
+        zone["torch_dtype"] = item
+
+
+def _double_quant(work: Migration, _: Entries, item: Item) -> None:
+    if item.value is True:
+        work.tell("note", item, "quantization: int4 quantises its scales too")
+    elif item.value is False:
+        work.supersede(item, "int4 always quantises its scales too: 0.4 bits a weight less")
+    else:
+        work.refuse(item, "true or false")
+
+
+def _quant_storage(work: Migration, _: Entries, item: Item) -> None:
+    if str(item.value).removeprefix("torch.") != "uint8":
+        work.supersede(item, "only sharding over several GPUs needs another storage type")
+
+
+def _half(work: Migration, zone: Entries, item: Item) -> None:
+    """float16: true, bfloat16: true, pure_bf16: true."""
+    key = "fp16" if item.path.rpartition(".")[2] == "float16" else "bf16"
+    if item.value is True:
+        other = zone.get(key)
+        if other is not None and other.value is False:
+            del zone[key]  # Axolotl's `float16` is another switch than its `fp16`
+        work.convert(zone, key, True, item)
+
+
+def _attention(work: Migration, zone: Entries, item: Item) -> None:
+    """`attn`, `flash_attn`: a name, or true."""
+    if "flash-attn" in str(item.value).lower():
+        work.convert(zone, "attention", "flash", item)
+    else:
+        _ATTENTION(work, zone, item)
+
+
+def _use_rslora(work: Migration, zone: Entries, item: Item) -> None:
+    """alpha / √rank is the scale alpha·√rank would give here."""
+    if item.value is not True:
+        return
+    zones = [zone, work.config.fields() if work.config is not None else {}]
+    rank, alpha = (
+        next((each[name].value for each in zones for name in aliases if name in each), None)
+        for aliases in (("lora_r", "lora_rank", "r", "rank"), ("lora_alpha", "alpha"))
+    )
+    what = "rank-stabilised scaling (alpha / √rank) is not built: the scale here is alpha / rank"
+    fix = "remove it"
+    if type(rank) is int and type(alpha) is int and rank > 0:
+        fix = f"remove it and write alpha: {round(alpha * math.sqrt(rank))} for the same scale"
+    work.problem(item, what, fix)
+
+
+def _min_rate(work: Migration, zone: Entries, item: Item) -> None:
+    """`cosine_min_lr_ratio` of Axolotl is a share of the learning rate; `min_lr` the rate."""
+    rate: object = item.value
+    if item.path.rpartition(".")[2] != "min_lr":
+        peak = zone.get("learning_rate", Item(None)).value
+        if isinstance(peak, bool) or not isinstance(peak, int | float):
+            what = "a share of learning_rate, which is not given"
+            work.problem(item, what, "add learning_rate")
+            return
+        rate = item.value * peak if isinstance(item.value, int | float) else None
+    if isinstance(rate, bool) or not isinstance(rate, int | float):
+        work.refuse(item, "a number")
+        return
+    options = zone.setdefault("lr_scheduler_kwargs", Item({}, item.path, item.line))
+    options.fields()["min_lr"] = Item(rate, item.path, item.line)
+    work.read_as(item, f"training.config.lr_scheduler_kwargs.min_lr: {rate:g}")
+
+
+def _overlong(work: Migration, zone: Entries, item: Item) -> None:
+    known = {"drop": "drop", "truncate": "cut"}.get(str(item.value))
+    if known is None:
+        what = f"{shown(item.plain())}: a run does not stop for a long row"
+        work.problem(item, what, "write training.config.overlong: cut, split or drop")
+    else:
+        work.convert(zone, "overlong", known, item)
+
+
+def _packing_strategy(work: Migration, zone: Entries, item: Item) -> None:
+    """TRL's: how rows are packed, where they are."""
+    known = {"bfd": "best-fit", "ffd": "best-fit", "wrapped": "concat"}.get(str(item.value))
+    packing = zone.get("packing")
+    if known is None:
+        work.refuse(item, "bfd or wrapped")
+    elif packing is not None and packing.value is True:
+        packing.value = known
+        work.read_as(item, f"training.config.packing: {known}")
+
+
+def _tokens(work: Migration, _: Entries, item: Item) -> None:
+    """A list of new tokens; in old files of Axolotl the special ones by their names."""
+    if isinstance(item.value, dict):
+        work.without_effect(item, "the tokenizer's own special tokens are used")
+    elif item.value:
+        work.problem(item, *_NO_TOKENS)
+
+
+def _rope_scaling(work: Migration, zone: Entries, item: Item) -> None:
+    """LLaMA-Factory has it at the top level."""
+    if zone is not work.root or "model_name_or_path" not in zone:
+        zone["rope_scaling"] = item  # reported where it belongs
+    else:
+        work.later.append((lambda work, item: work.place_in_model("rope_scaling", item), item))
+
+
+def _revision(work: Migration, _: Entries, item: Item) -> None:
+    if item.value != "main":
+        work.later.append((lambda work, item: work.place_in_model("revision", item), item))
+
+
+def _all(names: str, rule: Callable[..., None]) -> dict[str, Callable[..., None]]:
+    return dict.fromkeys(names.split(), rule)
+
+
+_ATTENTION = Values(
+    "attention",
+    {
+        **dict.fromkeys((True, "fa2", "fa3", "flash", "flash_attention_2"), "flash"),
+        **dict.fromkeys(("disabled", "eager"), "eager"),
+        **dict.fromkeys(("flex", "flex_attention"), "flex"),
+        **{"sdpa": "sdpa", "auto": "auto", False: None},
+    },
+    "auto, flash, sdpa, flex or eager",
+)
+_CHECKPOINTING = {"unsloth": "auto", "true": True, True: True, False: False}
+_BITS = {
+    **dict.fromkeys(("bnb.nf4", "bnb.nf4-dq", "nf4", "nf4-dq"), "int4"),
+    **dict.fromkeys(("bnb.int8", "bnb.int8-training", "int8-training"), "int8"),
+}
+CONVERTED: dict[str, Callable[[Migration, Entries, Item], None]] = {
+    **_all("template chat_template", _template),
+    **_all("bnb_4bit_quant_type quantization_type", _quant_type),
+    "bnb_4bit_compute_dtype": _compute_dtype,
+    **_all("bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant", _double_quant),
+    "bnb_4bit_quant_storage": _quant_storage,
+    "quantize": Values("quantization", _BITS, "bnb.nf4, bnb.nf4-dq or bnb.int8-training"),
+    **_all("float16 bfloat16 pure_bf16", _half),
+    **_all("attn flash_attn", _attention),
+    "sdp_attention": Values("attention", {True: "sdpa"}),
+    "eager_attention": Values("attention", {True: "eager"}),
+    "flex_attention": Values("attention", {True: "flex"}),
+    "flash_attention_3": Values("attention", {True: "flash"}),
+    **_all("use_rslora peft_use_rslora", _use_rslora),
+    "full_finetuning": Values("adapter_type", {True: "full"}),
+    "use_peft": Values("adapter_type", {True: "lora", False: "full"}),
+    "use_gradient_checkpointing": Values(
+        "gradient_checkpointing", _CHECKPOINTING, 'true, false or "unsloth"'
+    ),
+    **_all("cosine_min_lr_ratio min_lr", _min_rate),
+    "excess_length_strategy": _overlong,
+    **_all(
+        "completion_only_loss assistant_only_loss mask_prompt",
+        Values("train_on_prompt", {True: False, False: True}, "true or false"),
+    ),
+    "model_revision": _revision,
+    "packing_strategy": _packing_strategy,
+    "dataset_streaming": Values("streaming", {True: True, False: False}, "true or false"),
+    **_all("use_cpu no_cuda", Values("device", {True: "cpu"})),
+    "tokens": _tokens,
+    "rope_scaling": _rope_scaling,
+}
+_ONLY_OUTSIDE = [
+    "tokens",
+    "rope_scaling",
+    "template",
+    "chat_template",
+    "quantize",
+    "attn",
+    "min_lr",
+]
+"""Words that may describe an expert at the top level of a whole manifest."""
+
+
+# --- keys that wait until the others are in place ------------------------------------------------
+
+
+def _dtype(work: Migration, item: Item) -> None:
+    word = str(item.plain()).lower().removeprefix("torch.")
+    if item.value is None or word == "auto":
+        work.tell("note", item, "auto: the plan chooses the precision")
+        return
+    if not isinstance(item.value, str) or word not in _FLOATS:
+        work.refuse(item, "bfloat16, float16, float32 or auto")
+        return
+    config = work.section("training", "config")
+    flags = dict(zip(("bf16", "fp16"), _FLOATS[word], strict=True))
+    for key, flag in flags.items():
+        present = config.get(key)
+        if present is not None and present.value not in (None, "auto", flag):
+            work.conflict(item, f"{present.path} contradicts it")
+            return
+    config.update({key: beside(item, flag) for key, flag in flags.items()})
+    text = ", ".join(f"{key}: {shown(flag)}" for key, flag in flags.items())
+    work.read_as(item, f"training.config.{text}")
+
+
+def _amp(work: Migration, item: Item) -> None:
+    if item.value is True:
+        work.read_as(item, "mixed precision: the plan chooses bf16 or fp16")
+    else:
+        _dtype(work, beside(item, "fp32") if item.value is False else item)
+
+
+def _load_in(work: Migration, item: Item) -> None:
+    bits = "int4" if "4bit" in item.path else "int8"
+    if item.value is None:
+        return
+    if not isinstance(item.value, bool):
+        work.refuse(item, "true or false")
+        return
+    first = work.first_base_model
+    models = work.root["base_models"].value
+    for number, entry in enumerate(models if isinstance(models, list) else [Item(first)]):
+        given = entry.fields().get("quantization")
+        silent = given is None or given.value in (None, "auto")
+        asked = bits if item.value else "none"
+        if given is not None and not silent and item.value is not (given.value == bits):
+            work.conflict(item, f"{given.path} says {shown(given.plain())}")
+        elif item.value or silent or (given is not None and given.value == "none"):
+            entry.fields()["quantization"] = beside(item, asked)
+            work.read_as(item, f"base_models[{number}].quantization: {asked}")
+
+
+def _adam_beta(work: Migration, item: Item) -> None:
+    config = work.section("training", "config")
+    if item.value is None:
+        return
+    position = 0 if item.path.endswith("beta1") else 1
+    betas = config.get("betas")
+    if betas is not None and betas.path.endswith("betas"):
+        given = betas.below(position)
+        if given is None or given.plain() != item.plain():
+            work.conflict(item, f"{betas.path} says {shown(betas.plain())}")
+        return
+    if betas is None:
+        betas = config["betas"] = Item([Item(0.9), Item(0.999)], item.path, item.line)
+    assert isinstance(betas.value, list)
+    betas.value[position] = item
+    work.read_as(item, f"training.config.betas[{position}]")
+
+
+def _use_dora(work: Migration, item: Item) -> None:
+    config = work.section("training", "config")
+    kind = config.get("adapter_type") or Item("lora")
+    word = str(kind.value).lower() if kind.value is not None else "lora"
+    if item.value is None:
+        return
+    if not isinstance(item.value, bool):
+        work.refuse(item, "true or false")
+    elif item.value and word == "lora":
+        config["adapter_type"] = beside(item, "dora")
+        work.read_as(item, "training.config.adapter_type: dora")
+    elif item.value is not (word == "dora"):
+        work.conflict(item, f"{kind.path} says {shown(kind.plain())}")
+
+
+SPECIAL: dict[str, Callable[[Migration, Item], None]] = {
+    **dict.fromkeys(DTYPE_NAMES, _dtype),
+    **dict.fromkeys(AMP_NAMES, _amp),
+    **dict.fromkeys(LOAD_IN_NAMES, _load_in),
+    **dict.fromkeys(MODEL_NAMES, lambda work, item: work.place_in_model("name", item)),
+    **dict.fromkeys(ADAM_BETAS, _adam_beta),
+    "use_dora": _use_dora,
+}

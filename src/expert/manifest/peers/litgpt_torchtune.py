@@ -1,0 +1,263 @@
+"""Files of LitGPT and torchtune, which name Python classes: what they say in words of ours."""
+
+from __future__ import annotations
+
+import re
+
+from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.text.item import Item, shown
+
+_LITGPT_TARGETS = {
+    "lora_query": ("q_proj",),
+    "lora_key": ("k_proj",),
+    "lora_value": ("v_proj",),
+    "lora_projection": ("o_proj",),
+    "lora_mlp": ("gate_proj", "up_proj", "down_proj"),
+    "lora_head": ("lm_head",),
+}
+_LITGPT_DEFAULTS = ("lora_query", "lora_value")
+_LITGPT_SETS = {
+    "alpaca": "tatsu-lab/alpaca",
+    "alpaca2k": "mhenrichsen/alpaca_2k_test",
+    "alpacagpt4": "vicgalle/alpaca-gpt4",
+    "dolly": "databricks/databricks-dolly-15k",
+    "longform": "akoksal/LongForm",
+    "deita": "HuggingFaceH4/deita-10k-v0-sft",
+}
+_TRAIN_NAMES = {
+    "save_interval": "save_steps",
+    "lr_warmup_steps": "warmup_steps",
+    "max_norm": "max_grad_norm",
+    "beta1": "adam_beta1",
+    "beta2": "adam_beta2",
+}
+_WITHOUT = {
+    "tie_embeddings": "the model's own config.json decides",
+    "max_tokens": "epochs and max_steps say how long a run is",
+    "lr_warmup_fraction": "warmup_ratio is a key here",
+}
+# Arguments of a data class that the run has keys of its own for.
+_OF_THE_LOADER = ("seed", "ignore_index", "num_workers", "include_multiturn_conversations")
+
+
+def read_litgpt(work: Migration) -> None:
+    """LitGPT's fine-tuning files: `data: {class_path}`, `train:`, `eval:`."""
+    data, train = work.root.get("data"), work.root.get("train")
+    is_class = data is not None and (
+        data.get("class_path") is not None
+        or (isinstance(data.value, str) and data.value.lower() in _LITGPT_SETS)
+    )
+    settings = train.fields() if train is not None else {}
+    if not is_class and "global_batch_size" not in settings:
+        return
+    folder = work.root.pop("checkpoint_dir", None)
+    if folder is not None and isinstance(folder.value, str):
+        name = folder.value.replace("\\", "/").removeprefix("checkpoints/")
+        work.root.setdefault("base_model", Item(name, folder.path, folder.line))
+        work.read_as(folder, f"base_models[0].name: {name}")
+    work.root.pop("train", None)
+    # global_batch_size is a step, micro_batch_size what is on the card at once: as here.
+    rows = settings.pop("global_batch_size", None)
+    if rows is not None:
+        work.place(work.root, "batch_size", rows, "training.config.batch_size")
+    for key, item in settings.items():
+        if key.startswith("_") or item.value is None:
+            continue
+        if key in _WITHOUT:
+            work.supersede(item, _WITHOUT[key])
+            continue
+        home = _TRAIN_NAMES.get(key, key)
+        as_it_is = home == key or home.startswith("adam_beta")
+        work.place(work.root, home, item, item.path if as_it_is else f"training.config.{home}")
+    _litgpt_evaluation(work, work.root.pop("eval", Item(None)).fields())
+    _litgpt_targets(work)
+    if data is not None and is_class:
+        del work.root["data"]
+        _litgpt_rows(work, data)
+
+
+def _litgpt_evaluation(work: Migration, settings: Entries) -> None:
+    steps = settings.get("interval")
+    if steps is not None and steps.value is not None:
+        work.place(work.root, "eval_steps", steps, "training.config.eval_steps")
+    for key, item in settings.items():
+        if key != "interval" and item.value not in (None, False, True):
+            text = "all validation rows are evaluated, and no text is generated while training"
+            work.supersede(item, text)
+
+
+def _litgpt_targets(work: Migration) -> None:
+    """Which layers get an adapter, by switches; query and value where nothing is said."""
+    given = {key: work.root.pop(key) for key in _LITGPT_TARGETS if key in work.root}
+    if not given and "lora_r" not in work.root:
+        if not {"adapter", "adapter_type"} & {*work.root}:
+            at = work.root["adapter_type"] = Item("full", "lora_r")
+            text = "training.config.adapter_type: full (no rank is given: every weight is trained)"
+            work.read_as(at, text)
+        return
+    names: list[str] = []
+    for key, layers in _LITGPT_TARGETS.items():
+        item = given.get(key)
+        on = item.value if item is not None else key in _LITGPT_DEFAULTS
+        if on and key == "lora_head" and item is not None:
+            work.problem(item, "the head gets no adapter here", "write false")
+        elif on:
+            names += layers
+    if names and "lora_target_modules" not in work.root:
+        _put_targets(work, names, next(iter(given.values()), Item(None, "lora_query")))
+
+
+def _put_targets(work: Migration, names: list[str], at: Item) -> None:
+    listed = [Item(name, at.path, at.line) for name in names]
+    work.root.setdefault("lora_target_modules", beside(at, listed))
+    work.read_as(at, f"training.config.target_modules: {', '.join(names)}")
+
+
+def _litgpt_rows(work: Migration, data: Item) -> None:
+    made = data.get("class_path") or data
+    arguments = data.get("init_args")
+    fields = arguments.fields() if arguments is not None else {}
+    word = str(made.value).rpartition(".")[2].lower()
+    _put_source(work, fields.pop("json_path", None), made, _LITGPT_SETS.get(word))
+    share = fields.pop("val_split_fraction", None)
+    if share is not None:
+        work.place_in_dataset("validation_split", share)
+    style = fields.pop("prompt_style", None)
+    if style is not None and style.value is not None:
+        work.root.setdefault("template", style)
+    hidden = fields.pop("mask_prompt", Item(False, made.path, made.line))
+    work.root.setdefault("mask_prompt", hidden)  # false there where nothing is said
+    _arguments_without_effect(work, {k: v for k, v in fields.items() if k not in _OF_THE_LOADER})
+
+
+def _put_source(work: Migration, path: Item | None, made: Item, hub: str | None) -> None:
+    """The rows by their path, by the hub set that a class stands for, or a problem."""
+    if path is not None:
+        work.place_in_dataset("path", path)
+    elif hub is not None:
+        work.dataset.setdefault("path", Item(hub, made.path, made.line))
+        work.read_as(made, f"training.dataset.path: {hub}")
+    else:
+        what = f"{shown(made.plain())} is a Python class, which is not run"
+        work.problem(made, what, "name the rows: training.dataset.path, a file or a hub id")
+        work.seen.add("no rows")
+
+
+def _arguments_without_effect(work: Migration, fields: Entries) -> None:
+    for item in fields.values():
+        if item.value is not None:
+            work.without_effect(item, "it is an argument of a class that is not used")
+
+
+# --- torchtune -----------------------------------------------------------------------------------
+
+_TUNE_SETS = {
+    "alpaca_dataset": "tatsu-lab/alpaca",
+    "alpaca_cleaned_dataset": "yahma/alpaca-cleaned",
+    "slimorca_dataset": "Open-Orca/SlimOrca-Dedup",
+    "samsum_dataset": "Samsung/samsum",
+    "grammar_dataset": "liweili/c4_200m",
+    "cnn_dailymail_articles_dataset": "abisee/cnn_dailymail",
+    "wikitext_dataset": "EleutherAI/wikitext_document_level",
+}
+_TUNE_COLUMNS = {"input": "instruction", "instruction": "instruction", "output": "response"}
+_TUNE_NAMES = {
+    "enable_activation_checkpointing": "gradient_checkpointing",
+    "log_every_n_steps": "logging_steps",
+    "clip_grad_norm": "max_grad_norm",
+}
+
+
+def read_torchtune(work: Migration) -> None:
+    """torchtune's recipes: `_component_` names a class in every section."""
+    model, rows = work.root.get("model"), work.root.get("dataset")
+    made = model.get("_component_") if model is not None else None
+    kind = rows.get("_component_") if rows is not None else None
+    if made is None and kind is None:
+        return
+    _tune_checkpointer(work)
+    if model is not None and made is not None:
+        del work.root["model"]
+        _tune_adapter(work, model.fields(), made)
+    if rows is not None and kind is not None:
+        del work.root["dataset"]
+        _tune_rows(work, rows, kind)
+    for key, home in _TUNE_NAMES.items():
+        if key in work.root:
+            work.place(work.root, home, work.root.pop(key), f"training.config.{home}")
+    limit = work.root.pop("max_steps_per_epoch", None)
+    if limit is not None and limit.value:
+        work.without_effect(limit, "max_steps limits the whole run")
+    for key in ("loss", "mixed_precision"):
+        item = work.root.pop(key, None)
+        if item is not None and item.value and item.get("enabled") is None:
+            work.supersede(item, "the cross-entropy of the answer's tokens, in chunks: fused_loss")
+
+
+def _tune_checkpointer(work: Migration) -> None:
+    """The folder of the checkpointer is the base."""
+    kept = work.root.pop("checkpointer", None)
+    folder = kept.get("checkpoint_dir") if kept is not None else None
+    if folder is not None and isinstance(folder.value, str):
+        work.root.setdefault("base_model", Item(folder.value, folder.path, folder.line))
+        work.read_as(folder, "base_models[0].name")
+    if kept is not None:
+        text = "the folder's own config.json and index say which files hold the weights"
+        work.supersede(kept, text)
+
+
+def _tune_adapter(work: Migration, fields: Entries, made: Item) -> None:
+    """The class says what is trained, its arguments with what layers, rank and scale."""
+    word = str(made.value).rpartition(".")[2]
+    kind = "qlora" if word.startswith("qlora_") else "lora" if word.startswith("lora_") else "full"
+    if kind == "lora" and fields.pop("use_dora", Item(False)).value is True:
+        kind = "dora"
+    work.root.setdefault("adapter_type", beside(made, kind))
+    work.read_as(made, f"training.config.adapter_type: {kind}")
+    if kind == "full":
+        return
+    listed = fields.get("lora_attn_modules", Item([])).plain()
+    names = ["o_proj" if name == "output_proj" else str(name) for name in listed or []]
+    if fields.get("apply_lora_to_mlp", Item(False)).value is True:
+        names += ["gate_proj", "up_proj", "down_proj"]
+    if names:
+        _put_targets(work, names, fields.get("lora_attn_modules", made))
+    for key in ("lora_rank", "lora_alpha", "lora_dropout"):
+        if key in fields:
+            work.root.setdefault(key, fields[key])
+
+
+def _tune_rows(work: Migration, rows: Item, kind: Item) -> None:
+    fields = rows.fields()
+    source, files = fields.pop("source", None), fields.pop("data_files", None)
+    if files is not None and files.value and source is not None and source.value in ("json", "csv"):
+        source = files
+    hub = _TUNE_SETS.get(str(kind.value).rpartition(".")[2])
+    split = fields.pop("split", None)
+    if hub is not None and split is not None and split.value is not None:
+        hub = f"{hub}::{split.value}"
+    is_named = source is not None and isinstance(source.value, str)
+    _put_source(work, source if is_named else None, kind, hub)
+    _tune_columns(work, fields)
+    for key, home in (("packed", "packing"), ("train_on_input", "train_on_prompt")):
+        item = fields.pop(key, None)
+        if item is not None and item.value is not None:
+            work.place(work.root, home, item, f"training.config.{home}")
+    known = re.compile(r"_|conversation_style|new_system_prompt$")
+    _arguments_without_effect(work, {k: v for k, v in fields.items() if not known.match(k)})
+
+
+def _tune_columns(work: Migration, fields: Entries) -> None:
+    named = fields.pop("column_map", Item(None)).fields()
+    mapping = {_TUNE_COLUMNS[key]: item for key, item in named.items() if key in _TUNE_COLUMNS}
+    column = fields.pop("conversation_column", None)
+    if column is not None and column.value not in (None, "messages", "conversations"):
+        mapping["messages"] = column
+    text = fields.pop("column", None)
+    if text is not None and text.value:
+        mapping["text"] = text
+    for part, item in mapping.items():
+        work.read_as(item, f"training.dataset.field_mapping.{part}")
+    if mapping:
+        at = next(iter(mapping.values()))
+        work.dataset.setdefault("field_mapping", Item(mapping, at.path, at.line))

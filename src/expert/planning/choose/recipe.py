@@ -1,0 +1,261 @@
+"""What is trained and how: model, adapter, rate, schedule, evaluation and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from expert.manifest.schema.manifest import CharGptShape
+from expert.planning.draft import SET, PlanDraft
+from expert.planning.models.resolve import basename
+from expert.planning.models.shapes import PROJECTIONS
+
+DEFAULT_RANK = 16
+# Layers that some Llama-like models have in place of, or besides, the usual seven.
+FUSED_PROJECTIONS = {"qkv_proj", "gate_up_proj", "embed_tokens", "lm_head"}
+DEFAULT_RATES = {"full": 2e-5, "ia3": 5e-3, "none": 5e-3}
+ADAPTER_RATE = 2e-4
+SCRATCH_RATE = 1e-3
+DEFAULT_WARMUP_RATIO = 0.03
+STREAMED_SAVE_STEPS = 500
+# On the last part of a model's name; "yi" and "phi" are short, so they must begin it.
+_TEMPLATES = (
+    (r"qwen|^yi-", "chatml"),
+    (r"mistral|mixtral|ministral", "mistral"),
+    (r"llama", "llama"),
+    (r"^phi-?[234]", "phi"),
+    (r"deepseek", "deepseek"),
+    (r"gemma", "gemma"),
+    (r"smollm", "chatml"),
+)
+
+
+def settle_model(draft: PlanDraft) -> None:
+    """Where the model is and how its prompts are written."""
+    found, spec = draft.resolved, draft.model
+    draft.settle("model.name", spec.name, "base_models of the manifest", "manifest")
+    draft.settle("model.place", found.place, found.because)
+    draft.settle("model.location", found.location, found.because)
+    if found.weights is not None:
+        # The name stays when another version of the package brings other weights.
+        because = "sha256 of the weights that come with the package"
+        draft.settle("model.revision", found.weights, because)
+    else:
+        because = SET if spec.revision else "the newest"
+        draft.settle("model.revision", spec.revision, because, "manifest")
+    if found.shape is None:
+        draft.unknown(found.shape_from, "model.parameters")
+    else:
+        draft.settle("model.parameters", found.shape.parameters, found.shape_from)
+    shape = spec.architecture
+    if draft.is_char_model and shape is None:
+        built_in = CharGptShape().model_dump()
+        draft.settle("model.architecture", built_in, "the built-in size", "preset")
+    else:
+        because = SET if shape else "only char-gpt has one"
+        asked = shape.model_dump() if shape else None
+        draft.settle("model.architecture", asked, because, "manifest")
+    _settle_template(draft)
+
+
+def _settle_template(draft: PlanDraft) -> None:
+    path, place = "model.prompt_template", draft.resolved.place
+    if draft.is_char_model:
+        draft.settle(path, None, "plain text has no turns")
+    elif draft.model.prompt_template != "auto":
+        draft.settle(path, draft.model.prompt_template, SET, "manifest")
+    elif _has_chat_template(Path(draft.resolved.location)):
+        draft.settle(path, "tokenizer", "the tokenizer has a chat template")
+    elif place == "hf cache":
+        draft.settle(path, "tokenizer", "the tokenizer has no template of its own: chatml")
+    elif place == "hub":
+        # The same before and after it was fetched: data prepared for one plan serves the other.
+        because = "the tokenizer's own template once it is downloaded; chatml if it has none"
+        draft.settle(path, "tokenizer", because)
+    else:
+        name = basename(draft.model.name).lower()
+        found = next((to for pattern, to in _TEMPLATES if re.search(pattern, name)), "alpaca")
+        because = f"by the model's name; {name} has no tokenizer with a template yet"
+        draft.settle(path, found, because, "preset")
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and bool(config.get("chat_template"))
+
+
+def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
+    """Rank, scale, dropout and targets; returns the rank and the plain names of the targets."""
+    config, released = draft.config, draft.released_adapter
+    kind, rank = config.adapter_type, 0
+    draft.pass_on("adapter.type", "adapter_type")
+    if kind in ("lora", "dora", "lokr", "adalora"):
+        rank = _or_released(draft, "rank", released.r, DEFAULT_RANK, "the usual rank")
+        _or_released(draft, "alpha", released.alpha, 2 * rank, "twice the rank")
+    else:
+        for key in ("rank", "alpha"):
+            draft.settle(f"adapter.{key}", None, f"{kind} has none", "manifest")
+    if kind in ("full", "none"):
+        draft.settle("adapter.dropout", 0.0, f"{kind}: no adapter", "manifest")
+        draft.settle("adapter.target_modules", None, f"{kind}: no adapter", "manifest")
+    else:
+        _or_released(draft, "dropout", released.dropout, 0.0, "the fast kernels have none")
+        modules = released.target_modules or None
+        because = "adapters on every linear layer train best"
+        _or_released(draft, "target_modules", modules, "all-linear", because)
+    is_ia3 = kind == "ia3"
+    feedforward = (
+        (config.feedforward_modules or released.feedforward_modules or []) if is_ia3 else []
+    )
+    because = "ia3 layers scaled at their input" if is_ia3 else f"{kind} has none"
+    draft.settle("adapter.feedforward_modules", feedforward if is_ia3 else [], because, "manifest")
+    prompts = [
+        prompt.model_dump(include={"name", "tokens", "init_method", "init_text"})
+        for prompt in draft.manifest.soft_prompts
+    ]
+    because = "soft_prompts of the manifest" if prompts else "none asked for"
+    draft.settle("adapter.soft_prompts", prompts, because, "manifest")
+    targets = draft["adapter.target_modules"]
+    listed = targets if isinstance(targets, list) else []
+    names = frozenset(target.rsplit(".", 1)[-1] for target in listed)
+    _warn_of_unknown_targets(draft, names)
+    return rank, names
+
+
+def _warn_of_unknown_targets(draft: PlanDraft, names: frozenset[str]) -> None:
+    """A misspelt layer gets no adapter. Only Llama-like models have these layer names for sure."""
+    shape = draft.resolved.shape
+    unknown = sorted(names - set(PROJECTIONS) - FUSED_PROJECTIONS)
+    if shape is not None and shape.gated_mlp and unknown:
+        text = f"no layer is known as {', '.join(unknown)}; usual are {', '.join(PROJECTIONS)}"
+        draft.warn("adapter.target_modules", text)
+
+
+def _or_released(draft: PlanDraft, key: str, released: Any, default: Any, because: str) -> Any:
+    """Settle an adapter key: as asked, else as released with the base model, else the default."""
+    if released is not None:
+        from_model = "adapters[0] of the base model"
+        return draft.choose(f"adapter.{key}", key, released, from_model, "manifest")
+    return draft.choose(f"adapter.{key}", key, default, because, "preset")
+
+
+def settle_optimisation(draft: PlanDraft) -> None:
+    """Rate, schedule, decay, clipping and seed; the optimizer itself is chosen elsewhere."""
+    config = draft.config
+    kind = config.adapter_type
+    rate = SCRATCH_RATE if draft.is_char_model else DEFAULT_RATES.get(kind, ADAPTER_RATE)
+    because = "usual from scratch" if draft.is_char_model else f"usual for {kind}"
+    draft.choose("optim.learning_rate", "learning_rate", rate, because, "preset")
+    draft.pass_on("optim.scheduler", "lr_scheduler")
+    options = config.lr_scheduler_kwargs.model_dump(exclude_none=True)
+    draft.pass_on("optim.scheduler_options", "lr_scheduler_kwargs", options)
+    if config.warmup_ratio is not None:
+        draft.settle("optim.warmup_steps", None, "warmup_ratio is set", "manifest")
+        draft.pass_on("optim.warmup_ratio", "warmup_ratio")
+    elif config.warmup_steps is not None:
+        draft.pass_on("optim.warmup_steps", "warmup_steps")
+        draft.settle("optim.warmup_ratio", None, "warmup_steps is set", "manifest")
+    else:
+        draft.settle("optim.warmup_steps", None, "warmup_ratio counts", "preset")
+        because = "a short warm-up steadies the first steps"
+        draft.settle("optim.warmup_ratio", DEFAULT_WARMUP_RATIO, because, "preset")
+    for key in ("weight_decay", "betas", "seed"):
+        draft.pass_on(f"optim.{key}", key)
+    draft.pass_on("optim.epsilon", "adam_epsilon")
+    draft.pass_on("optim.max_grad_norm", "max_grad_norm", config.max_grad_norm or 0.0)
+
+
+def settle_watching(draft: PlanDraft) -> None:
+    """Logging, evaluation, checkpoints, early stopping, output."""
+    config = draft.config
+    draft.pass_on("watch.logging_steps", "logging_steps")
+    evaluates = _settle_evaluation(draft)
+    _settle_saving(draft)
+    path, key = "watch.load_best", "load_best_model_at_end"
+    if evaluates and draft["watch.save_strategy"] == "no":
+        draft.choose(path, key, False, "no checkpoints are kept", "preset")
+    else:
+        because = "the evaluations decide which is best" if evaluates else "nothing is evaluated"
+        draft.choose(path, key, evaluates, because, "preset")
+    if config.load_best_model_at_end is True and not evaluates:
+        draft.warn(path, "there is no evaluation to choose the best checkpoint by")
+    draft.pass_on("watch.metric", "metric_for_best_model")
+    rising = config.metric_for_best_model == "eval_token_accuracy"
+    because = f"higher {config.metric_for_best_model} is {'better' if rising else 'worse'}"
+    draft.choose("watch.greater_is_better", "greater_is_better", rising, because, "preset")
+    for key in ("early_stopping_patience", "early_stopping_threshold", "trackers"):
+        draft.pass_on(f"watch.{key}", key)
+    for key in ("on_not_finite", "max_skipped_updates", "on_loss_spike", "max_rollbacks"):
+        draft.pass_on(f"stability.{key}", key)
+    draft.pass_on(
+        "watch.output_dir", "output_dir", str(draft.folder / (config.output_dir or "runs"))
+    )
+    training = draft.manifest.training
+    is_set = "packaging_checkpoint" in training.model_fields_set
+    draft.settle(
+        "watch.packaging_checkpoint",
+        training.packaging_checkpoint,
+        SET if is_set else "the default",
+        "manifest" if is_set else "preset",
+    )
+    _warn_of_cadences_longer_than_the_run(draft)
+
+
+def _settle_evaluation(draft: PlanDraft) -> bool:
+    """When validation rows are evaluated; returns whether any are."""
+    config, data, path = draft.config, draft.dataset, "watch.evaluation_strategy"
+    splits = data.validation_split > 0 and not data.streaming
+    has_rows = draft.has_validation_file or splits
+    if not has_rows:
+        chosen, because = "no", "there are no validation rows"
+    elif config.eval_steps:
+        chosen, because = "steps", "eval_steps is set"
+    else:
+        chosen, because = "epoch", "once an epoch"
+    strategy = draft.choose(path, "evaluation_strategy", chosen, because, "preset")
+    if strategy != "no" and not has_rows:
+        draft.warn(path, "there are no validation rows to evaluate")
+    draft.pass_on("watch.eval_steps", "eval_steps")
+    draft.pass_on("watch.eval_every_epochs", "eval_every_epochs")
+    return strategy != "no" and has_rows
+
+
+def _settle_saving(draft: PlanDraft) -> None:
+    config, path, key = draft.config, "watch.save_strategy", "save_strategy"
+    no_epochs = draft.dataset.streaming and not config.save_steps
+    if config.save_steps:
+        draft.choose(path, key, "steps", "save_steps is set", "preset")
+    elif no_epochs:
+        draft.choose(path, key, "steps", "a stream has no epochs", "preset")
+    else:
+        draft.choose(path, key, "epoch", "once an epoch", "preset")
+    if no_epochs and config.save_strategy == "auto":
+        draft.settle("watch.save_steps", STREAMED_SAVE_STEPS, "a stream has no epochs", "preset")
+    else:
+        draft.pass_on("watch.save_steps", "save_steps")
+    draft.pass_on("watch.save_every_epochs", "save_every_epochs")
+    if draft.keeps_every_checkpoint:
+        because = f"save_every_epochs {config.save_every_epochs}: each of them is kept"
+        draft.settle("watch.keep_checkpoints", None, because, "manifest")
+    else:
+        draft.pass_on("watch.keep_checkpoints", "save_total_limit")
+
+
+def _warn_of_cadences_longer_than_the_run(draft: PlanDraft) -> None:
+    """A warm-up, evaluation or checkpoint that would come after the last step."""
+    total = draft["length.total_steps"]
+    for path, strategy in (
+        ("optim.warmup_steps", None),
+        ("watch.eval_steps", "watch.evaluation_strategy"),
+        ("watch.save_steps", "watch.save_strategy"),
+    ):
+        counts = strategy is None or draft[strategy] == "steps"
+        if total is not None and draft[path] is not None and draft[path] > total and counts:
+            draft.warn(path, f"{draft[path]} steps are more than the {total} of the whole run")

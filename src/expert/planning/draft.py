@@ -1,0 +1,212 @@
+"""A plan in the making: everything the choices look at, and the decisions made so far."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from expert.manifest.schema.config import TrainingConfig
+from expert.manifest.schema.dataset import DatasetSpec
+from expert.manifest.schema.manifest import CHAR_GPT, Adapter, BaseModelSpec, Manifest
+from expert.planning.decisions import Decision, Remark, Source
+from expert.planning.machine.target import Target
+from expert.planning.measurements import MeasuredRate
+from expert.planning.memory.calibration import Calibrations
+from expert.planning.models.resolve import ResolvedModel, basename
+from expert.planning.survey import Survey
+
+SET = "set in the manifest"
+KEPT = "kept from the run being resumed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a resumed run keeps on any machine, because it changes what is computed although it was
+    chosen for the machine the run started on. None: it is chosen again."""
+
+    examples_per_update: int | None = None
+    quantization: str | None = None
+
+
+@dataclass(kw_only=True)
+class PlanDraft:
+    """What was asked, on what model, with what data, on what card; and what is settled of it."""
+
+    manifest: Manifest
+    folder: Path
+    model: BaseModelSpec
+    resolved: ResolvedModel
+    target: Target
+    survey: Survey
+    rates: tuple[MeasuredRate, ...]
+    calibrations: Calibrations
+    plain_text: bool | None = None
+    """Whether the rows are texts without answers; None where nobody knows yet."""
+    kept: Kept = Kept()
+    best: MeasuredRate | None = None
+    """What a benchmark found fastest for this card, model and shape."""
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    """By path, in the order they were made; each is settled once."""
+    remarks: list[Remark] = field(default_factory=list)
+
+    # --- decisions ---------------------------------------------------------------------------
+
+    def settle(self, path: str, value: Any, because: str, source: Source = "machine") -> Any:
+        """Record a value and return it."""
+        assert path not in self.decisions, f"{path} is settled twice"
+        value = list(value) if isinstance(value, tuple) else value  # as JSON would have it
+        self.decisions[path] = Decision(path=path, value=value, because=because, source=source)
+        return value
+
+    def choose(
+        self, path: str, key: str, value: Any, because: str, source: Source = "machine"
+    ) -> Any:
+        """Settle a key of training.config: as the manifest sets it, else this value for "auto"."""
+        asked = getattr(self.config, key)
+        if asked != "auto":
+            return self.settle(path, asked, SET, "manifest")
+        return self.settle(path, value, because, source)
+
+    def pass_on(self, path: str, key: str, value: object = ...) -> None:
+        """Settle a key of training.config that needs no choice."""
+        is_set = key in self.config.model_fields_set
+        settled = getattr(self.config, key) if value is ... else value
+        because = SET if is_set else "the default"
+        self.settle(path, settled, because, "manifest" if is_set else "preset")
+
+    def unknown(self, reason: str, *paths: str) -> None:
+        """Record that values cannot be known yet, and why."""
+        for path in paths:
+            self.settle(path, None, f"unknown: {reason}")
+
+    def __getitem__(self, path: str) -> Any:
+        """A value that is settled already."""
+        return self.decisions[path].value
+
+    def warn(self, path: str, text: str) -> None:
+        self.remarks.append(Remark(kind="warning", path=path, text=text))
+
+    def supersede(self, path: str, text: str) -> None:
+        self.remarks.append(Remark(kind="superseded", path=path, text=text))
+
+    def advise(self, path: str, text: str) -> None:
+        self.remarks.append(Remark(kind="advice", path=path, text=text))
+
+    def tree(self) -> dict[str, Any]:
+        """The settled values as nested objects, by the steps of their paths."""
+        root: dict[str, Any] = {}
+        for decision in self.decisions.values():
+            *parents, leaf = decision.path.split(".")
+            here = root
+            for step in parents:
+                here = here.setdefault(step, {})
+            here[leaf] = decision.value
+        return root
+
+    # --- what was asked ----------------------------------------------------------------------
+
+    @property
+    def config(self) -> TrainingConfig:
+        return self.manifest.training.config
+
+    @property
+    def dataset(self) -> DatasetSpec:
+        return self.manifest.training.dataset
+
+    @property
+    def is_char_model(self) -> bool:
+        return self.model.name == CHAR_GPT
+
+    @property
+    def has_validation_file(self) -> bool:
+        tasks = (self.dataset.tasks or {}).values()
+        return bool(self.dataset.validation_path) or any(task.valid for task in tasks)
+
+    @property
+    def keeps_every_checkpoint(self) -> bool:
+        """Whoever asks for one every few epochs, and for no limit, wants to find them all."""
+        asked = self.config.model_fields_set
+        every = "save_every_epochs" in asked and self.config.save_every_epochs > 1
+        return every and "save_total_limit" not in asked
+
+    @property
+    def released_adapter(self) -> Adapter:
+        """The adapter metadata that training.config falls back to."""
+        return self.model.adapters[0] if self.model.adapters else Adapter()
+
+    @property
+    def soft_tokens(self) -> int:
+        return sum(prompt.tokens for prompt in self.manifest.soft_prompts)
+
+    @property
+    def packed(self) -> bool:
+        return bool(self["data.packing"] != "none")
+
+    @property
+    def overlong(self) -> tuple[Literal["cut", "split", "drop"], str, Source]:
+        """What happens to rows that are too long, why, and on whose authority."""
+        asked = self.config.overlong
+        if asked != "auto":
+            return asked, SET, "manifest"
+        if self.is_char_model:
+            return "split", "a corpus is cut into blocks", "preset"
+        if self.config.tokenize == "late":
+            return "cut", "row lengths are unknown with tokenize: late", "preset"
+        if self.plain_text is None:
+            return "cut", "the kind of rows is not known yet", "preset"
+        if self.plain_text:
+            return "split", "plain text: every part is trained on", "preset"
+        return "cut", "rows with answers: a part without its prompt has another meaning", "preset"
+
+    def parts_of_a_row(self, length: int) -> int:
+        """Into how many a row is split on average, as far as a mean tells."""
+        splits = self.overlong[0] == "split" or self.config.packing == "concat"
+        mean = self.survey.mean_tokens
+        return math.ceil(mean / length) if splits and mean and not self.is_char_model else 1
+
+    def mean_document(self, length: float) -> float:
+        """Mean tokens of a document in sequences of this length."""
+        return min(self.survey.mean_tokens or length, length)
+
+    # --- the card, and what was measured on it -----------------------------------------------
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.target.device == "cuda"
+
+    @property
+    def card_key(self) -> str:
+        """What measurements call this card."""
+        return self.target.card.slug if self.target.card else self.target.name
+
+    @property
+    def model_key(self) -> str:
+        """What measurements call this model."""
+        return basename(self.model.name).lower()
+
+    @property
+    def parameters(self) -> int | None:
+        return self.resolved.shape.parameters if self.resolved.shape is not None else None
+
+    @property
+    def card_words(self) -> str:
+        """`NVIDIA T4 (7.5)` for reasons."""
+        capability = self.target.capability
+        if capability is None:
+            return self.target.name
+        return f"{self.target.name} ({capability[0]}.{capability[1]})"
+
+    def has_capability(self, least: tuple[int, int]) -> bool:
+        """True on a card of at least this capability, and on one nobody named."""
+        return self.on_gpu and (self.target.capability is None or self.target.capability >= least)
+
+    def measured(self, path: str) -> tuple[Any, str] | None:
+        """What a benchmark found fastest for a value of the plan, and when; None where none did."""
+        if self.best is None or path not in self.best.settings:
+            return None
+        gain = self.best.gains.get(path)
+        times = f", {gain:.2f}x as fast as without" if gain else ""
+        because = f"fastest in the benchmark of {self.best.measured_on}{times}"
+        return self.best.settings[path], because

@@ -1,0 +1,147 @@
+"""A plan settled by its data: counts that were estimates until the rows were prepared or read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from expert.core.errors import ManifestError, Problem
+from expert.planning.choose.expected_time import scaled
+from expert.planning.choose.length import MAX_STEPS, not_reached
+from expert.planning.memory.calibration import Calibrations, estimated_again
+from expert.planning.memory.fitting import even_split, most_at_once
+from expert.planning.run_plan import LengthPlan, RunPlan
+
+NEEDS_AN_END = ("linear", "cosine", "cosine_with_restarts", "polynomial")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedCounts:
+    """Training rows as they were packed, and the steps they make."""
+
+    rows: int
+    sequences: int
+    length: int
+    """Tokens that a sequence has room for."""
+    tokens: int
+    """Of all sequences together."""
+    sequences_per_step: int
+    steps_per_epoch: int
+    steps: int
+    """In all epochs of the plan."""
+
+
+def settled_by_rows(plan: RunPlan, counted: PackedCounts, known: Calibrations) -> RunPlan:
+    """The plan with the counts of rows that are prepared; `known`: what earlier runs on the card
+    found out about memory."""
+    total = counted.steps
+    plan = _with_remark_on_max_steps(plan, total)
+    if plan.length.max_steps:
+        total = min(total, plan.length.max_steps)
+    values: dict[str, Any] = {
+        "data.sequence_length": counted.length,
+        "length.tokens_per_epoch": counted.tokens,
+        "length.steps_per_epoch": counted.steps_per_epoch,
+        "length.total_steps": total,
+    }
+    rate = plan.length.tokens_per_second
+    if rate is not None:
+        values["length.seconds"] = counted.tokens * total / counted.steps_per_epoch / rate
+    most = plan.batch.micro_batch
+    if _source_of(plan, "batch.micro_batch") == "machine":
+        as_packed = plan.with_values({"data.sequence_length": counted.length}, "", "measurement")
+        most = most_at_once(as_packed, known, counted.sequences_per_step)
+    values |= _batches_of(plan, counted.sequences_per_step, most)
+    changed = {path: value for path, value in values.items() if attrgetter(path)(plan) != value}
+    because = f"prepared: {counted.rows:,} rows in {counted.sequences:,} sequences"
+    before = plan.length
+    plan = plan.with_values(changed, because, "measurement") if changed else plan
+    return _with_time_of(plan, before)
+
+
+def settled_by_stream(plan: RunPlan, sequences: int, known: Calibrations) -> RunPlan:
+    """The plan with the sequences of a step that the first rows of a stream make: a batch with
+    room for more of them would be empty there, and memory is that of the batch there is."""
+    values = _batches_of(plan, sequences, plan.batch.micro_batch)
+    plan = plan.with_values(values, "the first rows of the stream", "measurement")
+    return estimated_again(plan, known)
+
+
+def _with_time_of(plan: RunPlan, before: LengthPlan) -> RunPlan:
+    """The plan with the time of the tokens that there are, where an earlier count was another."""
+    old, new = _tokens_of(before), _tokens_of(plan.length)
+    parts = plan.length.expected_parts
+    if not parts or not old or not new or old == new:
+        return plan
+    decision = next(each for each in plan.decisions if each.path == "length.expected_seconds")
+    now = scaled(parts, new / old)
+    values = {
+        "length.expected_seconds": [sum(part[side] for part in now.values()) for side in (0, 1)],
+        "length.expected_parts": now,
+    }
+    return plan.with_values(values, decision.because, decision.source)
+
+
+def _tokens_of(length: LengthPlan) -> float | None:
+    if not length.tokens_per_epoch or not length.steps_per_epoch or not length.total_steps:
+        return None
+    return length.tokens_per_epoch * length.total_steps / length.steps_per_epoch
+
+
+def _with_remark_on_max_steps(plan: RunPlan, steps: int) -> RunPlan:
+    """The plan with a warning about max_steps by the steps that the epochs really make, instead of
+    an estimate of them."""
+    limit, epochs = plan.length.max_steps, plan.length.epochs
+    others = tuple(remark for remark in plan.remarks if remark.path != MAX_STEPS)
+    if limit and limit > steps:
+        others = (*others, not_reached(limit, updates=steps, epochs=epochs))
+    return plan.model_copy(update={"remarks": others})
+
+
+def _batches_of(plan: RunPlan, sequences: int, most: int) -> dict[str, int]:
+    """How the sequences of a step are divided into batches of at most `most`; as the manifest says
+    where it does, but no batch has room for more than there are."""
+    micro = min(plan.batch.micro_batch, sequences)
+    if _source_of(plan, "batch.micro_batch") != "manifest":
+        micro, _ = even_split(sequences, most)
+    return {
+        "batch.sequences_per_update": sequences,
+        "batch.micro_batch": micro,
+        "batch.accumulation": math.ceil(sequences / micro),
+    }
+
+
+def _source_of(plan: RunPlan, path: str) -> str:
+    """Who settled a value of the plan."""
+    return next((each.source for each in plan.decisions if each.path == path), "machine")
+
+
+def with_an_end(plan: RunPlan) -> RunPlan:
+    """The plan with a schedule that can be followed where the last step is not known.
+
+    A constant rate replaces a schedule that nobody asked for; one that was asked for is kept, and
+    needs max_steps.
+    """
+    if plan.length.total_steps is not None:
+        return plan
+    optim, because = plan.optim, "the number of updates is not known; max_steps would tell it"
+    needs_end = optim.scheduler in NEEDS_AN_END
+    asked = [
+        f"training.config.{name}"
+        for name, path, needs in (
+            ("lr_scheduler", "optim.scheduler", needs_end),
+            ("warmup_ratio", "optim.warmup_ratio", optim.warmup_ratio is not None),
+        )
+        if needs and _source_of(plan, path) == "manifest"
+    ]
+    if asked:
+        what, fix = "needs to know the last update, and a stream has none", "set training.config."
+        raise ManifestError(plan.expert, [Problem(path, what, f"{fix}max_steps") for path in asked])
+    values: dict[str, Any] = {}
+    if needs_end:
+        values |= {"optim.scheduler": "constant", "optim.scheduler_options": {}}
+    if optim.warmup_ratio is not None:
+        values["optim.warmup_ratio"] = None
+    return plan.with_values(values, because, "machine") if values else plan

@@ -1,0 +1,301 @@
+"""The checkpoints of a run: what goes into them, room for them, and continuing from one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.links import refuse_links
+from expert.core.rundir import checkpoint_name, checkpoint_step, checkpoints_in
+
+if TYPE_CHECKING:
+    from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
+    from expert.parallel.engine import Groups
+    from expert.planning.run_plan import RunPlan
+    from expert.run.build import Built
+    from expert.run.stored.changes import Option
+    from expert.training.checkpoint import CheckpointError
+    from expert.training.recorder import Emit
+    from expert.training.state import TrainState
+
+GROUPED = "in each step"
+"""How rows are grouped by length; earlier versions, which grouped whole steps, say true."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A checkpoint that was read: tensors by group, the state, and the fallbacks of its run."""
+
+    path: Path
+    groups: Groups
+    state: TrainState
+    identity: dict[str, Any]
+    fallbacks: list[dict[str, Any]]
+
+
+def identity(plan: RunPlan, data: RunData) -> dict[str, Any]:
+    """What makes a run this run: the checkpoint of another one cannot resume it."""
+    tokens = [prepared.key for prepared in data.train.folders] if data.train else None
+    return {
+        "model": {"name": plan.model.name, "revision": plan.model.revision},
+        "adapter": plan.adapter.model_dump(mode="json", exclude={"trainable_parameters"}),
+        "data": {
+            "tokens": tokens or plan.data.dataset,
+            "index": data.train.index_file.name if data.train else None,
+            **_order_of(plan, data),
+        },
+        "tokenizer": data.encoder.fingerprint,
+        "batch": {
+            "examples_per_update": plan.batch.examples_per_update,
+            "sequences_per_update": plan.batch.sequences_per_update,
+        },
+        "schedule": {
+            "scheduler": plan.optim.scheduler,
+            "learning_rate": plan.optim.learning_rate,
+            "options": dict(plan.optim.scheduler_options),
+            "warmup_steps": plan.optim.warmup_steps,
+            "warmup_ratio": plan.optim.warmup_ratio,
+            "total_steps": plan.length.total_steps,
+        },
+        "seed": plan.optim.seed,
+    }
+
+
+def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
+    """What decides the rows of a step and is not in the names of prepared files."""
+    from expert.data.pack.pack_index import FITTED
+    from expert.data.pack.packing import is_padded
+
+    found: dict[str, Any] = {}
+    if is_padded(plan):
+        found["group_by_length"] = GROUPED if plan.data.group_by_length else False
+    if data.stream is not None:
+        found |= {
+            "max_seq_length": plan.data.max_seq_length,
+            "packing": plan.data.packing,
+            "overlong": plan.data.overlong,
+            "train_on_prompt": plan.data.train_on_prompt,
+            "prompt_template": plan.model.prompt_template,
+        }
+        if plan.data.packing == "best-fit":
+            found["fitted"] = FITTED
+    return found
+
+
+def fallbacks_of(plan: RunPlan) -> list[dict[str, Any]]:
+    """Every change that a failure has made to the plan; a resumed run begins with them."""
+    return [d.model_dump(mode="json") for d in plan.decisions if d.source == "fallback"]
+
+
+def with_fallbacks(plan: RunPlan, fallbacks: list[dict[str, Any]]) -> RunPlan:
+    """The plan as the failures of the run had left it."""
+    for decision in fallbacks:
+        values = {decision["path"]: decision["value"]}
+        plan = plan.with_values(values, decision["because"], "fallback")
+    return plan
+
+
+class Checkpoints:
+    """The checkpoints in a run folder."""
+
+    def __init__(self, folder: RunFolder, emit: Emit) -> None:
+        self.folder = folder.checkpoints
+        self._emit = emit
+
+    def save(
+        self, state: TrainState, groups: Groups, plan: RunPlan, data: RunData, *, due: bool = True
+    ) -> None:
+        """Write a checkpoint, then let go of those that are one too many.
+
+        One of the same step that says otherwise, as before a rollback, makes room. `due`: it is
+        one of those that the manifest asks for; else the best so far, or where the run was stopped.
+        """
+        from expert.training.checkpoint import (
+            bytes_needed,
+            check_space,
+            delete,
+            prune,
+            put_aside,
+            save_checkpoint,
+        )
+
+        began = time.monotonic()
+        there = self.folder / checkpoint_name(state.done)
+        if (there / "DONE").is_file() and _says(there, state):
+            return
+        due = due or ((there / "DONE").is_file() and not _is_in_between(there))
+        needed = bytes_needed(groups)
+        refuse_links(self.folder, below=self.folder.parent)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        check_space(self.folder, needed)
+        saved = {
+            "state": state.to_json(),
+            "identity": identity(plan, data),
+            "fallbacks": fallbacks_of(plan),
+            "due": due,
+        }
+        old = put_aside(there, "old") if (there / "DONE").is_file() else None
+        try:
+            path = save_checkpoint(self.folder, state.done, groups, saved)
+        except BaseException:
+            if old is not None and not there.exists():
+                old.rename(there)
+            raise
+        if old is not None:
+            delete(old)
+        best = state.best.get("best_step")
+        protected = {best} if best is not None else set()
+        keep = plan.watch.keep_checkpoints
+        prune(self.folder, keep, protected, verified=path, in_between=_is_in_between)
+        seconds = time.monotonic() - began
+        self._emit("saved", step=state.done, path=str(path), bytes=needed, seconds=seconds)
+
+    def newest(self) -> Loaded | None:
+        """The newest one that verifies; those that do not are put aside and named."""
+        from expert.training.checkpoint import find_checkpoint
+
+        found = find_checkpoint(self.folder)
+        for bad, reason in found.rejected:
+            self._emit("rejected", path=str(bad), reason=reason)
+        return None if found.path is None else load(found.path)
+
+    def chosen(
+        self,
+        checkpoint: Path,
+        plan: RunPlan,
+        data: RunData,
+        *,
+        options: Sequence[Option] = (),
+        allow: bool,
+    ) -> Loaded:
+        """The checkpoint to continue from; CheckpointError where there is none of this run.
+
+        `options`: what was asked for at its start and is not asked for now.
+        """
+        from expert.training.checkpoint import CheckpointError, put_aside_after, state_difference
+
+        named = checkpoint_step(checkpoint.name) is not None
+        found = load(checkpoint) if named else self.newest()
+        if found is None:
+            raise CheckpointError(
+                f"{checkpoint}: there is no checkpoint to resume from  (start over without "
+                "--resume)"
+            )
+        changed = state_difference(found.identity, identity(plan, data))
+        if _is_another_run(changed, found.identity, plan) and not allow:
+            raise _another_run(found, changed, options, plan, data)
+        put_aside_after(found.path.parent, found.state.done)
+        self._emit("resumed", step=found.state.done, path=str(found.path), changed=changed)
+        return found
+
+    def check_room(self, built: Built, plan: RunPlan, saves: int | None) -> None:
+        """Raise DiskFull unless all checkpoints that will lie here at once fit on the disk.
+
+        `saves` is how many the run will write, where that is known.
+        """
+        from expert.training.checkpoint import bytes_needed, check_space
+
+        limits = [count for count in (plan.watch.keep_checkpoints, saves) if count is not None]
+        kept = min(limits, default=1)
+        there = len(checkpoints_in(self.folder))
+        groups = built.tensors()
+        # One more than is kept: the new one is whole before an old one goes.
+        needed = (bytes_needed(groups) + state_to_come(built, plan)) * max(1, kept + 1 - there)
+        check_space(self.folder, needed)
+
+
+def _another_run(
+    found: Loaded, changed: list[str], options: Sequence[Option], plan: RunPlan, data: RunData
+) -> CheckpointError:
+    """What is said of a run that was started otherwise: the causes first, then what they change."""
+    from expert.run.stored.changes import changed_orders, what_changed
+    from expert.training.checkpoint import AnotherRun
+
+    saved = found.identity.get("data", {})
+    causes = what_changed(options, saved.get("tokens"), plan, data)
+    seen = {cause.partition(":")[0] for cause in causes}
+    if not options:
+        orders = changed_orders(saved, identity(plan, data)["data"])
+        causes, seen = [*causes, *orders.values()], {*seen, *orders}
+    rest = [line for line in changed if line.partition(":")[0] not in seen]
+    why = ": it was started with other options" if options else ""
+    lines = "\n".join(f"  - {line}" for line in [*causes, *rest])
+    return AnotherRun(
+        f"{found.path}: belongs to another run{why}\n{lines}\n  (undo the change, or resume anyway "
+        "with --allow-changed)",
+        [(path, then) for path, then, _ in options],
+    )
+
+
+def _is_another_run(changed: list[str], saved: Mapping[str, Any], plan: RunPlan) -> bool:
+    """Whether the differences forbid resuming. Runs of earlier versions did not record the weights
+    of a built-in base: that is told and no more."""
+    before = saved.get("model", {}).get("revision")
+    unrecorded = plan.model.place == "built-in" and before is None
+    return any(not (unrecorded and line.startswith("model.revision:")) for line in changed)
+
+
+def _is_in_between(path: Path) -> bool:
+    """Whether a checkpoint was saved at no step that one was due at; those of earlier versions do
+    not tell, and count."""
+    from expert.training.checkpoint import CheckpointError, read_state
+
+    try:
+        return read_state(path).get("due") is False
+    except CheckpointError:
+        return False
+
+
+def _says(path: Path, state: TrainState) -> bool:
+    """Whether a checkpoint holds this state; how long it took to get there does not count."""
+    from expert.training.checkpoint import CheckpointError, read_state
+    from expert.training.state import TrainState
+
+    try:
+        there = TrainState.from_json(read_state(path)["state"])
+    except (CheckpointError, KeyError, TypeError):
+        return False
+    return replace(there, sums={}) == replace(state, sums={})
+
+
+def put_final_aside(folder: RunFolder) -> Path | None:
+    """The new name of what an earlier end of the run has left; None where there is nothing."""
+    from expert.core.rundir import RunFolderError
+    from expert.training.checkpoint import put_aside
+
+    if not folder.final.exists():
+        return None
+    aside = put_aside(folder.final, "old")
+    if aside == folder.final:
+        raise RunFolderError(f"{folder.final}: cannot be renamed  (move it away, then resume)")
+    return aside
+
+
+def load(path: Path) -> Loaded:
+    """A checkpoint as it was saved; anything but a whole one is an error."""
+    from expert.training.checkpoint import load_checkpoint
+    from expert.training.state import TrainState
+
+    groups, saved = load_checkpoint(path)
+    return Loaded(
+        path=path,
+        groups=groups,
+        state=TrainState.from_json(saved["state"]),
+        identity=saved["identity"],
+        fallbacks=saved["fallbacks"],
+    )
+
+
+def state_to_come(built: Built, plan: RunPlan) -> int:
+    """Bytes of optimizer state that the first step will make; 0 where it is there already."""
+    from expert.planning.memory.memory import OPTIMIZER_BYTES_PER_WEIGHT
+    from expert.training.learner import LOSS_SCALE, OPTIMIZER
+
+    if any(not name.startswith(LOSS_SCALE) for name in built.tensors()[OPTIMIZER]):
+        return 0
+    weights = sum(parameter.numel() for _, parameter in built.loaded.trainable)
+    return int(weights * OPTIMIZER_BYTES_PER_WEIGHT[plan.optim.optimizer])

@@ -1,0 +1,177 @@
+"""Evaluations of a run, and the trials at its start that show at once what does not fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from expert.data.pack.packing import PAD_ID, is_padded
+from expert.run.session.checkpoints import state_to_come
+from expert.run.session.failures import RunFailed, is_out_of_memory, nothing_left
+from expert.run.session.recover import fall_back
+from expert.run.session.session import Session, model_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from expert.data.feed.feed import Batch
+    from expert.data.feed.run_data import RunData
+    from expert.data.prepared import PreparedSplit
+    from expert.planning.run_plan import RunPlan
+    from expert.training.evaluation import EvalResult, EvalSums
+    from expert.training.state import TrainState
+
+
+def evaluate_validation(session: Session) -> EvalResult | None:
+    """The validation rows; None where a signal asked for an end in between."""
+    assert session.data.validation is not None
+    recompiling = session.instruments.pressure.recompiling
+    before = recompiling.count()
+    result = evaluate_split(session, session.data.validation)
+    recompiling.forgive(recompiling.count() - before)
+    session.now.last_eval = result or session.now.last_eval
+    return result
+
+
+def evaluate_split(session: Session, split: PreparedSplit) -> EvalResult | None:
+    """All rows of a split; None where a signal asked for an end in between."""
+    from expert.training.evaluation import means_of
+
+    began = time.monotonic()
+    sums = _fitting(session, split, most=None)
+    if sums is None:
+        return None
+    result = means_of(
+        sums.loss_sum.item(),
+        sums.correct.item(),
+        targets=sums.targets,
+        examples=sums.examples,
+    )
+    _remember(session, split, time.monotonic() - began)
+    return result
+
+
+def _remember(
+    session: Session, split: PreparedSplit, seconds: float, *, share: float = 1.0
+) -> None:
+    """How long a split, or a share of it, took tells how long the next evaluations will take."""
+    ahead = session.instruments.meter.ahead
+    if ahead is None:
+        return
+    validates = split is session.data.validation
+    done = session.state.done if validates and share == 1 else None
+    cost = ahead.validation if validates else ahead.test
+    ahead.measured(seconds, cost=share * cost, done=done)
+
+
+def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> EvalSums | None:
+    """Sums over the first `most` batches, or all; a batch that does not fit is halved, and the
+    evaluation starts over."""
+    from expert.data.feed.run_data import split_batches
+    from expert.training.evaluation import evaluate
+    from expert.training.recovery import OutOfMemory, plan_after
+
+    while True:
+        message = ""
+        plan, built = session.plan, model_of(session)
+        rows = plan.batch.eval_batch
+        try:
+            with split_batches(plan, split, rows=rows, device=session.device) as batches:
+                shown = batches if most is not None else _shown(session, split, batches)
+                return evaluate(
+                    built.engine,
+                    islice(shown, most),
+                    stop=lambda: session.signals.requested is not None,
+                )
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            message = str(error)
+        finally:
+            # What was raised in the middle of an evaluation has left the model without dropout.
+            built.loaded.module.train()
+        failure = OutOfMemory(where="evaluation", message=message)
+        after = plan_after(plan, failure)
+        if after is None:
+            raise RunFailed(nothing_left(failure))
+        fall_back(session, after, failure)
+
+
+def _shown(session: Session, split: PreparedSplit, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches on their way to the model: how many of the rows were launched. Nothing waits for
+    the device; it is never more than some batches behind."""
+    rows, report = split.index.examples, session.callbacks.evaluating
+    launched = 0
+    report(split.name, 0, rows)
+    for batch in batches:
+        yield batch
+        launched += batch.counts.examples
+        report(split.name, launched, rows)
+
+
+def probe(session: Session) -> None:
+    """Try the largest batch there will be, of training and of evaluation, and forget the result.
+
+    Packed batches of one width need no trial but the first step. What the optimizer will keep from
+    the first step on is held in the meantime.
+    """
+    import torch
+
+    plan, data, device = session.plan, session.data, session.device
+    built = model_of(session)
+    later = state_to_come(built, plan)
+    held: Any = torch.empty(later, dtype=torch.uint8, device=device) if later else None
+    if data.order is not None and is_padded(plan):
+        batch = widest_batch(plan, data, device)
+        built.engine.accumulate(batch, divisor=max(1, batch.targets))
+        built.engine.discard()
+    elif varies_in_width(plan, device):
+        with full_width_feed(plan, data, session.state, device) as fed:
+            for update in islice(fed, 1):
+                batch = update.batches[0]
+                built.engine.accumulate(batch, divisor=max(1, batch.targets))
+                built.engine.discard()
+    tested = data.test if session.checkpoints is not None else None
+    for split in (data.validation if session.evaluates else None, tested):
+        if split is not None:
+            began = time.monotonic()
+            sums = _fitting(session, split, most=1)
+            # A card compiles meanwhile, and of padded rows the longest come first.
+            if sums is not None and device.type == "cpu" and not is_padded(session.plan):
+                share = sums.examples / max(1, split.index.examples)
+                _remember(session, split, time.monotonic() - began, share=share)
+    del held
+
+
+def varies_in_width(plan: RunPlan, device: torch.device) -> bool:
+    """Whether a later batch may need more of a card than the first; a CPU has its memory or dies
+    of it."""
+    return plan.data.trim and device.type != "cpu"
+
+
+def full_width_feed(
+    plan: RunPlan, data: RunData, state: TrainState, device: torch.device
+) -> AbstractContextManager[Any]:
+    """The steps to come with batches as wide as any can be."""
+    from expert.data.feed.run_data import training_feed
+
+    whole = plan.with_values({"data.trim": False}, "to try the widest", "machine")
+    return training_feed(whole, data, state, device=device)
+
+
+def widest_batch(plan: RunPlan, data: RunData, device: torch.device) -> Batch:
+    """A micro-batch of the longest rows: no batch of the run is larger."""
+    import numpy as np
+
+    from expert.data.feed.loader import on_device, padded_tensors
+
+    split = data.train
+    assert split is not None
+    index = split.index
+    rows = min(plan.batch.micro_batch, index.bins)
+    bins = np.argsort(-index.bin_lengths(), kind="stable")[:rows].astype(np.int64)
+    made = padded_tensors(index, bins, split.open(), pad_id=PAD_ID)
+    return on_device(made, bins, device, soft=data.soft)

@@ -1,0 +1,121 @@
+"""A run from its start to its end: attempts, each with the plan that the failure before it left."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from expert.run.session.evaluate import evaluate_validation, probe
+from expert.run.session.failures import failure_of
+from expert.run.session.finish import RunResult, finished, stopped
+from expert.run.session.recover import (
+    follow_sign,
+    recover_from_failure,
+    recover_from_trouble,
+    rows_behind,
+)
+from expert.run.session.session import Session, model_of, save
+from expert.run.session.start import announce, report_data
+
+if TYPE_CHECKING:
+    from expert.training.loop import Ending
+    from expert.training.state import TrainState
+
+Through = Callable[[Iterable[Any]], Iterable[Any]]
+"""Put around the steps on their way to the loop, by whoever watches a run from outside."""
+
+
+def run_session(session: Session, *, through: Through = iter) -> RunResult:
+    """Attempt, and where that fails take the next plan, until the run has ended."""
+    from expert.training.step import StepInterrupted
+
+    announce(session)
+    report_data(session)
+    while True:
+        failure, interrupted, ending = None, False, None
+        try:
+            ending = attempt(session, through=through)
+        except Exception as error:
+            failure = failure_of(error, session.now.doing, session.plan)
+            interrupted = isinstance(error, StepInterrupted)
+            if failure is None:
+                text = f"{type(error).__name__}: {error}"
+                session.emit("failed", step=session.state.done, error=text)
+                raise
+        if failure is not None:
+            # Out here: while an exception is handled, its traceback keeps tensors alive.
+            recover_from_failure(session, failure, interrupted=interrupted)
+            continue
+        assert ending is not None
+        if ending.sign is not None:
+            follow_sign(session, ending.sign)
+        elif ending.trouble is not None:
+            recover_from_trouble(session, ending.trouble, ending.verdict)
+        elif ending.exit_code is not None:
+            return stopped(session, ending.exit_code)
+        else:
+            return finished(session, early=ending.early)
+
+
+def attempt(session: Session, *, through: Through = iter) -> Ending:
+    """Train from where the run stands until something ends it."""
+    from expert.data.feed.run_data import feed_facts, training_feed
+    from expert.run.session.memory_watch import MemoryWatch
+    from expert.training.loop import Tools, train
+
+    now, emit, device = session.now, session.emit, session.device
+    began = time.monotonic()
+    built = model_of(session)
+    _try_out(session)
+    emit("loaded", step=now.state.done, seconds=time.monotonic() - began)
+    memory = MemoryWatch(now.plan, device, session.instruments.gpu, emit)
+    emit("feed", step=now.state.done, **feed_facts(now.plan, now.data))
+    timed = built.timeline.take_event if device.type == "cuda" else None
+    feed = training_feed(now.plan, now.data, now.state, device=device, new_event=timed)
+
+    def reached(state: TrainState) -> None:
+        evaluated, stepped = state.evaluated != now.state.evaluated, state.done > now.state.done
+        if evaluated or stepped:
+            memory.after_step(disturbed=evaluated)
+        if stepped:
+            session.callbacks.progress(state.done)
+        now.state = state
+
+    tools = Tools(
+        emit=emit,
+        recorder=now.recorder,
+        best=now.best,
+        evaluate=lambda step: evaluate_validation(session),
+        save=lambda state, due: save(session, state, due),
+        reached=reached,
+        stop_requested=lambda: session.signals.requested,
+        rows_of=lambda bins: rows_behind(now.data, bins),
+    )
+    session.instruments.pressure.data.restart()
+    session.instruments.meter.start()
+    with feed as fed:
+        now.state, ending = train(built.engine, through(fed), now.state, session.loop_plan, tools)
+    return ending
+
+
+def _try_out(session: Session) -> None:
+    """Once for every plan, before the next step: does it fit on the device and the disk?"""
+    now, plan = session.now, session.plan
+    trial = (plan.batch.micro_batch, plan.kernels, plan.model, plan.optim.optimizer)
+    if now.tried == trial or now.state.done == plan.length.total_steps:
+        return
+    now.doing = "probe"
+    if session.checkpoints is not None:
+        session.checkpoints.check_room(model_of(session), plan, _saves_to_come(session))
+    probe(session)
+    now.doing, now.tried = "training", trial
+
+
+def _saves_to_come(session: Session) -> int | None:
+    loop = session.loop_plan
+    if loop.total_steps is None or loop.save_best:
+        return None
+    left = loop.total_steps - session.state.done
+    return 1 + math.ceil(left / loop.save_every) if loop.save_every else 1

@@ -1,0 +1,192 @@
+"""The end of a run: the best weights, the test rows, what a user takes away, and the result."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import EXIT_OK
+from expert.run.session.session import Session, model_of
+
+if TYPE_CHECKING:
+    from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
+    from expert.training.evaluation import EvalResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended."""
+
+    folder: Path
+    exit_code: int
+    steps: int
+    loss: float | None
+    """The mean over all steps."""
+    eval_loss: float | None
+    """The best on the validation rows; None where another metric was followed."""
+    test_loss: float | None
+    final: Path | None
+    last_eval_loss: float | None = None
+    """On the validation rows, the last time that they were evaluated."""
+    held_out: bool = True
+    """Whether there are rows to judge it by that it was not trained on."""
+    nothing_left: bool = False
+    """The run was over before, as it is asked to be now: nothing was done."""
+    warnings: tuple[str, ...] = ()
+    """Of the plan and about the rows, as the run started."""
+
+
+def finished(session: Session, *, early: bool) -> RunResult:
+    """Evaluate and publish what the run ends with, and report it."""
+    keeps = session.checkpoints is not None
+    if keeps:
+        take_best(session)
+    test = evaluate_test(session) if keeps else None
+    if session.signals.requested is not None:
+        return stopped(session, session.signals.requested)
+    final = publish_final(session) if keeps else session.folder.path
+    facts, state = session.instruments.meter.run_line(), session.state
+    test_loss = test.loss if test else None
+    session.emit(
+        "finished",
+        step=state.done,
+        loss=facts["loss"],
+        eval_loss=_best_loss(session),
+        last_eval_loss=last_eval_loss(session),
+        test_loss=test_loss,
+        seconds=facts["seconds"],
+        wall_seconds=time.monotonic() - session.start.began,
+        tokens=facts["tokens"],
+        tokens_per_second=facts["tokens_per_second"],
+        steps_per_second=facts["steps_per_second"],
+        early=early,
+        final=str(final),
+    )
+    return _result(session, exit_code=EXIT_OK, final=final, test_loss=test_loss)
+
+
+def stopped(session: Session, exit_code: int) -> RunResult:
+    """Report that somebody asked for an end."""
+    from expert.core.interrupts import asked_by
+
+    reason = asked_by(exit_code)
+    session.emit("stopped", step=session.state.done, reason=reason, exit_code=exit_code)
+    return _result(session, exit_code=exit_code, final=None, test_loss=None)
+
+
+def already_finished(folder: RunFolder, end: dict[str, Any], data: RunData) -> RunResult:
+    """How a run ended, by its last event, that has nothing left to do."""
+    return RunResult(
+        folder=folder.path,
+        exit_code=EXIT_OK,
+        steps=int(end.get("step") or 0),
+        loss=end.get("loss"),
+        eval_loss=end.get("eval_loss"),
+        test_loss=end.get("test_loss"),
+        final=folder.final,
+        last_eval_loss=end.get("last_eval_loss"),
+        held_out=_holds_out(data),
+        nothing_left=True,
+    )
+
+
+def _result(session: Session, **ending: Any) -> RunResult:
+    return RunResult(
+        folder=session.folder.path,
+        steps=session.state.done,
+        loss=session.instruments.meter.run_line()["loss"],
+        eval_loss=_best_loss(session),
+        last_eval_loss=last_eval_loss(session),
+        held_out=_holds_out(session.data),
+        **ending,
+    )
+
+
+def _best_loss(session: Session) -> float | None:
+    """The lowest loss on the validation rows; None where another metric was followed."""
+    best = session.now.best
+    return best.best if best.metric == "eval_loss" else None
+
+
+def _holds_out(data: RunData) -> bool:
+    return data.validation is not None or data.test is not None
+
+
+def take_best(session: Session) -> None:
+    """Return to the best checkpoint where the plan says so and it is not the last one."""
+    from expert.core.rundir import checkpoint_name
+    from expert.run.session.checkpoints import load
+    from expert.training.checkpoint import CheckpointError
+
+    best = session.now.best.best_step
+    if not session.plan.watch.load_best or best is None or best == session.state.done:
+        return
+    path = session.folder.checkpoints / checkpoint_name(best)
+    try:
+        groups = load(path).groups
+    except CheckpointError as error:
+        text = f"keeping the last weights; the best cannot be loaded: {error}"
+        session.emit("warning", step=session.state.done, text=text)
+        return
+    model_of(session).load(groups)
+    session.now.final_step = best
+    session.emit("took_best", step=best, path=str(path))
+
+
+def last_eval_loss(session: Session) -> float | None:
+    """The loss on the validation rows when they were last evaluated, perhaps before a resume."""
+    last = session.now.last_eval
+    if last is not None or not session.evaluates:
+        return last.loss if last is not None else None
+    return recorded_eval_loss(session.folder)
+
+
+def recorded_eval_loss(folder: RunFolder) -> float | None:
+    """The last loss on the validation rows among the events of a run."""
+    from expert.core.events import read_events
+
+    events = read_events(folder.events) if folder.events.is_file() else ()
+    found = [e for e in events if e["event"] == "eval" and e.get("split") == "validation"]
+    loss = found[-1].get("loss") if found else None
+    return float(loss) if isinstance(loss, int | float) else None
+
+
+def evaluate_test(session: Session) -> EvalResult | None:
+    """The test rows by the weights that the run ends with; None where there are no such rows, or a
+    signal asked for an end in between."""
+    from expert.run.session.evaluate import evaluate_split
+
+    if session.data.test is None:
+        return None
+    began = time.monotonic()
+    result = evaluate_split(session, session.data.test)
+    if result is not None:
+        final_step = session.now.final_step
+        session.emit(
+            "eval",
+            step=session.state.done if final_step is None else final_step,
+            split="test",
+            loss=result.loss,
+            perplexity=result.perplexity,
+            token_accuracy=result.token_accuracy,
+            tokens=result.targets,
+            best=False,
+            seconds=time.monotonic() - began,
+        )
+    return result
+
+
+def publish_final(session: Session) -> Path:
+    """What a user takes away, whole or not at all."""
+    from expert.core.publish import publishing
+    from expert.model.saving import save_trained
+    from expert.training.checkpoint import bytes_needed, check_space
+
+    loaded = model_of(session).loaded
+    check_space(session.folder.path, bytes_needed({"weights": loaded.weights}))
+    with publishing(session.folder.final) as folder:
+        save_trained(loaded, folder)
+    return session.folder.final

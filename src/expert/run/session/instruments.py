@@ -1,0 +1,235 @@
+"""What follows a run: when things are due, how fast it is, and what its device does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
+    from expert.data.prepared import PreparedSplit
+    from expert.planning.run_plan import RunPlan
+    from expert.telemetry.gpu import GpuSampler
+    from expert.telemetry.meter import Ahead, Meter
+    from expert.telemetry.timeline import Timeline
+    from expert.training.loop import LoopPlan
+    from expert.training.pressure import Pressure
+    from expert.training.recorder import Emit, MoreFields, Recorder
+    from expert.training.state import TrainState
+    from expert.training.stopping import BestSoFar
+
+ENDLESS = 2**62
+"""Steps of a run whose end nobody knows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruments:
+    """What looks at a run from its start to its end."""
+
+    device: torch.device
+    emit: Emit
+    gpu: GpuSampler | None
+    pressure: Pressure
+    meter: Meter
+
+    def recorder(
+        self, plan: RunPlan, state: TrainState, timeline: Timeline | None = None
+    ) -> Recorder:
+        """A recorder for the steps to come, from where the run stands."""
+        from expert.telemetry.timeline import Timeline
+        from expert.training.recorder import Recorder
+        from expert.training.spikes import SpikeWatch
+
+        return Recorder(
+            self.emit,
+            device=self.device,
+            meter=self.meter,
+            timeline=timeline or Timeline(self.device),
+            spikes=SpikeWatch(state=state.losses or None),
+            log_every=plan.watch.logging_steps,
+            flops_per_token=plan.length.flops_per_token,
+            loss_scaling=plan.kernels.loss_scaling,
+            compiles=plan.kernels.compile,
+            more=device_fields(self, workers=plan.loader.workers),
+            pressure=self.pressure,
+            skips=state.skips,
+        )
+
+
+def instruments_for(
+    plan: RunPlan, data: RunData, *, device: torch.device, emit: Emit
+) -> Instruments:
+    """The instruments of a run on its device."""
+    from expert.model.blocks import CompileWatch
+    from expert.telemetry.cpu import cores_seen
+    from expert.telemetry.gpu import GpuSampler
+    from expert.telemetry.meter import Meter
+    from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
+
+    return Instruments(
+        device=device,
+        emit=emit,
+        gpu=GpuSampler(device.index or 0) if device.type == "cuda" else None,
+        pressure=Pressure(
+            data=DataWait(workers=plan.loader.workers, cores=len(cores_seen())),
+            spilling=Spilling(),
+            recompiling=Recompiling(CompileWatch().recompiles),
+        ),
+        meter=Meter(
+            peak_flops=plan.length.peak_flops,
+            total_steps=plan.length.total_steps,
+            ahead=ahead_of(plan, data),
+        ),
+    )
+
+
+def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
+    """What a step event says of the card or the cores: numbers, no text, which would be searched
+    for secrets. Steps that compile are left out, as they are of its rates: the card is idle
+    meanwhile."""
+    from expert.telemetry.cpu import peak_memory_bytes
+    from expert.telemetry.gpu import allocator_facts
+
+    gpu, meter, looked_at = instruments.gpu, instruments.meter, time.monotonic()
+    cores = _core_fields(instruments.emit, workers)
+    if gpu is None:
+        return lambda step: {**cores(step), "cpu_peak_memory_bytes": peak_memory_bytes()}
+
+    def fields(step: int) -> dict[str, Any]:
+        nonlocal looked_at
+        since, looked_at = looked_at, time.monotonic()
+        return {
+            **gpu.step_fields(max(since, meter.settled_at or since)),
+            **allocator_facts(instruments.device),
+            **cores(step),
+        }
+
+    return fields
+
+
+def _core_fields(emit: Emit, workers: int) -> MoreFields:
+    """What other processes take of the cores; who they are is text, and an event of its own."""
+    from expert.telemetry.cpu import CpuSampler, Neighbours
+
+    if workers:  # they are processes of their own, and would be taken for somebody else's
+        return lambda step: {}
+    sampler, neighbours = CpuSampler(), Neighbours()
+
+    def fields(step: int) -> dict[str, Any]:
+        facts = sampler.step_fields()
+        named = neighbours.named(facts.get("cpu_others"))
+        if named:
+            emit("neighbours", step=step, processes=named)
+        return facts
+
+    return fields
+
+
+def tracker_of(plan: RunPlan, folder: RunFolder, warn: Callable[[str], None]) -> Any | None:
+    """TensorBoard's files, where they are wanted and can be written."""
+    from expert.telemetry.tensorboard import TensorBoardSink, TrackerUnavailable
+
+    if "tensorboard" not in plan.watch.trackers:
+        return None
+    try:
+        return TensorBoardSink(folder.tensorboard, tell=warn)
+    except TrackerUnavailable as error:
+        warn(str(error))
+        return None
+
+
+def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
+    """When what happens in the run, from where it stands."""
+    from expert.training.loop import LoopPlan
+    from expert.training.schedule import schedule_of, with_rollbacks
+    from expert.training.spikes import Stability
+
+    watch, stability, total = plan.watch, plan.stability, plan.length.total_steps
+    # The epochs of a stream end when its rows do.
+    per_epoch = None if data.stream is not None else plan.length.steps_per_epoch
+    schedule = schedule_of(plan.optim, ENDLESS if total is None else total)
+
+    def between(strategy: str, steps: int | None, epochs: int) -> tuple[int, int]:
+        """Steps, or epochs where steps are not known, from one of a kind to the next."""
+        if strategy == "steps":
+            return steps or 0, 0
+        if strategy == "no":
+            return 0, 0
+        return (epochs * per_epoch, 0) if per_epoch else (0, epochs)
+
+    strategy = watch.evaluation_strategy if data.validation is not None else "no"
+    eval_every, eval_epochs = between(strategy, watch.eval_steps, watch.eval_every_epochs)
+    save_every, save_epochs = between(
+        watch.save_strategy, watch.save_steps, watch.save_every_epochs
+    )
+    return LoopPlan(
+        schedule=with_rollbacks(schedule, state.schedule),
+        max_norm=plan.optim.max_grad_norm,
+        seed=plan.optim.seed,
+        total_steps=total,
+        steps_per_epoch=per_epoch,
+        eval_every=eval_every,
+        eval_epochs=eval_epochs,
+        save_every=save_every,
+        save_epochs=save_epochs,
+        save_best=watch.load_best,
+        stability=Stability(
+            on_not_finite=stability.on_not_finite,
+            max_skips=stability.max_skipped_updates,
+            on_spike=stability.on_loss_spike,
+            max_rollbacks=stability.max_rollbacks,
+        ),
+    )
+
+
+def best_so_far(plan: RunPlan, state: TrainState) -> BestSoFar:
+    """What follows the metric of the plan, from where the run stands."""
+    from expert.training.stopping import BestSoFar
+
+    watch = plan.watch
+    return BestSoFar(
+        watch.metric,
+        greater_is_better=watch.greater_is_better,
+        threshold=watch.early_stopping_threshold,
+        patience=watch.early_stopping_patience,
+        state=state.best,
+    )
+
+
+def ahead_of(plan: RunPlan, data: RunData) -> Ahead | None:
+    """The evaluations that the run has before it; None where nobody knows its end."""
+    from expert.data.pack.packing import is_padded
+    from expert.telemetry.meter import EVALUATION_SHARE, Ahead
+    from expert.training.state import TrainState
+
+    total = plan.length.total_steps
+    if total is None:
+        return None
+    loop = loop_plan(plan, data, TrainState())
+    evaluates = bool(loop.eval_every or loop.eval_epochs)
+
+    def positions(split: PreparedSplit) -> int:
+        """What goes through the model with a split; rows that are padded go beside others of their
+        length, so that hardly any padding does."""
+        index = split.index
+        return int(index.bin_lengths().sum()) if is_padded(plan) else index.bins * index.length
+
+    of_step = float(plan.batch.sequences_per_update or 0) * plan.data.max_seq_length
+    if data.train is not None and data.order is not None:
+        of_step = positions(data.train) / max(1, data.order.steps_per_epoch)
+
+    def cost(split: PreparedSplit | None) -> float:
+        return 0.0 if split is None or not of_step else positions(split) / of_step
+
+    return Ahead(
+        total_steps=total,
+        every=loop.eval_every,
+        at_end=evaluates,
+        validation=EVALUATION_SHARE * cost(data.validation if evaluates else None),
+        test=EVALUATION_SHARE * cost(data.test),
+    )

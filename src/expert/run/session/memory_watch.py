@@ -1,0 +1,122 @@
+"""What a run on a card finds out about its memory, told and remembered for later plans."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from expert.planning.memory.calibration import Calibrations, MemoryProbe
+    from expert.planning.memory.workload import Workload
+    from expert.planning.run_plan import RunPlan
+    from expert.telemetry.gpu import GpuSampler
+    from expert.training.recorder import Emit
+
+UPDATES = 3
+"""The first makes the optimizer's state and compiles; by the third nothing new is allocated."""
+
+
+def known_calibrations(card: str) -> Calibrations:
+    """What earlier runs on this card with this torch found out."""
+    from expert.planning.machine.host import package_version
+    from expert.planning.memory.calibration import calibrations_file, calibrations_of
+
+    return calibrations_of(card, package_version("torch").value, calibrations_file())
+
+
+class MemoryWatch:
+    """Looks at the first steps of a plan on a card: at rest, and at their peak."""
+
+    def __init__(
+        self, plan: RunPlan, device: torch.device, gpu: GpuSampler | None, emit: Emit
+    ) -> None:
+        import torch
+
+        from expert.planning.memory.calibration import workload_of
+
+        self._plan, self._device, self._gpu, self._emit = plan, device, gpu, emit
+        # What is recorded keeps gradients and activations, which would be taken for weights; and
+        # where widths vary, the widest batches, which are estimated, may be others.
+        tells = device.type == "cuda" and not (plan.kernels.cuda_graphs or plan.data.trim)
+        self._left = UPDATES if tells and plan.memory.workload else 0
+        self._work: Workload | None = workload_of(plan) if self._left else None
+        if self._left:
+            # Trials of other batches have left their blocks with the allocator.
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def after_step(self, *, disturbed: bool) -> None:
+        """A step was launched; `disturbed` says that something else allocated in between."""
+        if not self._left:
+            return
+        self._left = 0 if disturbed else self._left - 1
+        if self._left == 0 and not disturbed:
+            self._tell(self._measured())
+
+    def _measured(self) -> MemoryProbe:
+        import torch
+
+        from expert.planning.machine.host import package_version
+        from expert.planning.memory.calibration import MemoryProbe, kind_of, shape_key
+        from expert.planning.memory.memory import estimate, resting_bytes
+
+        assert self._work is not None
+        work, device = self._work, self._device
+        stats = torch.cuda.memory_stats(device)
+        peak, rest = stats["allocated_bytes.all.peak"], stats["allocated_bytes.all.current"]
+        counted = resting_bytes(work)
+        return MemoryProbe(
+            card=self._plan.target,
+            torch=package_version("torch").value or "",
+            shape=shape_key(work.shape),
+            kind=kind_of(work),
+            tokens=work.tokens,
+            resting_counted=counted,
+            resting_measured=rest,
+            moving_counted=estimate(work).allocated - counted,
+            moving_measured=peak - rest,
+            reserved=stats["reserved_bytes.all.peak"],
+            context_bytes=self._context(stats["reserved_bytes.all.current"]),
+            measured_on=datetime.date.today().isoformat(),
+        )
+
+    def _context(self, reserved: int) -> int:
+        """What this process has of the card beside the allocator's share.
+
+        A container may hide which memory is whose: then it is all that is in use on a card that
+        nobody else had at the start, and the built-in constant on one that is shared.
+        """
+        import torch
+
+        from expert.planning.memory.memory import H200
+
+        sample = self._gpu.sample() if self._gpu is not None else None
+        used = sample.process_memory_bytes if sample is not None else None
+        if used is None and not self._plan_shares_card():
+            free, total = torch.cuda.mem_get_info(self._device)
+            used = total - free
+        return max(0, used - reserved) if used is not None else H200.context_bytes
+
+    def _plan_shares_card(self) -> bool:
+        """Whether somebody else holds memory of the card, as far as the plan knew."""
+        return any(remark.path == "memory.budget_bytes" for remark in self._plan.remarks)
+
+    def _tell(self, probe: MemoryProbe) -> None:
+        from expert.planning.memory.calibration import calibrations_file, remember
+
+        measured = probe.reserved + probe.context_bytes
+        self._emit(
+            "memory",
+            planned_bytes=self._plan.memory.peak_bytes,
+            measured_bytes=measured,
+            allocated_bytes=probe.resting_measured + probe.moving_measured,
+            resting_bytes=probe.resting_measured,
+            reserved_bytes=probe.reserved,
+            context_bytes=probe.context_bytes,
+        )
+        try:
+            remember(probe, calibrations_file())
+        except OSError as error:
+            self._emit("warning", text=f"memory probe was not remembered: {error.strerror}")

@@ -1,0 +1,236 @@
+"""What a run does about a failure: another plan, an earlier checkpoint, or a clear end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import EXIT_RUN_FAILED
+from expert.run.session.failures import RunFailed, nothing_left
+from expert.run.session.session import Session, change_plan, continue_from, save
+
+if TYPE_CHECKING:
+    from expert.data.feed.run_data import RunData
+    from expert.planning.run_plan import RunPlan
+    from expert.training.recorder import Trouble
+    from expert.training.recovery import Failure
+
+SHOWN_ROWS = 10
+
+
+def recover_from_failure(session: Session, failure: Failure, *, interrupted: bool) -> None:
+    """Take the next plan for the same step, or end with RunFailed. `interrupted`: the step failed
+    while it changed the weights."""
+    after = plan_for(session, failure)
+    if after is None:
+        session.emit("failed", step=session.state.done, error=nothing_left(failure))
+        raise RunFailed(nothing_left(failure))
+    change_over(session, after, failure, interrupted=interrupted)
+
+
+def plan_for(session: Session, failure: Failure) -> RunPlan | None:
+    """The plan to try next; None where no other plan helps."""
+    from expert.training.recovery import OutOfMemory, plan_after
+
+    built = session.now.built
+    if isinstance(failure, OutOfMemory) and built is not None:
+        failure = replace(failure, blocks=len(built.loaded.blocks))
+    return plan_after(session.plan, failure)
+
+
+def change_over(
+    session: Session, after: RunPlan, failure: Any, *, interrupted: bool = False
+) -> None:
+    """Take another plan, after the numbers of the steps before it were read and judged."""
+    grave = _report_late(session)
+    if grave is not None and grave[1] == "stop":
+        recover_from_trouble(session, *grave, sound=not interrupted)
+    fall_back(session, after, failure)
+    if interrupted:
+        session.emit("warning", text="optimizer step interrupted; weights may be inconsistent")
+    if grave is not None:
+        recover_from_trouble(session, *grave)
+    elif interrupted:
+        from_step = session.state.done
+        _return_to_checkpoint(session)
+        _report_rollback(session, from_step)
+
+
+def _report_late(session: Session) -> tuple[Trouble, str] | None:
+    """Read what is still on its way and report every trouble; the first that cannot be skipped,
+    and its verdict."""
+    from expert.training.loop import judge
+
+    policy = session.loop_plan.stability
+    return judge(
+        session.now.recorder.settle(),
+        session.state,
+        policy,
+        emit=session.emit,
+        rows_of=lambda bins: rows_behind(session.data, bins),
+    )
+
+
+def follow_sign(session: Session, sign: Any) -> None:
+    """Follow a sign that another plan would be better; the run continues in any case."""
+    from expert.data.pack.packing import is_padded
+    from expert.training.recovery import DataBound
+
+    # Only processes that make batches can be tuned, not the thread that fills packed ones.
+    has_workers = session.data.stream is not None or is_padded(session.plan)
+    useless = isinstance(sign, DataBound) and not has_workers
+    after = None if useless else plan_for(session, sign)
+    if after is not None:
+        change_over(session, after, sign)
+        return
+    if isinstance(sign, DataBound):
+        text = (
+            f"{sign.share:.0%} of the time is spent waiting for data; no loader setting would help"
+        )
+    else:
+        text = f"{type(sign).__name__}: no other plan helps; the run continues as it is"
+    session.warnings.once(type(sign).__name__, text, step=session.state.done)
+
+
+def fall_back(session: Session, after: RunPlan, failure: Any) -> None:
+    """Take another plan for the same run; what was learned so far stays."""
+    from expert.training.recovery import changes
+
+    made = changes(session.plan, after)
+    session.emit(
+        "fell_back",
+        step=session.state.done,
+        failure=type(failure).__name__,
+        reason=made[0].because if made else "",
+        changes=[decision.model_dump(mode="json") for decision in made],
+    )
+    change_plan(session, after, {decision.path for decision in made})
+
+
+def recover_from_trouble(
+    session: Session, trouble: Trouble, verdict: str, *, sound: bool = True
+) -> None:
+    """Return to the last checkpoint and skip the rows that broke the run, or stop.
+
+    `sound`: no step was interrupted while it changed the weights.
+    """
+    from expert.training.recovery import NotFinite
+
+    what, kept = trouble.what, ""
+    if verdict in ("skip", "ignore"):
+        return
+    if verdict == "rollback":
+        _roll_back(session, trouble)
+        return
+    if isinstance(what, NotFinite):
+        words = f"a loss or gradient of step {what.step + 1} is not finite"
+        rows = rows_behind(session.data, what.bins)
+        words += f"; rows {', '.join(map(str, rows))} were in it" if rows else ""
+        kept = _kept(session, what.step) if sound else ""
+    else:
+        words = f"the loss spiked to {what.loss:.3g} from {what.median:.3g} at step {what.step + 1}"
+    session.emit("stopped", step=session.state.done, reason=words, exit_code=EXIT_RUN_FAILED)
+    raise RunFailed(
+        f"{words}{kept}  (look at these rows, lower learning_rate or lengthen warmup_steps; "
+        "on_not_finite, on_loss_spike and max_rollbacks say what is tried first)"
+    )
+
+
+def _kept(session: Session, step: int) -> str:
+    """Save what was learned so far, and say so: what is not finite has changed no weight."""
+    from expert.training.checkpoint import CheckpointError, DiskFull
+
+    if session.checkpoints is None:
+        return ""
+    _report_late(session)
+    state, recorded = session.state, session.now.recorder.state()
+    skipped = state.skipped.with_window(step, step)
+    try:
+        save(session, replace(state, skipped=skipped, **recorded))
+    except (CheckpointError, DiskFull) as error:
+        session.emit("warning", step=state.done, text=f"nothing was saved: {error}")
+        return ""
+    return f"; a checkpoint after step {state.done} was saved, --resume continues after it"
+
+
+def _roll_back(session: Session, trouble: Trouble) -> None:
+    """The last good checkpoint, without the steps of the trouble, and with a lower rate."""
+    from expert.training.checkpoint import put_aside_after
+    from expert.training.recovery import LossSpike
+    from expert.training.schedule import after_rollback, rollbacks_of
+
+    from_step, loop = session.state.done, session.loop_plan
+    first, last = trouble.what.step, max(trouble.what.step, from_step - 1)
+    if isinstance(trouble.what, LossSpike):
+        # A loss is that of the weights before its step: those at the first high loss were broken
+        # already, most likely by the step before.
+        first = max(0, first - 1)
+        if session.checkpoints is not None:
+            put_aside_after(session.checkpoints.folder, first)
+    skipped = session.state.skipped.with_window(first, last)
+    rollbacks = session.state.rollbacks + 1
+    _return_to_checkpoint(session)
+    at = session.state.done
+    steps = loop.stability.rewarm_steps(loop.schedule.total_steps - at)
+    factor = loop.stability.rate_factor
+    schedule = after_rollback(loop.schedule, at=at, rate_factor=factor, steps=steps)
+    session.now.state = replace(
+        session.state, skipped=skipped, rollbacks=rollbacks, schedule=rollbacks_of(schedule)
+    )
+    _report_rollback(session, from_step)
+
+
+def _report_rollback(session: Session, from_step: int) -> None:
+    session.emit(
+        "rolled_back",
+        step=session.state.done,
+        from_step=from_step,
+        to_step=session.state.done,
+        skipped=session.state.skipped.to_json(),
+        rate_factor=session.loop_plan.schedule.rate_factor,
+    )
+
+
+def _return_to_checkpoint(session: Session) -> None:
+    """Continue from the newest good checkpoint; without one the run starts over."""
+    from expert.training.state import TrainState
+
+    found = session.checkpoints.newest() if session.checkpoints is not None else None
+    kept = session.state
+    state = found.state if found is not None else TrainState()
+    continue_from(
+        session,
+        replace(state, skipped=kept.skipped, rollbacks=kept.rollbacks, schedule=kept.schedule),
+        found.groups if found is not None else None,
+    )
+
+
+def rows_behind(data: RunData, bins: tuple[int, ...], most: int = SHOWN_ROWS) -> list[int | str]:
+    """Rows of the source, from 0, that the sequences were made of; none are known of a stream.
+
+    Where several sources were mixed, the name of the prepared folder tells them apart.
+    """
+    split = data.train
+    if split is None or not bins:
+        return []
+    index, store = split.index, split.open()
+    sizes = [prepared.statistics.documents for prepared in split.folders]
+    found: dict[int | str, None] = {}
+    for number in bins:
+        for piece in range(index.bin_offsets[number], index.bin_offsets[number + 1]):
+            document = int(index.piece_document[piece])
+            row: int | str = store.row(document)
+            if len(sizes) > 1:
+                row = f"{_folder_of(split.folders, sizes, document)}:{row}"
+            found[row] = None
+            if len(found) == most:
+                return list(found)
+    return list(found)
+
+
+def _folder_of(folders: Any, sizes: list[int], document: int) -> str:
+    for prepared, size in zip(folders, sizes, strict=True):
+        if document < size:
+            return str(prepared.folder.name)
+        document -= size
+    raise IndexError(document)

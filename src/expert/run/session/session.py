@@ -1,0 +1,337 @@
+"""A run while it lasts: what it was made with, and where it stands."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from expert.run.session.instruments import best_so_far, instruments_for, loop_plan, tracker_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from expert.core.events import Sink
+    from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
+    from expert.data.feed.streaming import Stream
+    from expert.manifest.schema.manifest import Manifest
+    from expert.parallel.engine import Groups
+    from expert.planning.machine.machine import Machine
+    from expert.planning.run_plan import RunPlan
+    from expert.run.build import Built
+    from expert.run.session.checkpoints import Checkpoints
+    from expert.run.session.instruments import Instruments
+    from expert.training.evaluation import EvalResult
+    from expert.training.loop import LoopPlan
+    from expert.training.recorder import Emit, Recorder
+    from expert.training.state import TrainState
+    from expert.training.stopping import BestSoFar, Signals
+
+Evaluating = Callable[[str, int, int], None]
+"""Called during an evaluation: the split, its rows that were launched, and all of its rows."""
+REBUILD = ("model.", "kernels.", "optim.", "adapter.")
+"""Changes of the plan after which the model is built again; others concern only the data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """Who is told how a run is getting on; none of them may take long."""
+
+    acknowledge: Callable[[], None] = lambda: None
+    """Called from the handler of the first signal that asks for an end."""
+    progress: Callable[[int], None] = lambda done: None
+    """Called after every step that was launched."""
+    evaluating: Evaluating = lambda split, rows, total: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """How a run was started: what its manifest does not keep."""
+
+    source: str = ""
+    """The manifest's file, where there is one."""
+    vram: str | None = None
+    machine: Machine | None = None
+    """As it was when the run was planned; None: it is described when the run starts."""
+    allow_remote_code: bool = False
+    began: float = field(default_factory=time.monotonic)
+    """When somebody began to wait for the run, by the clock that only goes forward."""
+
+
+@dataclass(kw_only=True)
+class Position:
+    """Where a run stands: all that changes while it lasts."""
+
+    plan: RunPlan
+    data: RunData
+    state: TrainState
+    best: BestSoFar
+    recorder: Recorder
+    built: Built | None = None
+    """The model of the plan, once it was needed."""
+    weights: Groups | None = None
+    """For the model when it is built next: those of a checkpoint, or of the model before it."""
+    doing: Literal["training", "probe"] = "training"
+    tried: object = None
+    """What of the plan was found to fit."""
+    final_step: int | None = None
+    """The step whose weights the run ends with, where they are not the last ones."""
+    last_eval: EvalResult | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What a run was made with; only `now` changes while it lasts."""
+
+    folder: RunFolder
+    manifest: Manifest
+    start: Start
+    callbacks: Callbacks
+    instruments: Instruments
+    checkpoints: Checkpoints | None
+    """None: a short run, of which nothing is kept."""
+    signals: Signals
+    warnings: Warnings
+    restream: Callable[[RunPlan], Stream] | None
+    closing: contextlib.ExitStack
+    """Undone when the run has ended, however it ends."""
+    now: Position
+
+    @property
+    def device(self) -> torch.device:
+        return self.instruments.device
+
+    @property
+    def emit(self) -> Emit:
+        return self.instruments.emit
+
+    @property
+    def plan(self) -> RunPlan:
+        return self.now.plan
+
+    @property
+    def data(self) -> RunData:
+        return self.now.data
+
+    @property
+    def state(self) -> TrainState:
+        return self.now.state
+
+    @property
+    def evaluates(self) -> bool:
+        return self.data.validation is not None and self.plan.watch.evaluation_strategy != "no"
+
+    @property
+    def loop_plan(self) -> LoopPlan:
+        """When what happens in this run, from where it stands."""
+        return loop_plan(self.plan, self.data, self.state)
+
+
+class Warnings:
+    """Warnings of a run: those from before its start was announced wait for that."""
+
+    def __init__(self) -> None:
+        self._emit: Emit | None = None
+        self._waiting: list[str] = []
+        self._given: set[str] = set()
+
+    def __call__(self, text: str) -> None:
+        if self._emit is None:
+            self._waiting.append(text)
+        else:
+            self._emit("warning", text=text)
+
+    def once(self, about: str, text: str, *, step: int) -> None:
+        """Give a warning once in a run."""
+        if about not in self._given:
+            self._given.add(about)
+            assert self._emit is not None
+            self._emit("warning", step=step, text=text)
+
+    def begin(self, emit: Emit) -> None:
+        """The start was announced."""
+        self._emit = emit
+        for text in self._waiting:
+            self(text)
+
+
+@contextlib.contextmanager
+def open_session(
+    *,
+    folder: RunFolder,
+    plan: RunPlan,
+    data: RunData,
+    manifest: Manifest,
+    sinks: tuple[Sink, ...],
+    start: Start | None = None,
+    callbacks: Callbacks | None = None,
+    restream: Callable[[RunPlan], Stream] | None = None,
+    keep: bool = True,
+) -> Iterator[Session]:
+    """A session at the start of its run. `keep`: checkpoints and the result are written."""
+    from expert.core.events import EventLog
+    from expert.run.build import device_of
+    from expert.run.session.checkpoints import Checkpoints
+    from expert.training.state import TrainState
+    from expert.training.stopping import Signals
+
+    callbacks = callbacks or Callbacks()
+    warnings, state = Warnings(), TrainState()
+    device = device_of(plan)
+    with contextlib.ExitStack() as closing:
+        tracker = tracker_of(plan, folder, warnings)
+        log = EventLog(folder.events, (*sinks, *((tracker,) if tracker else ())))
+        closing.callback(log.close)
+        if tracker is not None:
+            closing.callback(tracker.close)
+        signals = closing.enter_context(Signals(acknowledge=callbacks.acknowledge))
+        instruments = instruments_for(plan, data, device=device, emit=log.emit)
+        if instruments.gpu is not None:
+            closing.enter_context(instruments.gpu)
+        yield Session(
+            folder=folder,
+            manifest=manifest,
+            start=start or Start(),
+            callbacks=callbacks,
+            instruments=instruments,
+            checkpoints=Checkpoints(folder, log.emit) if keep else None,
+            signals=signals,
+            warnings=warnings,
+            restream=restream,
+            closing=closing,
+            now=Position(
+                plan=plan,
+                data=data,
+                state=state,
+                best=best_so_far(plan, state),
+                recorder=instruments.recorder(plan, state),
+            ),
+        )
+
+
+def model_of(session: Session) -> Built:
+    """The model of the plan, built when it is first needed and after each change of it."""
+    from expert.data.feed.run_data import largest_ids
+    from expert.model.load import check_vocabulary
+    from expert.run.build import build
+
+    now = session.now
+    if now.built is None:
+        remote = session.start.allow_remote_code
+        now.built = build(
+            now.plan, now.data.encoder, device=session.device, allow_remote_code=remote
+        )
+        for largest in largest_ids(now.data):
+            check_vocabulary(now.built.loaded, largest)
+        now.recorder = session.instruments.recorder(now.plan, now.state, now.built.timeline)
+        session.instruments.pressure.recompiling.restart()
+        if now.weights is not None:
+            now.built.load(now.weights)
+            now.weights = None
+    return now.built
+
+
+def save(session: Session, state: TrainState, due: bool = False) -> None:
+    """Write a checkpoint; `due`: one of those that the manifest asks for."""
+    now = session.now
+    now.state = state
+    if session.checkpoints is not None:
+        built = model_of(session)
+        tensors = built.tensors()  # every rank takes part, one writes
+        if built.engine.world.is_first:
+            session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
+
+
+def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
+    """Continue from a checkpoint, or from the newest good one of a folder of them."""
+    from expert.run.session.checkpoints import put_final_aside, with_fallbacks
+    from expert.run.stored.changes import changed_options
+
+    now = session.now
+    assert session.checkpoints is not None
+    options = changed_options(session.folder, session.manifest)
+    found = session.checkpoints.chosen(
+        checkpoint, now.plan, now.data, options=options, allow=allow_changed
+    )
+    now.plan = with_fallbacks(now.plan, found.fallbacks)
+    _settle_loader(session)
+    continue_from(session, found.state, found.groups)
+    now.recorder.meter.restore(found.state.sums)
+    if found.state.done != now.plan.length.total_steps:
+        aside = put_final_aside(session.folder)
+        if aside is not None:
+            session.emit("warning", text=f"final was renamed to {aside.name}: training continues")
+
+
+def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
+    """Continue with another plan; weights and optimizer state stay, and what the run remembers."""
+    from expert.planning.memory.calibration import estimated_again
+    from expert.run.session.memory_watch import known_calibrations
+    from expert.run.stored.locate import as_recorded
+
+    now = session.now
+    now.plan = estimated_again(after, known_calibrations(after.target))
+    try:
+        session.folder.write_json("plan.json", as_recorded(now.plan))
+    except OSError as error:
+        session.emit("warning", text=f"plan.json cannot be written: {error.strerror}")
+    losses, skips = now.recorder.spikes.state(), now.recorder.skips
+    now.state = replace(now.state, losses=losses, skips=skips)
+    if now.built is not None:
+        now.built.engine.discard()
+        if any(path.startswith(REBUILD) for path in changed):
+            if now.weights is None:
+                now.weights = copied(now.built.tensors())
+            now.built = None
+        if any(path.startswith((*REBUILD, "batch.micro_batch")) for path in changed):
+            now.recorder.meter.resettle()
+    if any(path.startswith("loader.") for path in changed):
+        _settle_loader(session)
+    release_memory(session.device)
+
+
+def continue_from(session: Session, state: TrainState, groups: Groups | None) -> None:
+    """Continue from this state with these tensors; without them the model starts over."""
+    now = session.now
+    now.state = state
+    if groups is None:
+        now.built = now.weights = None
+        now.recorder.meter.resettle()
+        release_memory(session.device)
+    elif now.built is None:
+        now.weights = groups
+    else:
+        now.built.load(groups)
+    now.best = best_so_far(now.plan, state)
+    timeline = now.built.timeline if now.built is not None else None
+    now.recorder = session.instruments.recorder(now.plan, state, timeline)
+    now.recorder.meter.restore_losses(state.sums)
+
+
+def copied(groups: Groups) -> Groups:
+    """Weights and optimizer states away from the device, as they are now."""
+    return {
+        group: {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
+        for group, named in groups.items()
+    }
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back the memory of what was dropped; compiled blocks refer to themselves."""
+    import torch
+
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _settle_loader(session: Session) -> None:
+    now = session.now
+    session.instruments.pressure.data.workers = now.plan.loader.workers
+    if now.data.stream is not None and session.restream is not None:
+        now.data = replace(now.data, stream=session.restream(now.plan))

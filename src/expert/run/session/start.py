@@ -1,0 +1,220 @@
+"""The start of a run: what it leaves in its folder, what it reports first, and its CPU threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.run.session.session import Session, Start
+
+if TYPE_CHECKING:
+    from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
+    from expert.manifest.schema.manifest import Manifest
+    from expert.planning.machine.machine import Machine
+    from expert.planning.machine.threads import Threads
+    from expert.planning.run_plan import LengthPlan, RunPlan
+
+LOOK_SECONDS = 0.2
+"""The kernel counts the time of a core in hundredths of a second: enough for a twentieth of one."""
+
+
+def announce(
+    session: Session, *, threads: int | None = None, look_seconds: float = LOOK_SECONDS
+) -> None:
+    """Write down what was asked, what was decided and on what, and report that it starts.
+
+    `threads`: of a run on a CPU; None: as many as cores are found free within `look_seconds`.
+    """
+    from expert.model.loss import loss_kernel_trouble
+    from expert.model.switches import list_switches
+
+    plan, device, emit = session.plan, session.device, session.emit
+    write_down(session.folder, plan, session.manifest, session.data, session.start.machine)
+    ahead = session.instruments.meter.ahead
+    cost = ahead.cost(session.state.done) if ahead is not None else None
+    facts = started_facts(session.folder, plan, session.start)
+    emit("started", step=session.state.done, **facts, evaluation_updates=cost)
+    if device.type == "cpu":
+        _settle_threads(session, threads, look_seconds)
+    session.warnings.begin(emit)
+    emit("kernels", lines=[str(line) for line in list_switches(plan, device)])
+    trouble = loss_kernel_trouble(device) if plan.kernels.fused_loss else ""
+    if trouble:
+        text = f"the loss runs without its Triton kernel: {trouble}"
+        session.warnings.once("loss kernel", text, step=session.state.done)
+
+
+def write_down(
+    folder: RunFolder,
+    plan: RunPlan,
+    manifest: Manifest,
+    data: RunData,
+    machine: Machine | None = None,
+) -> None:
+    """What was asked, what was decided and on what; leftovers of writers that died are removed."""
+    from expert.core.publish import sweep
+    from expert.core.rundir import RunFolderError
+    from expert.run.build import environment
+    from expert.run.stored.locate import as_recorded
+
+    for place in (folder.path, folder.checkpoints):
+        if place.is_dir():
+            sweep(place, alone=True)
+    try:
+        folder.write_json("manifest.json", manifest.model_dump(mode="json"))
+        folder.write_json("plan.json", as_recorded(plan))
+        folder.write_json("environment.json", environment(machine))
+        characters = getattr(data.encoder, "characters", None)
+        if characters is not None:  # checkpoints of a character model are read with it
+            known = {"type": "characters", "characters": characters}
+            folder.write_json("vocabulary.json", known)
+    except OSError as error:
+        raise RunFolderError(
+            f"{folder.path}: cannot be written: {error.strerror}  (fix that, or set "
+            "another folder in training.config.output_dir)"
+        ) from error
+
+
+def started_facts(folder: RunFolder, plan: RunPlan, start: Start) -> dict[str, Any]:
+    """The fields of the event "started". Options are kept where they mean anything, so that the
+    command that resumes the run can give them again."""
+    source, cuda = Path(start.source), plan.kernels.device == "cuda"
+    named = {"manifest": str(source.resolve())} if start.source and source.is_file() else {}
+    limited = {"vram": start.vram} if start.vram and cuda else {}
+    allowed = {"allow_remote_code": True} if start.allow_remote_code else {}
+    return {
+        **named,
+        **limited,
+        **allowed,
+        "expert": plan.expert,
+        "model": plan.model.name,
+        "device": plan.target,
+        "total_steps": plan.length.total_steps,
+        "epochs": plan.length.epochs,
+        **_cut_short(plan.length),
+        "run": str(folder.path),
+        "logging_steps": plan.watch.logging_steps,
+        "trainable_parameters": plan.adapter.trainable_parameters,
+        "tokens_per_epoch": plan.length.tokens_per_epoch,
+        "pid": os.getpid(),
+    }
+
+
+def _cut_short(length: LengthPlan) -> dict[str, Any]:
+    """Where max_steps ends a run before its epochs do: how many epochs that makes; in a stream
+    nobody knows."""
+    total, each = length.total_steps, length.steps_per_epoch
+    if not length.max_steps or total is None or total < length.max_steps:
+        return {}
+    if each is None:
+        return {"ends_by": "max_steps"}
+    if total >= length.epochs * each:
+        return {}
+    return {"ends_by": "max_steps", "epochs_to_come": total / each}
+
+
+def report_data(session: Session) -> None:
+    """Report of every prepared folder whether it was there, and why or why not; then every
+    warning of the plan that runs, and about its rows."""
+    data, emit = session.data, session.emit
+    for split in data.splits():
+        for prepared in split.folders:
+            emit(
+                "data",
+                split=split.name,
+                folder=str(prepared.folder.absolute()),
+                hit=prepared.hit,
+                because=prepared.because,
+                key=prepared.key,
+                rows=_rows_hash(prepared.folder),
+                index=split.index_file.name,
+                bad_rows=prepared.statistics.bad_rows,
+            )
+    for text in data.columns:
+        emit("columns", text=text)
+    for text in dict.fromkeys((*session.plan.warnings, *data.doubts)):
+        emit("warning", text=text)
+
+
+def _rows_hash(folder: Path) -> str | None:
+    """Of the rows that a prepared folder was made from, whatever tokenizer made it."""
+    from expert.data.tokens.prepare import RECIPE
+
+    try:
+        found = json.loads((folder / RECIPE).read_text(encoding="utf-8")).get("data")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return str(found) if found else None
+
+
+# --- threads of a run on a CPU: chosen when it starts, kept when the same machine resumes it ------
+
+
+def _settle_threads(session: Session, given: int | None, seconds: float) -> None:
+    """Take as many threads as there are free cores, report it, and restore torch's number later."""
+    import torch
+
+    from expert.planning.machine.threads import Threads
+
+    before = torch.get_num_threads()
+    chosen = Threads(given, "as given") if given else _threads_before(session, before)
+    chosen = chosen or look_for_threads(before, seconds)
+    if session.plan.kernels.deterministic:
+        chosen = Threads(before, "deterministic: the same parts are added every time")
+    if chosen.count != before:
+        torch.set_num_threads(chosen.count)
+        session.closing.callback(torch.set_num_threads, before)
+    session.emit(
+        "threads",
+        step=session.state.done,
+        threads=chosen.count,
+        cores=_cores(),
+        because=chosen.because,
+        lowered=chosen.lowered,
+        kept=chosen.kept,
+        own=before,
+    )
+
+
+def look_for_threads(own: int, seconds: float = LOOK_SECONDS) -> Threads:
+    """The number for this moment; where the user has set one, nothing is looked at."""
+    from expert.planning.machine.threads import NAMES, choose_threads
+    from expert.telemetry.cpu import busy_seconds
+
+    busy = 0.0
+    if own > 1 and not any(os.environ.get(name) for name in NAMES):
+        began, worked = time.monotonic(), busy_seconds()
+        time.sleep(seconds)
+        busy = (busy_seconds() - worked) / (time.monotonic() - began)
+    return choose_threads(
+        own=own, granted=_granted(own), cores=_cores(), busy=max(0.0, busy), environ=os.environ
+    )
+
+
+def _cores() -> int:
+    from expert.telemetry.cpu import cores_seen
+
+    return len(cores_seen())
+
+
+def _granted(own: int) -> int:
+    from expert.planning.machine.host import cores_available
+
+    return cores_available(Path("/")).value or own
+
+
+def _threads_before(session: Session, own: int) -> Threads | None:
+    """The threads of the run that is resumed, where it ran on as many cores."""
+    from expert.core.events import read_events
+    from expert.planning.machine.threads import NAMES, threads_as_before
+
+    if not session.state.done or any(os.environ.get(name) for name in NAMES):
+        return None
+    found = [e for e in read_events(session.folder.events) if e.get("event") == "threads"]
+    if not found:
+        return None
+    return threads_as_before(found[-1], granted=_granted(own), cores=_cores())

@@ -1,0 +1,176 @@
+"""Whether a run can be resumed as asked: what changed since its start, or nothing is left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.events import read_events
+from expert.core.publish import damage
+
+if TYPE_CHECKING:
+    from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
+    from expert.manifest.reader import ReadManifest
+    from expert.manifest.schema.manifest import Manifest
+    from expert.planning.draft import Kept
+    from expert.planning.run_plan import RunPlan
+
+Option = tuple[str, Any, Any]
+"""A key of the manifest, its value at the start of the run, and its value now."""
+
+# Keys that change nothing of what is learned, by their last step.
+_OF_NO_ACCOUNT = frozenset({"output_dir", "logging_steps", "trackers", "pretokenized_cache"})
+_CONFIG = "training.config."
+_TELLING = ("started", "data", "finished")
+
+
+def changed_options(folder: RunFolder, manifest: Manifest) -> list[Option]:
+    """What was asked for at the start of a run and is not asked for now."""
+    try:
+        then = dict(leaves(json.loads(folder.manifest.read_text(encoding="utf-8"))))
+    except (OSError, ValueError):
+        return []
+    now = dict(leaves(manifest.model_dump(mode="json")))
+    paths = [path for path in dict.fromkeys([*then, *now]) if then.get(path) != now.get(path)]
+    return [
+        (path, then.get(path), now.get(path))
+        for path in paths
+        if path.startswith(("training.", "base_models"))
+        and path.rpartition(".")[2] not in _OF_NO_ACCOUNT
+    ]
+
+
+def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
+    """What a run has settled by its machine and keeps when it is resumed on another, or beside
+    other programs; what its files do not tell is chosen again."""
+    from expert.planning.draft import Kept
+
+    try:
+        plan = json.loads(folder.plan.read_text(encoding="utf-8"))
+        then = json.loads(folder.manifest.read_text(encoding="utf-8"))
+        config, models = then["training"]["config"], then["base_models"]
+        rows, model = plan["batch"]["examples_per_update"], plan["model"]
+        asked = {each["name"]: each["quantization"] for each in models}[model["name"]]
+        times, own_rows = config["gradient_accumulation_steps"], config["batch_size"] == "auto"
+        base = model["quantization"] if asked == "auto" else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Kept()
+    same = times == read.manifest.training.config.gradient_accumulation_steps
+    return Kept(
+        examples_per_update=rows if own_rows and same and isinstance(rows, int) else None,
+        quantization=base if base in ("none", "int4") else None,
+    )
+
+
+def changed_since(folder: RunFolder, manifest: Manifest) -> list[Option]:
+    """The same without keys that only a later version than that of the run has."""
+    try:
+        recorded = json.loads(folder.manifest.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    known = [path for path, _ in leaves(recorded)]
+    return [
+        option
+        for option in changed_options(folder, manifest)
+        if any(f"{option[0]}.".startswith(f"{one}.") for one in known)
+    ]
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with its path, as --set takes it."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+        for number, inner in enumerate(value):
+            yield from leaves(inner, f"{path}[{number}]")
+    else:
+        yield path, value
+
+
+def option_name(path: str) -> str:
+    """A key by the shortest name that --set takes."""
+    return path.removeprefix(_CONFIG)
+
+
+def what_changed(
+    options: Sequence[Option], tokens: Sequence[str] | None, plan: RunPlan, data: RunData
+) -> list[str]:
+    """The causes of a difference, in words: rows that changed, then options. `tokens`: the keys of
+    the rows that the run has learned from."""
+    lines = [rows] if (rows := _changed_rows(tokens, plan, data)) else []
+    for path, then, now in options:
+        lines.append(f"{option_name(path)}: was {_shown(then)}, is {_shown(now)}")
+    return lines
+
+
+def _changed_rows(tokens: Sequence[str] | None, plan: RunPlan, data: RunData) -> str:
+    """`the rows changed (324 → 325)`; "" where they are the same, or are streamed."""
+    from expert.data.tokens.prepare import read_statistics, tokens_folder
+    from expert.run.stored.trained_rows import recipe_in
+
+    if data.train is None or not isinstance(tokens, list):
+        return ""
+    here = data.train.folders
+    if tokens == [prepared.key for prepared in here] or not tokens:
+        return ""
+    folders = [Path(plan.data.cache or "") / tokens_folder(key) for key in tokens]
+    then, now = recipe_in(folders[0]), recipe_in(here[0].folder)
+    if then is not None and now is not None and then[1]["data"] == now[1]["data"]:
+        return "how the rows are written changed (the template, the columns or their checks)"
+    count = sum(prepared.statistics.documents for prepared in here)
+    try:
+        before = sum(read_statistics(folder).documents for folder in folders)
+    except (OSError, ValueError, TypeError, KeyError):
+        return f"the rows changed (there are {count:,} now)"
+    return f"the rows changed ({before:,} → {count:,})"
+
+
+EARLIER = "an earlier version of Expert"
+"""Of an order that this version would not make again."""
+
+
+def changed_orders(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """Why rows that nobody changed would come in another order than that of the run: by the keys of
+    its identity, in words. `saved`, `now`: what it says of the data."""
+    found: dict[str, str] = {}
+    same_rows = saved.get("tokens") == now.get("tokens")
+    if same_rows and now.get("index") and saved.get("index") != now["index"]:
+        found["data.index"] = (
+            f"its rows were packed differently, as by {EARLIER}, and the index it was begun with, "
+            f"{saved.get('index')}, is not there any more"
+        )
+    if "fitted" in now and "fitted" not in saved:
+        found["data.fitted"] = f"{EARLIER} packed the rows of the stream, longest first"
+    if saved.get("group_by_length") is True and now.get("group_by_length"):
+        found["data.group_by_length"] = (
+            f"{EARLIER} made its steps, each of rows of one length; now the rows of a step are "
+            "random, and only its micro-batches are sorted"
+        )
+    return found
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"  # 8 epochs, not 8.0
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def finished_before(folder: RunFolder, manifest: Manifest, data: RunData) -> dict[str, Any] | None:
+    """The event with which a run ended as it is asked to now; None where something is left to do,
+    or where something else is asked for, or other rows are there."""
+    if changed_options(folder, manifest) or damage(folder.final, contents=False):
+        return None
+    try:
+        events = [e for e in read_events(folder.events) if e["event"] in _TELLING]
+    except OSError:
+        return None
+    if not events or events[-1]["event"] != "finished":
+        return None
+    known = {e.get("index") for e in events if e["event"] == "data"}
+    if data.train is not None and data.train.index_file.name not in known:
+        return None
+    return events[-1]

@@ -1,0 +1,109 @@
+"""Which state of a run is meant: the finished expert, the best checkpoint, or that of a step."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from expert.core.errors import ExpertError
+from expert.core.events import read_events
+from expert.core.publish import DONE, damage
+from expert.core.rundir import checkpoint_name, checkpoints_in, finished_beside
+
+if TYPE_CHECKING:
+    from expert.core.rundir import RunFolder
+
+FINAL, BEST, BASE = "final", "best", "base"
+_STEP = re.compile(r"(?:checkpoint-|step-)?(\d{1,9})")
+
+
+class NothingTrained(ExpertError):
+    """A run that has not got what was asked of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which state of a run: its folder, and the step it was taken at where that is known."""
+
+    name: str
+    path: Path
+    step: int | None
+
+    @property
+    def is_final(self) -> bool:
+        return self.step is None
+
+
+def choose(folder: RunFolder, asked: str) -> Choice:
+    """The finished expert (`final`), the best checkpoint (`best`), or that of a step."""
+    number = _STEP.fullmatch(asked)
+    if asked == FINAL:
+        return _final(folder)
+    if asked == BEST:
+        return _best(folder)
+    if number is None:
+        raise NothingTrained(
+            f"--checkpoint {asked}: is neither final nor best nor a step number  ({_offer(folder)})"
+        )
+    path = folder.checkpoints / checkpoint_name(int(number[1]))
+    if not (path / DONE).is_file():
+        raise NothingTrained(
+            f"{folder.path}: there is no checkpoint of step {int(number[1])}  ({_offer(folder)})"
+        )
+    return Choice(name=path.name, path=path, step=int(number[1]))
+
+
+def _final(folder: RunFolder) -> Choice:
+    fault = damage(folder.final, contents=False)
+    if fault:
+        other = finished_beside(folder)
+        or_other = f"; or name {other.path}, which is finished" if other else ""
+        raise NothingTrained(
+            f"{folder.final}: there is no finished expert: {fault}  (let the run finish with "
+            f"--resume; {_offer(folder)}{or_other})"
+        )
+    return Choice(name=FINAL, path=folder.final, step=None)
+
+
+def _best(folder: RunFolder) -> Choice:
+    """The checkpoint of the best evaluation; the finished expert where it was made from that."""
+    best: list[int] = []
+    taken = last = None
+    for event in read_events(folder.events) if folder.events.is_file() else ():
+        kind, step = event["event"], event.get("step")
+        if kind == "eval" and event.get("best") is True and isinstance(step, int):
+            best.append(step)
+        elif kind in ("rolled_back", "resumed"):
+            best = [known for known in best if known <= (step or 0)]
+        elif kind == "took_best":
+            taken = step
+        elif kind == "finished":
+            last = step
+    if not best:
+        raise NothingTrained(
+            f"{folder.path}: no evaluation says which checkpoint is the best  ({_offer(folder)})"
+        )
+    path = folder.checkpoints / checkpoint_name(best[-1])
+    if (path / DONE).is_file():
+        return Choice(name=f"best ({path.name})", path=path, step=best[-1])
+    if best[-1] in (taken, last) and (folder.final / DONE).is_file():
+        return Choice(name=f"best ({FINAL})", path=folder.final, step=None)
+    raise NothingTrained(
+        f"{folder.path}: the best checkpoint, {path.name}, is not kept  ({_offer(folder)})"
+    )
+
+
+def states(folder: RunFolder) -> list[str]:
+    """All that a run has saved, by name: its checkpoints in their order, then the final state."""
+    steps = checkpoints_in(folder.checkpoints)
+    there = [str(step) for step, path in steps if (path / DONE).is_file()]
+    return [*there, *([FINAL] if (folder.final / DONE).is_file() else [])]
+
+
+def _offer(folder: RunFolder) -> str:
+    """What the run has, as advice."""
+    there = states(folder)
+    names = there[-1:] + there[:-1] if there[-1:] == [FINAL] else there
+    return f"there is --checkpoint {', '.join(names)}" if names else "it has saved nothing yet"

@@ -1,0 +1,282 @@
+"""What a run has learned, loaded to be used: the finished expert, or one of its checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import ExpertError
+from expert.core.rundir import RunFolder, RunFolderError
+from expert.run.stored.choose_checkpoint import BASE, Choice, NothingTrained
+
+if TYPE_CHECKING:
+    import torch
+
+    from expert.data.template.templates import Template
+    from expert.data.tokens.encoder import CharacterEncoder, TextEncoder
+    from expert.model.load import LoadedModel
+    from expert.planning.run_plan import RunPlan
+
+
+class AnotherBase(ExpertError):
+    """What was learned upon a base that this version of Expert does not come with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A model that has learned, on its device, with what turns text into its tokens."""
+
+    plan: RunPlan
+    choice: Choice
+    loaded: LoadedModel
+    encoder: TextEncoder | CharacterEncoder
+    template: Template | None
+    """None for the character model: its text has no turns."""
+    tokenizer_folder: Path | None
+    device: torch.device
+
+
+def read_plan(folder: RunFolder) -> RunPlan:
+    """The plan a run was made by, its paths as they are now."""
+    from pydantic import ValidationError
+
+    from expert.planning.run_plan import RunPlan
+    from expert.run.stored.locate import with_places_now
+
+    try:
+        return with_places_now(RunPlan.model_validate_json(folder.plan.read_bytes()), folder)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise RunFolderError(
+            f"{folder.plan}: is not a plan of this version: {where}: {error.errors()[0]['msg']}  "
+            "(use the version of Expert that made the run; environment.json names it)"
+        ) from None
+
+
+def base_remark(folder: RunFolder, plan: RunPlan) -> str:
+    """What is to be said of a built-in base under what was learned; AnotherBase where it is known
+    not to be the one that was trained upon: the answers would be garbage."""
+    from expert.model.base_folder import built_in_folder
+    from expert.planning.models.resolve import weights_digits
+
+    # A model that was trained whole has none of its base's weights left.
+    if plan.model.place != "built-in" or plan.adapter.type == "full":
+        return ""
+    base = built_in_folder(plan.model.name)
+    here = weights_digits(base) if base is not None else None
+    trained_on = plan.model.revision
+    if here is None or trained_on == here:
+        return ""
+    name = plan.model.name
+    if trained_on is None:
+        return (
+            f"the run does not record which `{name}` it was trained on: an earlier version may "
+            "have brought another one  (train it again where its answers make no sense)"
+        )
+    raise AnotherBase(
+        f"{folder.path}: was trained on another `{name}` ({trained_on}; this version of Expert "
+        f"comes with {here}): train it again, or use the version of Expert it was made with"
+    )
+
+
+def pick_device(asked: str) -> torch.device:
+    """The device by name; `auto` is the card where torch can use one."""
+    import torch
+
+    there = torch.cuda.is_available()
+    if asked == "cuda" and not there:
+        raise ExpertError("--device cuda: torch finds no card it can use  (use --device cpu)")
+    if asked == "cpu" or not there:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def load_trained(
+    folder: RunFolder,
+    plan: RunPlan,
+    choice: Choice,
+    *,
+    device: torch.device,
+    quantised: bool = True,
+    precision: str | None = None,
+    adapter_dtype: torch.dtype | None = None,
+) -> Trained:
+    """The base with what was learned, ready to answer: no dropout, no gradients, plain attention.
+
+    Without `quantised` the base is read in full; `precision` and `adapter_dtype` are those of the
+    run where they are not given.
+    """
+    base_remark(folder, plan)
+    model = plan.model if quantised else plan.model.model_copy(update={"quantization": "none"})
+    settled = plan.model_copy(update={"model": model})
+    loaded = _loaded(settled, choice, device, precision, adapter_dtype, run=folder)
+    return _usable(plan, choice, loaded, device)
+
+
+def load_base(plan: RunPlan, *, device: torch.device) -> Trained:
+    """The base of a run without what was learned, to be asked as its expert is."""
+    from expert.manifest.schema.manifest import CHAR_GPT
+
+    if plan.model.name == CHAR_GPT:
+        raise NothingTrained(
+            "--baseline base: the character model is trained from scratch, it has no base  "
+            "(name a run)"
+        )
+    bare = plan.adapter.model_copy(update={"type": "none", "soft_prompts": []})
+    nothing = Choice(name=BASE, path=Path(), step=None)
+    loaded = _loaded(plan.model_copy(update={"adapter": bare}), nothing, device)
+    assert loaded.folder is not None
+    return _usable(plan, replace(nothing, path=loaded.folder), loaded, device)
+
+
+def _loaded(
+    plan: RunPlan,
+    choice: Choice,
+    device: torch.device,
+    precision: str | None = None,
+    adapter_dtype: torch.dtype | None = None,
+    *,
+    run: RunFolder | None = None,
+) -> LoadedModel:
+    """The model of a plan with the weights of a choice; plain attention."""
+    from expert.manifest.schema.manifest import CHAR_GPT
+    from expert.model.load import load_model
+
+    precision, adapter_dtype = _dtypes(plan, device, precision, adapter_dtype)
+    changes = {"attention": "sdpa", "precision": precision, "device": device.type}
+    model, adapter, characters = plan.model, plan.adapter, None
+    of_characters = model.name == CHAR_GPT
+    # A model that was trained whole lies in its final folder, without a base under it.
+    whole = choice.is_final and (of_characters or adapter.type == "full")
+    if whole:
+        model = model.model_copy(update={"place": "folder", "location": str(choice.path)})
+        adapter = adapter if of_characters else adapter.model_copy(update={"type": "none"})
+    elif of_characters:
+        assert run is not None
+        characters = _characters_of(run)
+    loaded = load_model(
+        model,
+        adapter,
+        plan.kernels.model_copy(update=changes),
+        vocabulary=characters,
+        device=device,
+        seed=plan.optim.seed,
+        total_steps=plan.length.total_steps,
+        adapter_dtype=adapter_dtype,
+    )
+    if not choice.is_final:
+        _take_checkpoint(loaded, choice.path)
+    elif not whole:
+        _take_final(loaded, choice.path)
+    return loaded
+
+
+def _dtypes(
+    plan: RunPlan,
+    device: torch.device,
+    precision: str | None,
+    adapter_dtype: torch.dtype | None,
+) -> tuple[str, torch.dtype]:
+    """Precision of the base and type of the adapter: those of the run where they are not given."""
+    import torch
+
+    precision = precision or plan.kernels.precision
+    if precision == "fp16" and device.type == "cpu":
+        precision = "fp32"  # float16 is slow on CPUs, and its numbers are all in float32
+    if adapter_dtype is None:
+        adapter_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    return precision, adapter_dtype
+
+
+def _usable(plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.device) -> Trained:
+    """The loaded model with its tokenizer and template: no dropout, no gradients."""
+    from expert.data.template.text_tools import text_tools
+    from expert.model.fixed_cache import ANSWERING, register_answering
+
+    loaded.module.eval().requires_grad_(False)
+    if loaded.characters is not None:
+        from expert.data.tokens.encoder import CharacterEncoder
+
+        encoder: Any = CharacterEncoder(loaded.characters)
+        template, tokens = None, None
+    else:
+        register_answering()
+        loaded.causal_lm.set_attn_implementation(ANSWERING)
+        loaded.causal_lm.config.use_cache = True
+        own = (choice.path / "tokenizer_config.json").is_file()
+        tokens = choice.path if own else loaded.folder
+        assert tokens is not None
+        encoder, template = text_tools(tokens, plan.model.prompt_template)
+    return Trained(
+        plan=plan,
+        choice=choice,
+        loaded=loaded,
+        encoder=encoder,
+        template=template,
+        tokenizer_folder=tokens,
+        device=device,
+    )
+
+
+def _characters_of(folder: RunFolder) -> str:
+    """The characters a run knows; older runs kept them with the finished expert only."""
+    for place in (folder.path, folder.final):
+        file = place / "vocabulary.json"
+        if file.is_file():
+            return str(json.loads(file.read_text(encoding="utf-8"))["characters"])
+    raise NothingTrained(
+        f"{folder.path}: vocabulary.json is missing: the characters of the model are unknown  "
+        "(let the run finish with --resume)"
+    )
+
+
+def _take_checkpoint(loaded: LoadedModel, path: Path) -> None:
+    from expert.model.saving import load_trainable
+    from expert.training.checkpoint import load_checkpoint
+
+    groups, _ = load_checkpoint(path)
+    ranks = {f"adalora.{name}": value for name, value in groups.get("adalora", {}).items()}
+    load_trainable(loaded, {**groups["model"], **ranks})
+
+
+def _take_final(loaded: LoadedModel, path: Path) -> None:
+    """Put the adapter and the soft prompts of a finished expert into a model without them."""
+    import torch
+    from safetensors.torch import load_file
+
+    from expert.model.adapters import ADAPTERS
+
+    if loaded.adapter.type in ADAPTERS:
+        from peft import set_peft_model_state_dict
+
+        tensors: Mapping[str, Any] = load_file(path / "adapter_model.safetensors")
+        found: Any = set_peft_model_state_dict(loaded.module, dict(tensors))
+        # AdaLoRA's ranknum is a setting, which PEFT does not save.
+        own = {name for name in loaded.weights if ".ranknum." not in name}
+        learnt = own & set(found.missing_keys)
+        if found.unexpected_keys or learnt:
+            wrong = sorted([*found.unexpected_keys, *learnt])
+            raise NothingTrained(
+                f"{path}: the adapter does not fit the plan of its run: {', '.join(wrong[:3])}  "
+                "(the run folder was changed; take another checkpoint)"
+            )
+    if loaded.soft_prompts is not None:
+        rows = soft_prompt_rows(path, loaded.soft_prompts.names)
+        with torch.no_grad():
+            for parameter, values in zip(loaded.soft_prompts.prompts, rows, strict=True):
+                parameter.copy_(values)
+
+
+def soft_prompt_rows(path: Path, names: tuple[str, ...]) -> list[torch.Tensor]:
+    """The embeddings of the soft prompts in a folder, in the order of their names."""
+    from safetensors.torch import load_file
+
+    rows = []
+    for name in names:
+        own = path / "soft_prompts" / name
+        place = own if own.is_dir() else path
+        rows.append(load_file(place / "adapter_model.safetensors")["prompt_embeddings"])
+    return rows

@@ -1,0 +1,180 @@
+"""Which run is meant: a run folder, a folder of runs, or the folder of an expert."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.events import Event, read_events
+from expert.core.links import refuse_links
+from expert.core.rundir import (
+    RunFolder,
+    RunFolderError,
+    checkpoint_step,
+    found_again,
+    latest_run,
+    named_manifest,
+)
+
+if TYPE_CHECKING:
+    from expert.manifest.reader import ReadManifest
+    from expert.planning.run_plan import RunPlan
+
+
+RUNS = Path("runs")
+NAME_IT = "or name the run folder that is meant"
+
+
+def find_run(place: Path | None) -> RunFolder:
+    """The run folder named, or the newest one in the folder named; without a name, in runs/."""
+    if place is not None and RunFolder(place).was_started:
+        return RunFolder.open(place)
+    parent = RUNS if place is None else place
+    if place is None:
+        refuse_links(RUNS, below=Path(), instead=NAME_IT)
+    newest = latest_run(parent)
+    if newest is not None:
+        return newest
+    if place is None:
+        raise RunFolderError(
+            f"{RUNS}: there is no run below this folder  (name a run folder, or start a run with "
+            "expert train)"
+        )
+    return RunFolder.open(place)
+
+
+def find_trained(place: Path | None) -> RunFolder:
+    """The run folder named, the newest in a folder of runs, or the newest of an expert."""
+    return find_expert(place)[0]
+
+
+def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
+    """The run that is meant, and the folder of its manifest where that was named."""
+    from expert.manifest.reader import read_manifest
+    from expert.manifest.text.document import manifest_in
+
+    if place is None or _is_run(RunFolder(place)):
+        return find_run(place), None
+    file = place if place.is_file() else manifest_in(place)
+    if file is None:
+        return find_run(place), None
+    read = read_manifest(file)
+    parent = runs_folder(read)
+    run = latest_run(parent, read.manifest.name) or latest_run(read.folder, read.manifest.name)
+    if run is None and place.is_dir():  # `--output .` puts runs beside the manifest
+        other = latest_run(place)
+        if other is not None:  # of another expert: this manifest does not describe it
+            return other, None
+    if run is None:
+        raise RunFolderError(
+            f"{file}: there is no run of {read.manifest.name} under {parent}  (train it with "
+            f"expert train --manifest {file})"
+        )
+    return run, read.folder
+
+
+def runs_folder(read: ReadManifest) -> Path:
+    """Where the runs of a manifest go. The expert's folder may come from somebody else: a link in
+    it on the way there is refused."""
+    runs = read.folder / (read.manifest.training.config.output_dir or "runs")
+    refuse_links(
+        runs,
+        below=read.folder,
+        instead="runs go to another disk with --output FOLDER or training.config.output_dir",
+    )
+    return runs
+
+
+def run_to_resume(resume: str, *, runs: Path, expert: str) -> tuple[RunFolder, Path]:
+    """The run to resume, and the checkpoint or all of its checkpoints. `resume`: "auto" for the
+    newest run of an expert under `runs`, a checkpoint, or any folder that means a run."""
+    if resume == "auto":
+        newest = latest_run(runs, expert)
+        if newest is None:
+            raise RunFolderError(
+                f"--resume: there is no run of {expert} under {runs}  (start one without "
+                "--resume, or name its folder)"
+            )
+        return newest, newest.checkpoints
+    path = Path(resume)
+    if checkpoint_step(path.name) is not None:
+        return RunFolder.open(path.parent.parent), path
+    if not path.is_dir():
+        return RunFolder.open(path), path  # says what is wrong
+    # In a folder of several experts' runs only those of this one can be resumed.
+    own = None if _is_run(RunFolder(path)) else latest_run(path, expert)
+    folder = own or find_trained(path)
+    return folder, folder.checkpoints
+
+
+def run_or_result(place: Path) -> Path:
+    """The run that a folder means, or the place itself where none does: whoever reads results of
+    benchmarks says what is wrong with it."""
+    from expert.insight.ladder.ladder import FILE
+
+    if not place.is_dir() or (place / FILE).is_file() or _is_run(RunFolder(place)):
+        return place
+    with suppress(RunFolderError):
+        return find_trained(place).path
+    return place
+
+
+def manifest_of(folder: RunFolder, started: Event | None = None) -> str:
+    """The manifest a run was trained from, as a command takes it; FILE where it is gone.
+
+    `started`: the event of its start, where it is known already."""
+    told = start_of(folder) if started is None else started
+    try:
+        plan = json.loads(folder.plan.read_text(encoding="utf-8"))
+        then, now = str(plan["watch"]["output_dir"]), folder.path.absolute().parent
+        told = {"manifest": str(found_again(told["manifest"], runs_then=then, runs_now=now))}
+    except (OSError, ValueError, KeyError, TypeError):  # the plan does not tell where it was
+        pass
+    return named_manifest(told)
+
+
+def start_of(folder: RunFolder) -> Event:
+    """The event with which a run began, or was last resumed; empty where there is none."""
+    try:
+        found = [e for e in read_events(folder.events) if e.get("event") == "started"]
+    except OSError:
+        found = []
+    return found[-1] if found else {}
+
+
+def as_recorded(plan: RunPlan) -> dict[str, Any]:
+    """A plan as its run folder keeps it: its paths mean the same from every folder."""
+    return _with_places(plan, lambda path: Path(path).absolute()).model_dump(mode="json")
+
+
+def with_places_now(plan: RunPlan, folder: RunFolder) -> RunPlan:
+    """The plan of a run, its paths where they lie today, wherever it was started and moved to."""
+    then, now = plan.watch.output_dir, folder.path.absolute().parent
+    return _with_places(plan, lambda path: found_again(path, runs_then=then, runs_now=now))
+
+
+def _with_places(plan: RunPlan, place: Callable[[str], Path]) -> RunPlan:
+    model, data, watch = plan.model, plan.data, plan.watch
+    if model.place == "built-in":  # it lies where this version of the package does
+        model = model.model_copy(update={"location": _built_in(model.name) or model.location})
+    elif model.place != "hub":
+        model = model.model_copy(update={"location": str(place(model.location))})
+    if data.cache:
+        data = data.model_copy(update={"cache": str(place(data.cache))})
+    watch = watch.model_copy(update={"output_dir": str(place(watch.output_dir))})
+    return plan.model_copy(update={"model": model, "data": data, "watch": watch})
+
+
+def _built_in(name: str) -> str:
+    from expert.planning.models.resolve import BUILT_IN
+
+    folder = BUILT_IN / name
+    return str(folder) if folder.is_dir() else ""
+
+
+def _is_run(folder: RunFolder) -> bool:
+    """Whether a run was begun there, however damaged it is: it has a manifest.json of its own."""
+    return folder.was_started or folder.events.is_file()

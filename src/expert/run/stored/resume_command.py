@@ -1,0 +1,164 @@
+"""The command that resumes a run as it was started: the one that was given, or one made from
+what the run folder keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import ExpertError
+from expert.run.stored.locate import manifest_of, start_of
+
+if TYPE_CHECKING:
+    from expert.core.events import Event
+    from expert.core.rundir import RunFolder
+    from expert.manifest.reader import ReadManifest
+
+RESUME, EPOCHS, SET = "--resume", "--epochs", "--set"
+NO_FILE = "FILE"
+"""Stands for a manifest that is not where it was."""
+
+Setting = tuple[str, Any]
+"""A key of the manifest, and what it is to be."""
+
+
+def command_of_run(folder: RunFolder, started: Event | None = None) -> str:
+    """The command that resumes a run, with all that it was started with besides what its
+    manifest says today. `started`: the event of its start, where it is known already."""
+    told = start_of(folder) if started is None else started
+    words, settings = _how_started(folder, told)
+    return command_to_go_on(["expert", "train", *words, *_asked(told)], folder.path, settings)
+
+
+def _asked(started: Event) -> list[str]:
+    """Options of the start that no manifest keeps."""
+    vram = started.get("vram")
+    limit = ["--vram", vram] if isinstance(vram, str) else []
+    return [*limit, *(["--allow-remote-code"] if started.get("allow_remote_code") is True else [])]
+
+
+def _how_started(folder: RunFolder, started: Event) -> tuple[list[str], list[Setting]]:
+    """Words that name what was trained, and keys that the manifest of today has otherwise."""
+    from expert.manifest.reader import read_manifest
+    from expert.run.stored.changes import changed_since
+    from expert.run.text_manifest import character_manifest
+
+    recorded = _recorded(folder.manifest)
+    file = manifest_of(folder, started)
+    text = _text_of_characters(recorded) if file == NO_FILE else None
+    words = ["--dataset", text] if text is not None else ["--manifest", file]
+    if file == NO_FILE and text is None:
+        return words, []
+    try:
+        if text is None:
+            read = read_manifest(Path(file))
+        else:
+            read = character_manifest(text, [f"training.dataset.path={json.dumps(text)}"])
+    except (ExpertError, OSError):  # it can be mended and named again
+        return words, []
+    settings = [(path, then) for path, then, _ in changed_since(folder, read.manifest)]
+    return [*words, *_model(folder, read)], settings
+
+
+def _model(folder: RunFolder, read: ReadManifest) -> list[str]:
+    """`--model NAME` where another than the first of the base models was trained."""
+    plan = _recorded(folder.plan).get("model")
+    name = plan.get("name") if isinstance(plan, dict) else None
+    names = [spec.name for spec in read.manifest.base_models]
+    return ["--model", str(name)] if name in names[1:] and name != names[0] else []
+
+
+def _text_of_characters(recorded: dict[str, Any]) -> str | None:
+    """The text that the character model was trained on without a manifest; None: it was not."""
+    from expert.manifest.migrate.aliases import CORPORA
+    from expert.manifest.schema.manifest import CHAR_GPT
+
+    try:
+        path = str(recorded["training"]["dataset"]["path"])
+        is_character_model = recorded["base_models"][0]["name"] == CHAR_GPT
+    except (KeyError, TypeError, IndexError):
+        return None
+    there = path in CORPORA or (path.endswith(".txt") and Path(path).is_file())
+    return path if is_character_model and there else None
+
+
+def _recorded(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def command_to_go_on(
+    argv: list[str], folder: Path | None, options: Sequence[tuple[str, Any]] = ()
+) -> str:
+    """The command that was given, whole, with the run to resume; under make nobody saw it.
+
+    `folder`: None for the newest run. `options`: keys of the manifest to set, and to what.
+    """
+    import shlex
+    import shutil
+
+    program, *words = argv
+    known = shutil.which(Path(program).name)
+    if Path(program).name == "__main__.py":
+        program = "python -m expert"
+    elif known is not None and Path(known).resolve() == Path(program).resolve():
+        program = Path(program).name
+    words = with_resume_value(words)
+    if RESUME in words:
+        place = words.index(RESUME)
+        del words[place : place + 2]
+    for path, value in options:
+        words = _with_option(words, path, value)
+    return f"{program} {shlex.join([*words, RESUME, *([str(folder)] if folder else [])])}"
+
+
+def _with_option(words: list[str], path: str, value: Any) -> list[str]:
+    """A command with a key of the manifest set, and no longer set before; --epochs is a key too."""
+    from expert.run.stored.changes import option_name
+
+    name = option_name(path)
+    text = value if isinstance(value, str) else json.dumps(value)
+    words = _without(words, lambda option, set_to: option == SET and _names(set_to, path))
+    if name != "epochs":
+        return [*words, SET, f"{name}={text}"]
+    words = _without(words, lambda option, _: option == EPOCHS)
+    text = f"{value:g}" if isinstance(value, float) else text
+    return [*words, EPOCHS, text]
+
+
+def _names(set_to: str, path: str) -> bool:
+    """Whether `KEY=VALUE` is about this key: by its path, or by the end of it, as far as --set
+    takes that."""
+    return f".{path}".endswith(f".{set_to.partition('=')[0].strip()}")
+
+
+def _without(words: list[str], unwanted: Callable[[str, str], bool]) -> list[str]:
+    """A command without the options that are not wanted any more, as `--option value` or
+    `--option=value`."""
+    kept, waiting = [], list(words)
+    while waiting:
+        word = waiting.pop(0)
+        option, joined, value = word.partition("=")
+        if not joined and waiting:
+            value = waiting[0]
+        if option in (SET, EPOCHS) and unwanted(option, value):
+            del waiting[: 0 if joined else 1]
+        else:
+            kept.append(word)
+    return kept
+
+
+def with_resume_value(args: list[str]) -> list[str]:
+    """The arguments with `auto` behind every --resume that no value follows."""
+    filled: list[str] = []
+    for place, word in enumerate(args):
+        filled.append(word)
+        following = args[place + 1] if place + 1 < len(args) else "-"
+        if word == RESUME and following.startswith("-"):
+            filled.append("auto")
+    return filled

@@ -1,0 +1,122 @@
+"""Which rows a run has learned from, by what it left in its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from expert.core.rundir import RunFolder
+    from expert.data.tokens.prepare import Recipe
+
+SAYS_OTHER_ROWS = ("data.tokens", "data.index")
+"""Beginnings of the differences that --allow-changed let pass and that concern the rows."""
+
+
+@dataclass(frozen=True)
+class LearntRows:
+    """Everything the run has trained on, from its first start to its last."""
+
+    tokens: frozenset[str]
+    """First digits of the keys of the prepared rows, as the names of their folders have them; each
+    key follows from the content of the rows and from how they are written."""
+    indexes: frozenset[str]
+    """Names of the indexes: each follows from the keys and from the rows that were drawn. Runs of
+    earlier versions whose checkpoints are gone name none."""
+    mixed: bool
+    """It continued with other rows than it began with."""
+    folders: frozenset[Path] = frozenset()
+    """Where the prepared rows were."""
+
+    def unlike(self, recipes: Sequence[Recipe], cache: Path) -> str:
+        """Why rows of these recipes are not those of the run, in words; "" where they are. The
+        cache may still tell how those of the run were made."""
+        from expert.data.tokens.prepare import short_key
+
+        if not self.tokens:
+            return "the run folder does not record which rows it was trained on"
+        if self.mixed or len(self.indexes) > 1:
+            return "the run was resumed with other rows than it started with"
+        today = {short_key(recipe.key()): recipe for recipe in recipes}
+        if self.tokens == today.keys():
+            return ""
+        new = [recipe for key, recipe in today.items() if key not in self.tokens]
+        return _what_changed(new, self._recipes_gone(today.keys(), cache))
+
+    def same_as(self, other: LearntRows) -> bool:
+        """Whether two runs surely drew the same rows from the same data."""
+        known = bool(self.tokens and self.indexes) and not (self.mixed or other.mixed)
+        return known and (self.tokens, self.indexes) == (other.tokens, other.indexes)
+
+    def has_index(self, name: str) -> bool:
+        """Whether the rows were drawn as in this index; where none is known the recipes tell."""
+        return not self.indexes or self.indexes == {name}
+
+    def _recipes_gone(self, today: Iterable[str], cache: Path) -> list[dict[str, Any]]:
+        """How rows were made that the run learned and that would be made otherwise today."""
+        from expert.data.tokens.prepare import tokens_folder
+
+        gone = self.tokens.difference(today)
+        found = {}
+        for folder in (*self.folders, *(cache / tokens_folder(key) for key in gone)):
+            made_by = recipe_in(folder)
+            if made_by is not None:
+                key, recipe = made_by
+                found[key] = recipe
+        return [recipe for key, recipe in sorted(found.items()) if key in gone]
+
+
+def recipe_in(folder: Path) -> tuple[str, dict[str, Any]] | None:
+    """First digits of the key and the recipe of a prepared folder; None where it tells none."""
+    from expert.data.tokens.prepare import RECIPE, Recipe, short_key
+
+    try:
+        recipe = Recipe(**json.loads((folder / RECIPE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return short_key(recipe.key()), asdict(recipe)
+
+
+def _what_changed(new: Sequence[Recipe], gone: Sequence[Mapping[str, Any]]) -> str:
+    """The difference between how rows are made today and how they were made for the run."""
+    if not new or not gone:
+        return "the data, or how its rows are read, changed since the run"
+    # Of several sources, the one with the same bytes is the same source.
+    pairs = [(recipe, old) for recipe in new for old in gone]
+    recipe, old = next((pair for pair in pairs if pair[0].data == pair[1]["data"]), pairs[0])
+    return f"{recipe.difference(dict(old))} since the run"
+
+
+def learnt_rows(folder: RunFolder) -> LearntRows:
+    """What the events and the checkpoints of a run say; checkpoints may have been removed, and
+    events of earlier versions name no keys."""
+    from expert.core.events import read_events
+    from expert.core.rundir import checkpoints_in
+    from expert.data.tokens.prepare import short_key, short_key_of
+    from expert.training.checkpoint import CheckpointError, read_state
+
+    tokens: set[str] = set()
+    indexes: set[str] = set()
+    folders: set[Path] = set()
+    mixed = False
+    for event in read_events(folder.events) if folder.events.is_file() else ():
+        if event["event"] == "data" and event.get("split") == "train":
+            place = Path(str(event.get("folder", "")))
+            key = short_key(str(event["key"])) if event.get("key") else short_key_of(place)
+            tokens.update([key] if key else ())
+            indexes.update([str(event["index"])] if event.get("index") else ())
+            folders.add(place)
+        elif event["event"] == "resumed":
+            lines = event.get("changed") or ()
+            mixed = mixed or any(str(line).startswith(SAYS_OTHER_ROWS) for line in lines)
+    for _, checkpoint in checkpoints_in(folder.checkpoints):
+        try:
+            data = read_state(checkpoint)["identity"]["data"]
+            tokens.update(short_key(key) for key in data["tokens"])
+            indexes.add(data["index"])
+        except (CheckpointError, KeyError, TypeError):
+            continue
+    return LearntRows(frozenset(tokens), frozenset(indexes), mixed, frozenset(folders))

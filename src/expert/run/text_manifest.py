@@ -1,0 +1,64 @@
+"""The manifest of the character GPT on a text that was named without one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from expert.core.errors import ExpertError
+
+if TYPE_CHECKING:
+    from expert.manifest.reader import ReadManifest
+
+CHARACTER_EPOCHS = 25
+"""What a corpus is trained with where there is no manifest; all else is the plan's default."""
+
+
+def character_manifest(dataset: str, overrides: Sequence[str] = ()) -> ReadManifest:
+    """The manifest of the character GPT on a text that was named without one."""
+    from expert.manifest.reader import understand
+    from expert.manifest.schema.manifest import CHAR_GPT
+    from expert.manifest.text.document import parse_document
+
+    text = {
+        "name": f"char-{Path(dataset).stem}",
+        "base_model": {"name": CHAR_GPT},
+        "training": {"config": {"adapter_type": "full", "epochs": CHARACTER_EPOCHS}},
+    }
+    document = parse_document(json.dumps(text), "json", source=f"--dataset {dataset}")
+    return understand(document, overrides=overrides)
+
+
+class OfSomethingElse(ExpertError):
+    """A file that does not speak of the character GPT; the text says why."""
+
+
+def configured_manifest(file: Path, dataset: str, overrides: Sequence[str] = ()) -> ReadManifest:
+    """The manifest of the character GPT on a text, with the settings of a file beside it."""
+    from expert.manifest.reader import understand
+    from expert.manifest.schema.manifest import CHAR_GPT
+    from expert.manifest.text.document import read_document
+    from expert.manifest.text.item import Item
+
+    def understood(more: Sequence[str]) -> ReadManifest:
+        document = read_document(file)
+        top = document.root.fields()
+        if not isinstance(top.get("training", Item(None)).value, dict):
+            raise OfSomethingElse("it has no section 'training'")
+        # Which model is meant is told by the text; that of the command takes its place later.
+        own = document.root.get("training", "dataset") or top.get("dataset")
+        if own is None:
+            top["dataset"] = Item(dataset, "dataset")
+        top.setdefault("name", Item(f"char-{Path(dataset).stem}", "name"))
+        return understand(document, overrides=[*more, *overrides])
+
+    read = understood(())
+    names = [spec.name for spec in read.manifest.base_models]
+    if names != [CHAR_GPT]:
+        raise OfSomethingElse(f"it trains {', '.join(names)}")
+    if "epochs" not in read.manifest.training.config.model_fields_set:
+        read = understood([f"training.config.epochs={CHARACTER_EPOCHS}"])
+    return replace(read, source=f"--dataset {dataset}")

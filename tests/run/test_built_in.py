@@ -1,0 +1,140 @@
+"""Models that come with the package, in whole runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import expert
+from expert.core.publish import damage, publishing
+from expert.data.pack.packing import is_padded
+from expert.jobs.export.export import export
+from expert.jobs.sample.sample import sample
+from expert.jobs.validate.validate import validate
+from expert.planning.run_plan import RunPlan
+from expert.run.open import plan
+from expert.run.stored.load import AnotherBase
+from expert.training.checkpoint import CheckpointError
+from tests.jobs.runs import base_model, events_of, run, write_expert
+from tests.wording import wording
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_tiny_is_adapted_with_its_own_tokenizer_packed_or_padded(tmp_path, monkeypatch, packing):
+    tiny = base_model(tmp_path / "package").rename(tmp_path / "package" / "tiny")
+    monkeypatch.setattr("expert.planning.models.resolve.BUILT_IN", tiny.parent)
+    monkeypatch.setattr("expert.model.base_folder.built_in_folder", lambda name: tiny)
+    settings = {"packing": packing, "max_steps": 2, "dataloader_num_workers": 0}
+    manifest = write_expert(tmp_path / "expert", "tiny", settings)
+    assert is_padded(plan(manifest)) is not packing
+    done = run(manifest)
+    assert [event["step"] for event in events_of(done.folder, "step")] == [1, 2]
+    assert (done.folder / "final" / "adapter_model.safetensors").is_file()
+    settled = RunPlan.model_validate_json((done.folder / "plan.json").read_text(encoding="utf-8"))
+    assert (settled.model.place, settled.model.location) == ("built-in", str(tiny))
+
+
+def test_an_adapter_of_tiny_takes_its_base_along_from_wherever_the_run_came(tmp_path):
+    folder = run(write_expert(tmp_path / "expert", "tiny", {"max_steps": 2})).folder
+    theirs = "/home/another/site-packages/expert/model/tiny"
+    here = Path(expert.__file__).parent / "model" / "tiny"
+    plan_file, final = folder / "plan.json", folder / "final"
+    plan_file.write_text(plan_file.read_text(encoding="utf-8").replace(str(here), theirs), "utf-8")
+    settings = json.loads((final / "adapter_config.json").read_text(encoding="utf-8"))
+    with publishing(tmp_path / "final") as moved:
+        shutil.copytree(final, moved, dirs_exist_ok=True, ignore=lambda *_: ["DONE"])
+        settings["base_model_name_or_path"] = theirs
+        (moved / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    shutil.rmtree(final)
+    (tmp_path / "final").rename(final)
+    out = tmp_path / "out"
+    export(folder, out, device="cpu")
+    told = json.loads((out / "adapter_config.json").read_text(encoding="utf-8"))
+    assert told == {**settings, "base_model_name_or_path": "tiny"}
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert wording("base-tiny-comes-with") in card
+    assert theirs not in card
+    assert str(here) not in card
+    weights = (out / "base" / "model.safetensors").read_bytes()
+    assert weights == (here / "model.safetensors").read_bytes()
+    assert damage(out) == ""  # the copy is sealed with the rest
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch) -> Path:
+    """A package that comes with a `tiny` of its own, which a test may replace."""
+    folder = base_model(tmp_path / "package").rename(tmp_path / "package" / "tiny")
+    monkeypatch.setattr("expert.planning.models.resolve.BUILT_IN", folder.parent)
+    monkeypatch.setattr("expert.model.base_folder.built_in_folder", lambda name: folder)
+    return folder
+
+
+def replace_weights(folder: Path) -> None:
+    """The same model with other numbers, as another version of the package may bring it."""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    weights = {name: -tensor for name, tensor in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def forget_the_weights(folder: Path) -> None:
+    """A run as versions left it that did not record which weights a name stood for."""
+    plan_file = folder / "plan.json"
+    settled = json.loads(plan_file.read_text(encoding="utf-8"))
+    settled["model"]["revision"] = None
+    plan_file.write_text(json.dumps(settled), encoding="utf-8")
+
+
+def test_the_plan_tells_which_tiny_it_is(tiny, tmp_path):
+    manifest = write_expert(tmp_path / "expert", "tiny", {"max_steps": 2})
+    before = plan(manifest).model.revision
+    assert before == hashlib.sha256((tiny / "model.safetensors").read_bytes()).hexdigest()[:16]
+    replace_weights(tiny)
+    assert plan(manifest).model.revision not in (None, before)
+
+
+def test_what_was_learned_upon_another_tiny_is_not_used(tiny, tmp_path):
+    folder = run(write_expert(tmp_path / "expert", "tiny", {"max_steps": 2})).folder
+    assert sample(folder, ["say red 1"], device="cpu", seed=0).notes == ()
+    replace_weights(tiny)
+    uses: list[Callable[[], Any]] = [
+        lambda: sample(folder, ["say red 1"], device="cpu"),
+        lambda: validate(folder, device="cpu"),
+        lambda: export(folder, tmp_path / "out", device="cpu"),
+    ]
+    for use in uses:
+        with pytest.raises(AnotherBase, match=wording("trained-on-another-tiny")):
+            use()
+    forget_the_weights(folder)
+    assert wording("does-not-tell-tiny") in sample(folder, ["a"], device="cpu", seed=0).notes[-1]
+    done = export(folder, tmp_path / "out", device="cpu")
+    assert wording("does-not-tell-tiny") in done.warnings()[0]
+
+
+def test_a_run_does_not_continue_upon_another_tiny(tiny, tmp_path):
+    settings = {"max_steps": 2, "save_steps": 1}
+    folder = run(write_expert(tmp_path / "expert", "tiny", settings)).folder
+    replace_weights(tiny)
+    longer = write_expert(tmp_path / "expert", "tiny", settings | {"max_steps": 3})
+    with pytest.raises(CheckpointError, match=r"model\.revision: was "):
+        run(longer, resume=str(folder))
+
+
+def test_a_run_that_recorded_no_weights_continues_and_is_reported_so(tiny, tmp_path, monkeypatch):
+    settings = {"max_steps": 2, "save_steps": 1}
+    with monkeypatch.context() as earlier:
+        earlier.setattr("expert.planning.models.resolve.weights_digits", lambda folder: None)
+        folder = run(write_expert(tmp_path / "expert", "tiny", settings)).folder
+    longer = write_expert(tmp_path / "expert", "tiny", settings)
+    run(longer, resume=str(folder / "checkpoints" / "step-000001"))
+    (told,) = events_of(folder, "resumed")
+    assert [line.partition(", is ")[0] for line in told["changed"]] == [
+        "model.revision: was not set"
+    ]

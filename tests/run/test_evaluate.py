@@ -1,0 +1,79 @@
+"""Evaluations compute no padding that can be left out, and come to the same loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from expert.data.feed.run_data import RunData, split_batches
+from expert.data.feed.streaming import divided
+from expert.planning.run_plan import RunPlan
+from expert.run.build import Built, build
+from expert.run.open import open_run
+from expert.training.evaluation import evaluate
+from tests.jobs.runs import WORDS, base_model, write_expert
+
+CPU = torch.device("cpu")
+ROWS = [
+    {"instruction": f"say {word}", "response": f"{word} " * (1 + number * number)}
+    for number in range(6)
+    for word in WORDS
+]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory) -> tuple[RunPlan, RunData, Built]:
+    """An expert on a CPU, ready to be evaluated, at most two held-out rows to a sequence."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    base = base_model(folder / "models")
+    config = {"max_seq_length": 256, "device": "cpu"}
+    file = write_expert(folder, base, config, rows=ROWS, dataset={"validation_split": 0.5})
+    opened = open_run(file)
+    plan, data = opened.plan, opened.data
+    split = data.validation
+    assert split is not None
+    data = replace(data, validation=replace(split, index=divided(split.index, 2)))
+    built = build(plan, data.encoder, device=CPU)
+    built.loaded.module.eval()
+    return plan, data, built
+
+
+def widths_and_loss(
+    plan: RunPlan, data: RunData, built: Built, rows: int
+) -> tuple[list[int], float]:
+    widths = []
+
+    def seen(batches):
+        for batch in batches:
+            widths.append(batch.tokens.shape[1])
+            yield batch
+
+    assert data.validation is not None
+    with split_batches(plan, data.validation, rows=rows, device=CPU) as batches:
+        sums = evaluate(built.engine, seen(batches))
+    assert sums is not None
+    return widths, sums.loss_sum.item() / sums.targets
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_an_evaluation_without_padding_comes_to_the_loss_of_one_with_it(opened, rows: int):
+    plan, data, built = opened
+    assert plan.data.trim
+    whole = plan.with_values({"data.trim": False}, "to compare", "machine")
+    widths, loss = widths_and_loss(plan, data, built, rows)
+    all_of_one, expected = widths_and_loss(whole, data, built, rows)
+    assert set(all_of_one) == {256}
+    assert min(widths) < max(widths)
+    assert sum(widths) < 0.75 * sum(all_of_one)
+    assert widths == sorted(widths, reverse=True)  # what does not fit shows at once
+    assert loss == pytest.approx(expected, rel=1e-6)  # float32 sums over other widths: 2e-7 here
+
+
+def test_the_batches_of_an_evaluation_hold_every_row_once(opened):
+    plan, data, _ = opened
+    assert data.validation is not None
+    with split_batches(plan, data.validation, rows=3, device=CPU) as batches:
+        bins = [number for batch in batches for number in batch.bins]
+    assert sorted(bins) == list(range(data.validation.index.bins))

@@ -1,0 +1,167 @@
+"""What an error means for the plan, and what is tried on a card before a run begins."""
+
+from __future__ import annotations
+
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from expert.model import attention
+from expert.run.build import DoesNotRun, check_attention, check_precision
+from expert.run.session import instruments
+from expert.run.session.failures import failure_of
+from expert.training.recovery import (
+    CompileFailed,
+    KernelUnavailable,
+    OutOfMemory,
+    PrecisionUnsupported,
+)
+from tests.wording import wording
+
+CARD = torch.device("cuda")
+
+
+class OfACompiler(RuntimeError):
+    """As torch.compile raises them."""
+
+
+OfACompiler.__module__ = "torch._dynamo.exc"
+
+
+def plan(**kernels: Any) -> Any:
+    own = {"compile": True, "attention": "sdpa", "precision": "bf16", "fused_loss": True}
+    return SimpleNamespace(kernels=SimpleNamespace(**(own | kernels)))
+
+
+def test_memory_that_runs_out_while_compiling_is_missing_memory():
+    wrapped = OfACompiler("backend failed")
+    wrapped.__cause__ = torch.OutOfMemoryError("Tried to allocate 2 GiB")
+    said = OfACompiler("backend='inductor' raised: CUDA out of memory. Tried to allocate 2 GiB")
+    handled = OfACompiler("backend failed")
+    handled.__context__ = ValueError("in between")
+    handled.__context__.__context__ = torch.OutOfMemoryError("Tried to allocate 2 GiB")
+    for error in (wrapped, said, handled):
+        failure = failure_of(error)
+        assert isinstance(failure, OutOfMemory)
+        assert "Tried to allocate 2 GiB" in failure.message
+
+
+def test_training_continues_with_other_attention_where_cudnns_kernel_fails():
+    error = RuntimeError("Expected mha_graph.execute(handle).is_good() to be true, but got false.")
+    failure = failure_of(error)
+    assert isinstance(failure, KernelUnavailable)
+    assert failure.kernel == "attention"
+
+
+def test_errors_that_refer_to_each_other_are_looked_at_once():
+    one, other = ValueError("one"), ValueError("other")
+    one.__context__, other.__context__ = other, one
+    assert failure_of(one) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OfACompiler("no such operation"),
+        RuntimeError("Failed to find C compiler. Please specify via CC environment variable."),
+        subprocess.CalledProcessError(1, ["/usr/bin/gcc", "main.c"]),
+    ],
+)
+def test_what_compiles_is_given_up_in_turn(error):
+    assert isinstance(failure_of(error, "training", plan()), CompileFailed)
+    for attended, kernel in (("flex", "attention"), ("flash", "fused_loss")):
+        failure = failure_of(error, "training", plan(compile=False, attention=attended))
+        assert isinstance(failure, KernelUnavailable)
+        assert failure.kernel == kernel
+
+
+def test_attention_that_is_not_deterministic_is_given_up_only_where_that_was_asked_for():
+    error = RuntimeError("flex backward does not have a deterministic implementation, but ...")
+    asked = plan(attention="flex", deterministic=True)
+    failure = failure_of(error, "training", asked)
+    assert failure == KernelUnavailable(kernel="attention", reason=str(error))
+    assert failure_of(error, "training", plan(deterministic=False)) is None
+
+
+def test_a_card_without_bf16_is_another_precision(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    with pytest.raises(DoesNotRun) as caught:
+        check_precision(plan(), CARD)
+    assert failure_of(caught.value) == PrecisionUnsupported(
+        precision="bf16", reason="the card has no bf16"
+    )
+    check_precision(plan(precision="fp16"), CARD)
+    check_precision(plan(), torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    check_precision(plan(), CARD)
+
+
+def model(**config: Any) -> Any:
+    shape = SimpleNamespace(hidden_size=64, num_attention_heads=4, **config)
+    whole = SimpleNamespace(get_text_config=lambda: shape)
+    return SimpleNamespace(module=None, causal_lm=SimpleNamespace(config=whole))
+
+
+def test_flash_attention_is_tried_with_the_heads_of_the_model(monkeypatch):
+    asked = []
+    why = "RuntimeError: FlashAttention only supports Ampere GPUs or newer."
+
+    def works(*facts: Any) -> Any:
+        asked.append(facts)
+        return why
+
+    monkeypatch.setattr(attention, "attention_works", works)
+    with pytest.raises(DoesNotRun) as caught:
+        check_attention(plan(attention="flash"), model(num_key_value_heads=2, head_dim=32), CARD)
+    assert failure_of(caught.value) == KernelUnavailable(kernel="attention", reason=why)
+    why = wording("outofmemoryerror-cuda-out-memory")
+    check_attention(plan(attention="flash"), model(), CARD)
+    assert [facts[2:] for facts in asked] == [
+        (torch.bfloat16, 32, 4, 2),
+        (torch.bfloat16, 16, 4, 4),
+    ]
+    check_attention(plan(attention="sdpa"), model(), CARD)
+    check_attention(plan(attention="flash"), model(), torch.device("cpu"))
+    assert len(asked) == 2
+
+
+def test_what_the_card_does_goes_into_step_events_as_numbers_alone(monkeypatch):
+    gpu = SimpleNamespace(step_fields=lambda since: {"power_watts": 300.0})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    meter = SimpleNamespace(settled_at=None)
+    looking: Any = SimpleNamespace(gpu=gpu, device=CARD, meter=meter, emit=None)
+    fields = instruments.device_fields(looking, workers=1)(1)
+    assert fields["power_watts"] == 300.0
+    assert "because" not in fields
+    assert not any(isinstance(value, str) for value in fields.values())
+
+
+def test_what_a_card_does_while_it_compiles_is_not_told_as_training(monkeypatch):
+    asked: list[float] = []
+    gpu = SimpleNamespace(step_fields=lambda since: asked.append(since) or {})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    now = iter([100.0, 130.0, 140.0])
+    monkeypatch.setattr(instruments.time, "monotonic", lambda: next(now))
+    meter = SimpleNamespace(settled_at=125.0)
+    looking: Any = SimpleNamespace(gpu=gpu, device=CARD, meter=meter, emit=None)
+    fields = instruments.device_fields(looking, workers=1)
+    fields(1)
+    fields(2)
+    assert asked == [125.0, 130.0]
+
+
+def test_loss_scaling_alone_is_no_state_of_an_optimizer():
+    from expert.run.session.checkpoints import state_to_come
+
+    held = {"loss_scale.scale": torch.ones(()), "loss_scale.growth": torch.ones(())}
+    weights = [("w", torch.zeros(10))]
+    built: Any = SimpleNamespace(
+        tensors=lambda: {"optimizer": held}, loaded=SimpleNamespace(trainable=weights)
+    )
+    asked: Any = SimpleNamespace(optim=SimpleNamespace(optimizer="adamw_torch"))
+    assert state_to_come(built, asked) == 80  # two float32 moments
+    held["w.exp_avg"] = torch.zeros(10)
+    assert state_to_come(built, asked) == 0

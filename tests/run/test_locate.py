@@ -1,0 +1,73 @@
+"""Which run is meant by a folder, the same for every command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from expert.core.rundir import RunFolderError
+from expert.run.stored.locate import find_expert, find_trained
+from tests.wording import wording
+
+
+def _started(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text("{}", encoding="utf-8")
+    return folder
+
+
+def expert_folder(folder: Path, name: str = "manifest.json", **config: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    training = {"dataset": {"path": "a.jsonl"}, "config": config}
+    data = {"name": "demo", "base_model": {"name": "X"}, "training": training}
+    (folder / name).write_text(json.dumps(data), encoding="utf-8")
+    return folder
+
+
+def test_a_run_a_folder_of_runs_and_an_expert_s_folder_mean_the_newest_run(tmp_path):
+    expert = expert_folder(tmp_path / "demo")
+    _started(expert / "runs" / "demo-20260101-000000")
+    newest = _started(expert / "runs" / "demo-20260102-000000")
+    for place in (newest, expert / "runs", expert, expert / "manifest.json"):
+        assert find_trained(place).path == newest
+    assert find_expert(expert)[1] == expert
+    assert find_expert(newest)[1] is None
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "manifest.yaml", "manifest.yml", "config.yaml"])
+def test_a_manifest_is_found_by_any_of_its_names(tmp_path, name):
+    expert = expert_folder(tmp_path / "demo", name, output_dir="trained")
+    run = _started(expert / "trained" / "demo-20260101-000000")
+    assert find_trained(expert).path == run
+
+
+def test_runs_beside_a_manifest_are_found_where_its_own_runs_folder_has_none(tmp_path):
+    expert = expert_folder(tmp_path / "demo")
+    run = _started(expert / "demo-20260101-000000")
+    _started(expert / "other-20260102-000000")
+    assert find_expert(expert) == find_expert(expert / "manifest.json")
+    assert (find_trained(expert).path, find_expert(expert)[1]) == (run, expert)
+    _started(expert / "runs" / "demo-20250101-000000")
+    assert find_trained(expert).path.parent.name == "runs"
+
+
+def test_a_run_of_another_expert_is_found_beside_a_manifest_but_not_taken_for_its_own(tmp_path):
+    expert = expert_folder(tmp_path / "demo")
+    run = _started(expert / "other-20260101-000000")
+    found, beside = find_expert(expert)
+    assert (found.path, beside) == (run, None)
+
+
+def test_an_expert_without_a_run_is_reported_how_to_train_it(tmp_path):
+    expert = expert_folder(tmp_path / "demo")
+    with pytest.raises(RunFolderError, match=wording("no-run-demo")):
+        find_trained(expert)
+
+
+def test_a_run_without_a_plan_is_not_taken_for_an_expert(tmp_path):
+    damaged = expert_folder(tmp_path / "demo-20260101-000000")
+    (damaged / "events.jsonl").write_text("", encoding="utf-8")
+    with pytest.raises(RunFolderError, match=wording("no-run-folder")):
+        find_trained(damaged)

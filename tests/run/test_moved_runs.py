@@ -1,0 +1,101 @@
+"""A run is read from any folder, and after all of it was moved: nothing is looked for or made
+beside the folder that somebody happens to be in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from expert.jobs.diagnose.one_step import read_again
+from expert.jobs.export.export import export
+from expert.jobs.report import report
+from expert.jobs.sample.sample import sample
+from expert.jobs.validate.validate import validate
+from expert.run.stored.load import read_plan
+from expert.run.stored.locate import find_trained
+from expert.run.stored.status import run_status
+from tests.jobs.runs import base_model, plan_of, run, write_expert
+from tests.jobs.trained_runs import place
+from tests.wording import wording
+
+
+@pytest.fixture
+def fruit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An expert that was trained by `expert train --manifest fruit/manifest.json`, its base with
+    it."""
+    shutil.copytree(base_model(place() / "models"), tmp_path / "fruit" / "models" / "base")
+    monkeypatch.chdir(tmp_path)
+    config = {"max_steps": 2, "save_steps": 1, "save_total_limit": None}
+    run(write_expert(Path("fruit"), "models/base", config))
+    return tmp_path / "fruit"
+
+
+def everything(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def judged_from(cwd: Path, expert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validate, sample, report and look from a folder; only the verdict and the page are new."""
+    monkeypatch.chdir(cwd)
+    before = everything(cwd)
+    done = validate(expert, device="cpu", min_accuracy=0.0)
+    assert done.test_set == wording("rows-held-out-of")
+    assert sample(find_trained(expert).path, ["say red 1"], device="cpu")
+    made = report(find_trained(expert).path)
+    assert wording("no-longer-there") not in made.markdown.read_text(encoding="utf-8")
+    new = {Path(path).name for path in everything(cwd) - before}
+    new = {name for name in new if not name.endswith(".verified")}  # hashed once for every state
+    assert new <= {"validation.json", "report.html", "report.md"}
+
+
+def test_paths_of_a_run_mean_the_same_from_every_folder(fruit, monkeypatch):
+    judged_from(fruit, Path("."), monkeypatch)
+    status = run_status(find_trained(Path(".")))
+    assert Path(str(status.last_checkpoint)).is_dir()
+    monkeypatch.chdir(fruit / "runs")
+    plan = read_plan(find_trained(Path("..") / "manifest.json"))
+    assert Path(plan.model.location) == fruit / "models" / "base"
+    assert Path(plan.data.cache or "") == fruit / "datasets_optimized" / "demo"
+
+
+def test_a_run_that_was_moved_with_its_expert_needs_nothing_of_where_it_was(fruit, monkeypatch):
+    elsewhere = fruit.parent / "far" / "away"
+    elsewhere.parent.mkdir()
+    fruit.rename(elsewhere)
+    monkeypatch.chdir(elsewhere.parent)
+    (folder,) = (elsewhere / "runs").iterdir()
+    judged_from(elsewhere.parent, folder, monkeypatch)
+    plan = read_plan(find_trained(folder))
+    assert Path(plan.model.location) == elsewhere / "models" / "base"
+    assert Path(plan.data.cache or "") == elsewhere / "datasets_optimized" / "demo"
+    assert read_again(folder).folder == elsewhere
+    made = export(folder, to=elsewhere.parent / "out")
+    config = json.loads((made.folder / "adapter_config.json").read_text(encoding="utf-8"))
+    assert config["base_model_name_or_path"] == "base"
+    assert not fruit.exists()
+
+
+def test_a_run_of_an_earlier_version_with_paths_from_its_start_is_read_as_well(fruit, monkeypatch):
+    (folder,) = (fruit / "runs").iterdir()
+    plan = plan_of(folder)
+    plan["data"]["cache"] = "fruit/datasets_optimized/demo"
+    plan["watch"]["output_dir"] = "fruit/runs"
+    plan["model"]["location"] = "fruit/models/base"
+    (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    text = (folder / "events.jsonl").read_text(encoding="utf-8")
+    (folder / "events.jsonl").write_text(text.replace(f"{fruit}/", "fruit/"), encoding="utf-8")
+    monkeypatch.chdir(fruit)
+    assert validate(Path("."), device="cpu", min_accuracy=0.0).test_set == wording(
+        "rows-held-out-of"
+    )
+
+
+def test_a_plan_is_recorded_with_paths_that_mean_the_same_everywhere(fruit):
+    (folder,) = (fruit / "runs").iterdir()
+    plan = plan_of(folder)
+    assert plan["data"]["cache"] == str(fruit / "datasets_optimized" / "demo")
+    assert plan["watch"]["output_dir"] == str(fruit / "runs")
+    assert plan["model"]["location"] == str(fruit / "models" / "base")

@@ -1,0 +1,114 @@
+"""Threads of real runs on a CPU, with and without a neighbour."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from itertools import count
+
+import pytest
+import torch
+
+from expert.run.session.start import look_for_threads
+from expert.telemetry.cpu import CpuSampler, Neighbours, cores_seen
+from tests.jobs.runs import base_model, events_of, run, write_expert
+from tests.wording import wording
+
+
+@pytest.fixture
+def free_to_choose(monkeypatch):
+    """No word of the user's, and two threads as torch would have them on two cores."""
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@contextmanager
+def neighbours(count: int):
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_with_every_core_taken_one_thread_is_left(free_to_choose):
+    with neighbours(len(cores_seen())):
+        found = look_for_threads(2)
+    assert (found.count, found.lowered) == (1, True)
+
+
+def test_a_run_tells_its_threads_and_gives_torch_its_own_number_back(tmp_path, free_to_choose):
+    manifest = write_expert(tmp_path, base_model(tmp_path / "models"), {"max_steps": 2})
+    with neighbours(len(cores_seen())):
+        folder = run(manifest).folder
+    [told] = events_of(folder, "threads")
+    assert (told["threads"], told["lowered"]) == (1, True)
+    assert all(0 <= step["cpu_others"] <= 1 for step in events_of(folder, "step"))
+    assert torch.get_num_threads() == 2
+
+
+def test_a_resumed_run_computes_with_the_threads_it_began_with(tmp_path, free_to_choose):
+    manifest = write_expert(
+        tmp_path, base_model(tmp_path / "models"), {"max_steps": 2, "save_steps": 1}
+    )
+    with neighbours(len(cores_seen())):
+        folder = run(manifest).folder
+    run(manifest, resume=str(folder / "checkpoints" / "step-000001"))
+    told = events_of(folder, "threads")[-1]
+    assert (told["threads"], told["because"]) == (1, wording("as-the-run-began"))
+    assert (told["kept"], told["own"]) == (True, 2)
+
+
+def test_a_run_resumed_on_another_machine_chooses_again(tmp_path, free_to_choose):
+    manifest = write_expert(
+        tmp_path, base_model(tmp_path / "models"), {"max_steps": 2, "save_steps": 1}
+    )
+    folder = run(manifest).folder
+    with (folder / "events.jsonl").open("a", encoding="utf-8") as events:
+        events.write(json.dumps({"event": "threads", "threads": 64, "cores": 640}) + "\n")
+    run(manifest, resume=str(folder / "checkpoints" / "step-000001"))
+    told = events_of(folder, "threads")[-1]
+    assert told["threads"] <= len(cores_seen())
+    assert told["kept"] is False
+
+
+def test_progress_is_reported_after_every_step(tmp_path):
+    manifest = write_expert(tmp_path, base_model(tmp_path / "models"), {"max_steps": 3})
+    seen: list[int] = []
+    run(manifest, progress=seen.append)
+    assert seen == [1, 2, 3]
+
+
+def test_a_run_names_who_takes_its_cores_and_its_diagnosis_too(tmp_path, monkeypatch):
+    """By a clock and processes made up: 80 % of the cores in others' hands for the whole run."""
+    from expert.jobs.diagnose.diagnose import diagnose_run
+
+    seconds_gone = count(1.0)
+    now = 0.0
+
+    def clock():
+        nonlocal now
+        now = next(seconds_gone)
+        return now
+
+    cores = len(cores_seen())
+    sampler = CpuSampler(clock=clock, busy=lambda: 0.8 * cores * now, own=lambda: 0.0)
+    monkeypatch.setattr("expert.telemetry.cpu.CpuSampler", lambda: sampler)
+    seconds = iter([0.0, 1.2 * cores])
+    neighbour = Neighbours(clock=clock, look=lambda: {7: ("rustc", next(seconds))})
+    monkeypatch.setattr("expert.telemetry.cpu.Neighbours", lambda: neighbour)
+    config = {"max_steps": 4, "dataloader_num_workers": 0}
+    folder = run(write_expert(tmp_path, base_model(tmp_path / "models"), config)).folder
+    [told] = events_of(folder, "neighbours")
+    assert [one["name"] for one in told["processes"]] == ["rustc"]
+    found = diagnose_run(folder)
+    assert "good" not in found.verdict.sentence
+    [busy] = [finding for finding in found.findings if finding.name == "busy-cores"]
+    assert wording("most-all-rustc-pid") in busy.evidence

@@ -1,0 +1,261 @@
+"""Whole runs: they learn, can be resumed at any step, and leave what they promise."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from expert.core.publish import damage
+from expert.telemetry.meter import Ahead
+from tests.jobs.runs import ROWS, base_model, events_of, losses_of, run, weights_of, write_expert
+from tests.wording import wording
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return base_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, base) -> tuple[Path, Path]:
+    """A run with two epochs, accumulation, dropout and evaluation, and a checkpoint each step."""
+    folder = tmp_path_factory.mktemp("whole")
+    settings = {
+        "dropout": 0.2,
+        "micro_batch_size": 1,
+        "save_steps": 1,
+        "save_total_limit": None,
+        "eval_steps": 3,
+    }
+    manifest = write_expert(folder, base, settings)
+    return manifest, run(manifest).folder
+
+
+def test_a_run_learns_and_leaves_a_whole_run_folder(whole):
+    _, folder = whole
+    losses = [float.fromhex(loss) for loss in losses_of(folder).values()]
+    assert losses[-1] < 0.8 * losses[0]
+    names = {path.name for path in folder.iterdir()}
+    assert {"manifest.json", "plan.json", "environment.json", "events.jsonl", "final"} <= names
+    assert ".lock" not in names
+    assert damage(folder / "final") == ""
+    told = [event["event"] for event in events_of(folder)]
+    assert told[0] == "started"
+    assert told[-1] == "finished"
+
+
+def test_a_run_says_that_its_epochs_end_before_max_steps(base, tmp_path):
+    folder = run(write_expert(tmp_path, base, {"max_steps": 1000, "epochs": 1})).folder
+    (told,) = [e["text"] for e in events_of(folder, "warning") if "max_steps" in e["text"]]
+    done = events_of(folder, "finished")[0]["step"]
+    assert told.startswith(f"1 epoch ends after {done} updates, before the 1000 of max_steps")
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, tmp_path):
+    """From its first step, from the end of an epoch, from the start of one, from the last step."""
+    manifest, folder = whole
+    expected, weights = losses_of(folder), weights_of(folder)
+    steps = sorted(int(path.name[5:]) for path in (folder / "checkpoints").iterdir())
+    assert steps == list(range(1, len(expected) + 1))
+    for step in (1, 6, 7, 11):
+        copy = tmp_path / f"from-{step}"
+        shutil.copytree(folder, copy)
+        (copy / "events.jsonl").unlink()
+        shutil.rmtree(copy / "final")
+        done = run(manifest, resume=str(copy / "checkpoints" / f"step-{step:06d}"))
+        rest = losses_of(done.folder)
+        assert rest == {number: expected[number] for number in expected if number > step}
+        assert weights_of(done.folder) == weights
+
+
+def test_evaluation_happens_when_asked_for_and_at_the_end(whole):
+    _, folder = whole
+    steps = [event["step"] for event in events_of(folder, "eval")]
+    last = max(losses_of(folder))
+    assert steps == sorted({*range(3, last + 1, 3), last})
+
+
+def test_how_many_rows_go_at_once_changes_no_loss(base, tmp_path):
+    """The same sums in another order: they differ by rounding, 1e-6 of a float32 loss."""
+    found = []
+    for rows in (1, 4):
+        settings = {"micro_batch_size": rows, "epochs": 1}
+        made = run(write_expert(tmp_path / str(rows), base, settings))
+        found.append([float.fromhex(loss) for loss in losses_of(made.folder).values()])
+    assert len(found[0]) > 3
+    assert found[1] == pytest.approx(found[0], rel=2e-5)
+
+
+def test_packed_unpacked_and_padded_runs_begin_with_the_same_loss(base, tmp_path):
+    """All rows in one step: the loss of the whole data set, however it is laid out."""
+    first = {}
+    for packing in (True, "concat", False):
+        settings = {"packing": packing, "batch_size": 64, "epochs": 1, "max_steps": 1}
+        folder = tmp_path / str(packing)
+        made = run(write_expert(folder, base, settings, dataset={"validation_split": 0}))
+        first[packing] = float.fromhex(losses_of(made.folder)[1])
+    assert first[True] == pytest.approx(first[False], rel=1e-6)
+    # Where join-and-cut divides a document, its parts are shorter contexts: another, near loss.
+    assert first["concat"] == pytest.approx(first[False], rel=0.05)
+
+
+def test_only_the_newest_checkpoints_and_the_best_are_kept(base, tmp_path):
+    settings = {"save_steps": 1, "save_total_limit": 2, "evaluation_strategy": "no"}
+    done = run(write_expert(tmp_path, base, settings))
+    kept = sorted(path.name for path in (done.folder / "checkpoints").iterdir())
+    assert kept == [f"step-{done.steps - 1:06d}", f"step-{done.steps:06d}"]
+
+
+def test_every_second_epoch_is_kept_whichever_is_the_best(base, tmp_path):
+    settings = {"epochs": 7, "checkpoint_every": 2, "learning_rate": 1e-2}
+    done = run(write_expert(tmp_path, base, settings, rows=ROWS[:16]))
+    an_epoch = done.steps // 7
+    best = {event["step"] for event in events_of(done.folder, "took_best")} or {done.steps}
+    kept = {int(path.name[5:]) for path in (done.folder / "checkpoints").iterdir()}
+    assert kept == {2 * an_epoch, 4 * an_epoch, 6 * an_epoch, done.steps} | best
+
+
+def test_early_stopping_ends_a_run_that_no_longer_improves(base, tmp_path):
+    settings = {
+        "learning_rate": 1e-9,
+        "eval_steps": 1,
+        "early_stopping_patience": 2,
+        "early_stopping_threshold": 0.5,
+    }
+    done = run(write_expert(tmp_path, base, settings))
+    assert done.exit_code == 0
+    assert done.steps == 3  # one evaluation sets the mark, two bring nothing
+    assert events_of(done.folder, "finished")[0]["early"]
+
+
+def test_the_best_checkpoint_is_what_the_run_leaves(base, tmp_path):
+    # The highest loss counts as the best here, so that the best step is never the last.
+    settings = {"greater_is_better": True, "eval_steps": 1, "save_steps": 1}
+    done = run(write_expert(tmp_path, base, settings | {"save_total_limit": 1}))
+    evals = {event["step"]: event["loss"] for event in events_of(done.folder, "eval")}
+    best = max(evals, key=lambda step: evals[step])
+    assert best != done.steps
+    assert events_of(done.folder, "took_best")[0]["step"] == best
+    assert done.eval_loss == evals[best]
+    assert done.last_eval_loss == evals[done.steps] != done.eval_loss
+    assert events_of(done.folder, "finished")[0]["last_eval_loss"] == done.last_eval_loss
+    saved = load_file(done.folder / "checkpoints" / f"step-{best:06d}" / "model.safetensors")
+    final = load_file(done.folder / "final" / "adapter_model.safetensors")
+    assert {tuple(t.flatten().tolist()) for t in final.values()} == {
+        tuple(t.flatten().tolist()) for t in saved.values()
+    }
+
+
+def test_the_last_validation_loss_may_be_from_before_a_resume(tmp_path):
+    from expert.run.session.finish import recorded_eval_loss
+    from tests.run.test_status import a_run
+
+    evals = [
+        {"event": "eval", "step": 3, "split": "validation", "loss": 1.5},
+        {"event": "eval", "step": 3, "split": "test", "loss": 9.0},
+    ]
+    folder = a_run(tmp_path / "r", *evals)
+    assert recorded_eval_loss(folder) == 1.5
+
+
+def test_a_changed_run_is_not_resumed_without_being_told_to(whole, tmp_path):
+    manifest, folder = whole
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    shutil.rmtree(copy / "final")
+    checkpoint = str(copy / "checkpoints" / "step-000004")
+    with pytest.raises(Exception, match=r"learning_rate: was 0\.01, is 0\.0001"):
+        run(manifest, resume=checkpoint, overrides=("training.config.learning_rate=1e-4",))
+
+
+def test_a_best_checkpoint_that_is_damaged_is_reported_and_the_last_weights_are_kept(
+    base, tmp_path
+):
+    def damaged(event):
+        if event["event"] == "saved" and event["step"] > 1:
+            path = Path(event["path"]).parent / "step-000001" / "model.safetensors"
+            path.write_bytes(b"torn")
+
+    settings = {"greater_is_better": True, "eval_steps": 1, "save_steps": 1, "epochs": 1}
+    done = run(write_expert(tmp_path, base, settings), sinks=[damaged])
+    assert done.exit_code == 0
+    assert events_of(done.folder, "took_best") == []
+    told = [event["text"] for event in events_of(done.folder, "warning")]
+    assert any(wording("best-cannot-had") in text for text in told)
+    assert damage(done.folder / "final") == ""
+
+
+def test_a_run_says_once_that_its_validation_rows_are_learned_as_well(base, tmp_path):
+    rows = [{"instruction": f"say {n % 2}", "response": str(n % 2)} for n in range(40)]
+    done = run(write_expert(tmp_path, base, {"epochs": 1}, rows=rows))
+    told = [event["text"] for event in events_of(done.folder, "warning")]
+    (doubt,) = [text for text in told if wording("rows-repeat-much") in text]
+    assert wording("rows-held-out-for") in doubt
+
+
+def test_the_test_rows_are_reported_with_the_step_whose_weights_they_judge(base, tmp_path):
+    settings = {"metric_for_best_model": "eval_token_accuracy", "greater_is_better": False}
+    settings |= {"eval_steps": 1, "save_steps": 1, "epochs": 1}
+    rows = [{"instruction": f"say {n}", "response": "and " * n} for n in range(1, 5)]
+    tmp_path.joinpath("test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = run(write_expert(tmp_path, base, settings, dataset={"test_path": "test.jsonl"}))
+    best = events_of(done.folder, "took_best")[0]["step"]
+    assert best < done.steps
+    [told] = [event for event in events_of(done.folder, "eval") if event["split"] == "test"]
+    assert told["step"] == best
+    assert done.eval_loss is None  # another number was followed
+    assert events_of(done.folder, "finished")[0]["eval_loss"] is None
+
+
+def test_a_run_tells_of_the_evaluations_that_are_to_come_and_of_the_time_that_was_waited(
+    base, tmp_path
+):
+    told = []
+    settings = {"max_steps": 5, "eval_steps": 5, "micro_batch_size": 8, "eval_batch_size": 2}
+    dataset = {"validation_split": 0.5}
+    done = run(
+        write_expert(tmp_path, base, settings, dataset=dataset),
+        evaluating=lambda split, rows, total: told.append((split, rows, total)),
+    )
+    assert told[0] == ("validation", 0, 24)
+    assert told[-1] == ("validation", 24, 24)
+    rows = [each for _, each, _ in told]
+    assert rows == sorted(rows)
+    assert len(rows) > 2
+    [started], [end] = events_of(done.folder, "started"), events_of(done.folder, "finished")
+    assert started["evaluation_updates"] > 0
+    assert end["wall_seconds"] > end["seconds"]
+    [evaluation] = events_of(done.folder, "eval")
+    last = events_of(done.folder, "step")[-1]
+    assert last["step"] == evaluation["step"] == 5
+    assert last["eta_seconds"] > 0  # the evaluation was still to come
+
+
+def test_a_run_that_max_steps_ends_early_says_how_many_epochs_it_makes(base, tmp_path):
+    short = run(write_expert(tmp_path / "short", base, {"max_steps": 2}))
+    [started] = events_of(short.folder, "started")
+    assert (started["ends_by"], started["epochs"]) == ("max_steps", 2)
+    assert 0 < started["epochs_to_come"] < 1
+    whole = run(write_expert(tmp_path / "whole", base, {"max_steps": 1000}))
+    [started] = events_of(whole.folder, "started")
+    assert "epochs_to_come" not in started
+
+
+def test_on_a_cpu_the_trial_before_the_first_step_tells_how_long_evaluations_take(
+    base, tmp_path, monkeypatch
+):
+    measured = []
+    remember = Ahead.measured
+
+    def watched(self, seconds, *, cost, done=None):
+        measured.append((seconds > 0, cost > 0, done))
+        remember(self, seconds, cost=cost, done=done)
+
+    monkeypatch.setattr(Ahead, "measured", watched)
+    settings = {"max_steps": 2, "eval_steps": 2, "eval_batch_size": 1}
+    run(write_expert(tmp_path, base, settings, dataset={"validation_split": 0.5}))
+    assert measured == [(True, True, None), (True, True, 2)]

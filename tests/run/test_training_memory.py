@@ -1,0 +1,372 @@
+"""Runs that meet too little memory or a missing kernel: another plan, the same step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from expert.model import load as model_load
+from expert.model.attention import KernelUnavailable
+from expert.model.load import LoadedModel
+from expert.parallel.single_device import SingleDevice
+from expert.run.session import evaluate as judging
+from expert.run.session.failures import RunFailed
+from expert.telemetry.late import LateNumbers
+from expert.training import optim
+from expert.training import recorder as recorder_module
+from expert.training.learner import OptimizerLearner
+from expert.training.optim import OptimizerUnavailable
+from tests.jobs.runs import (
+    base_model,
+    copied,
+    events_of,
+    inject,
+    losses_of,
+    plan_of,
+    run,
+    weights_of,
+    write_expert,
+)
+from tests.wording import wording
+
+# Four sequences make a step; dropout is on, so that equal losses mean equal random numbers.
+SETTINGS = {
+    "dropout": 0.2,
+    "micro_batch_size": 4,
+    "epochs": 1,
+    "save_steps": 1,
+    "save_total_limit": None,
+    "eval_steps": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return base_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, base) -> tuple[Path, Path]:
+    """All four sequences at once, with nothing in the way."""
+    manifest = write_expert(tmp_path_factory.mktemp("whole"), base, SETTINGS)
+    return manifest, run(manifest).folder
+
+
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory, base) -> Path:
+    """The run that begins with two sequences at once."""
+    settings = SETTINGS | {"micro_batch_size": 2}
+    return run(write_expert(tmp_path_factory.mktemp("halved"), base, settings)).folder
+
+
+def no_room():
+    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+
+
+def out_of_memory_above(rows):
+    def fault(loss, batch, now):
+        if batch.tokens.shape[0] > rows:
+            raise no_room()
+        return loss
+
+    return fault
+
+
+def fallbacks(folder):
+    return [
+        {change["path"]: change["value"] for change in event["changes"]}
+        for event in events_of(folder, "fell_back")
+    ]
+
+
+def test_a_batch_too_large_is_halved_and_the_run_equals_one_that_began_so(
+    base, halved, tmp_path, monkeypatch
+):
+    inject(monkeypatch, out_of_memory_above(2))
+    done = run(write_expert(tmp_path, base, SETTINGS))
+    assert fallbacks(done.folder) == [{"batch.micro_batch": 2, "batch.accumulation": 2}]
+    told = events_of(done.folder, "fell_back")[0]
+    assert told["failure"] == "OutOfMemory"
+    assert "Tried to allocate 2.00 GiB" in told["reason"]
+    assert plan_of(done.folder)["batch"]["micro_batch"] == 2
+    assert losses_of(done.folder) == losses_of(halved)
+    assert weights_of(done.folder) == weights_of(halved)
+    examples = [event["examples"] for event in events_of(done.folder, "step")]
+    assert examples == [event["examples"] for event in events_of(halved, "step")]
+
+
+def test_memory_that_runs_out_in_the_middle_of_a_step_loses_nothing(
+    base, whole, tmp_path, monkeypatch
+):
+    """Before the fault the run is the one with large batches. From that step on it is, bit by
+    bit, the large run resumed at that step with small batches; it cannot equal a run that was
+    small from the start, which adds in another order and draws another dropout."""
+    manifest, folder = whole
+
+    def fault(loss, batch, now):
+        if (now.update, now.micro_batch) == (3, 1) and batch.tokens.shape[0] == 2:
+            raise no_room()  # the first half of the step has its gradients already
+        return out_of_memory_above(4 if (now.update or 0) < 3 else 2)(loss, batch, now)
+
+    with monkeypatch.context() as patch:
+        inject(patch, fault)
+        done = run(write_expert(tmp_path / "faulty", base, SETTINGS))
+    assert [sorted(each.values()) for each in fallbacks(done.folder)] == [[2, 2], [1, 4]]
+    begun = copied(folder, tmp_path / "begun")
+    small = run(
+        manifest,
+        resume=str(begun / "checkpoints" / "step-000003"),
+        overrides=("training.config.micro_batch_size=1",),
+    )
+    expected = {step: loss for step, loss in losses_of(folder).items() if step <= 3}
+    assert losses_of(done.folder) == expected | losses_of(small.folder)
+    assert weights_of(done.folder) == weights_of(small.folder)
+
+
+def test_a_fallback_is_part_of_the_checkpoint(whole, base, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        inject(patch, out_of_memory_above(1))
+        manifest = write_expert(tmp_path, base, SETTINGS)
+        folder = run(manifest).folder
+    again = copied(folder, tmp_path / "again")
+    seen = []
+    inject(monkeypatch, lambda loss, batch, now: (seen.append(batch.tokens.shape[0]), loss)[1])
+    done = run(manifest, resume=str(again / "checkpoints" / "step-000004"))
+    assert set(seen) == {1}
+    assert fallbacks(done.folder) == []  # nothing had to be learned a second time
+    assert plan_of(done.folder)["batch"]["micro_batch"] == 1
+    decisions = {each["path"]: each for each in plan_of(done.folder)["decisions"]}
+    assert decisions["batch.micro_batch"]["source"] == "fallback"
+    assert wording("out-memory-in-training") in decisions["batch.micro_batch"]["because"]
+    rest = {step: loss for step, loss in losses_of(folder).items() if step > 4}
+    assert losses_of(done.folder) == rest
+
+
+def test_blocks_are_recomputed_where_one_sequence_does_not_fit(base, tmp_path, monkeypatch):
+    def fault(loss, batch, now):
+        if plan_of(folder())["kernels"]["checkpointing"] != "full":
+            raise no_room()
+        return loss
+
+    def folder():
+        return next((tmp_path / "runs").iterdir())
+
+    inject(monkeypatch, fault)
+    settings = {"micro_batch_size": 2, "max_steps": 2}
+    done = run(write_expert(tmp_path, base, SETTINGS | settings))
+    assert fallbacks(done.folder) == [
+        {"batch.micro_batch": 1, "batch.accumulation": 4},
+        {"kernels.checkpointing": "selective", "kernels.recomputed_blocks": 1},
+        {"kernels.checkpointing": "full", "kernels.recomputed_blocks": 2},
+    ]
+    assert done.steps == 2
+
+
+def test_a_model_that_never_fits_ends_with_a_sentence_and_a_code(base, tmp_path, monkeypatch):
+    inject(monkeypatch, out_of_memory_above(0))
+    with pytest.raises(RunFailed, match=wording("out-memory-in")):
+        run(write_expert(tmp_path, base, SETTINGS))
+    assert RunFailed.exit_code == 4
+    folder = next((tmp_path / "runs").iterdir())
+    assert "Tried to allocate" in events_of(folder, "failed")[0]["error"]
+
+
+def test_a_step_torn_by_missing_memory_is_taken_again_from_a_checkpoint(
+    base, whole, tmp_path, monkeypatch
+):
+    _, folder = whole
+    step, calls = OptimizerLearner.step, []
+
+    def torn(self, **settings):
+        calls.append(1)
+        if len(calls) == 4:  # half of the weights are changed, then there is no room
+            with torch.no_grad():
+                self._parameters[0].add_(1.0)
+            raise no_room()
+        return step(self, **settings)
+
+    monkeypatch.setattr(OptimizerLearner, "step", torn)
+    settings = SETTINGS | {"save_steps": 2, "evaluation_strategy": "no"}
+    done = run(write_expert(tmp_path, base, settings))
+    steps = [event["step"] for event in events_of(done.folder, "step")]
+    assert steps == [1, 2, 3, 3, 4, 5, 6]  # back at the checkpoint after two steps
+    back = [(e["from_step"], e["to_step"]) for e in events_of(done.folder, "rolled_back")]
+    assert back == [(3, 2)]
+    assert fallbacks(done.folder) == [{"batch.micro_batch": 2, "batch.accumulation": 2}]
+    first = {step: loss for step, loss in losses_of(folder).items() if step < 3}
+    assert losses_of(done.folder).items() >= first.items()
+
+
+def test_an_evaluation_too_large_is_halved_and_counts_the_same(base, whole, tmp_path, monkeypatch):
+    evaluated = model_load.evaluated
+
+    def narrow(hidden, head, labels, *rest, **more):
+        if labels.shape[0] > 2:
+            raise no_room()  # in the middle of it: the model has put its dropout aside
+        return evaluated(hidden, head, labels, *rest, **more)
+
+    monkeypatch.setattr(model_load, "evaluated", narrow)
+    settings = SETTINGS | {"eval_batch_size": 8}
+    done = run(write_expert(tmp_path, base, settings))
+    assert fallbacks(done.folder) == [{"batch.eval_batch": 4}, {"batch.eval_batch": 2}]
+    # It was tried before the first step, not met after the third.
+    told = [event["event"] for event in events_of(done.folder)]
+    assert told.index("fell_back") < told.index("step")
+    _, folder = whole
+    assert losses_of(done.folder) == losses_of(folder)  # dropout stayed on
+    found, expected = events_of(done.folder, "eval"), events_of(folder, "eval")
+    assert [each["step"] for each in found] == [each["step"] for each in expected]
+    # Sums of float32 batch sums in another order.
+    assert [e["loss"] for e in found] == pytest.approx([e["loss"] for e in expected], rel=1e-6)
+    assert [e["tokens"] for e in found] == [e["tokens"] for e in expected]
+
+
+def test_an_evaluation_that_never_fits_ends_with_a_sentence(base, tmp_path, monkeypatch):
+    def never(self, batch):
+        raise no_room()
+
+    monkeypatch.setattr(LoadedModel, "evaluate", never)
+    with pytest.raises(RunFailed, match=wording("out-memory-in-evaluation")):
+        run(write_expert(tmp_path, base, SETTINGS))
+
+
+def test_the_widest_batch_is_tried_before_the_first_step(base, tmp_path, monkeypatch):
+    """Rows alone: the wide ones come late, and would not fit then."""
+    widths = []
+
+    def fault(loss, batch, now):
+        widths.append((now.update, batch.tokens.shape[1]))
+        if batch.tokens.shape[1] * batch.tokens.shape[0] > 200:
+            raise no_room()
+        return loss
+
+    settings = {"packing": False, "epochs": 1, "dataloader_num_workers": 0, "dropout": 0.2}
+    with monkeypatch.context() as patch:
+        inject(patch, fault)
+        done = run(write_expert(tmp_path / "faulty", base, settings))
+    assert fallbacks(done.folder) == [{"batch.micro_batch": 4, "batch.accumulation": 2}]
+    assert events_of(done.folder, "fell_back")[0]["step"] == 0
+    assert wording("out-memory-in-probe") in events_of(done.folder, "fell_back")[0]["reason"]
+    tried = [width for update, width in widths if update is None]
+    assert tried == [max(width for _, width in widths)] * 2
+    began = run(write_expert(tmp_path / "began", base, settings | {"micro_batch_size": 4}))
+    assert losses_of(done.folder) == losses_of(began.folder)
+
+
+def test_packed_batches_that_vary_in_width_are_tried_at_their_widest(base, tmp_path, monkeypatch):
+    widths = []
+
+    def seen(loss, batch, now):
+        widths.append((now.update, batch.tokens.shape[1]))
+        return loss
+
+    settings = {"epochs": 1, "batch_size": 2, "max_seq_length": 256, "dropout": 0.2}
+    plain = run(write_expert(tmp_path / "plain", base, settings))
+    with monkeypatch.context() as patch:
+        inject(patch, seen)
+        patch.setattr(judging, "varies_in_width", lambda *_: True)
+        done = run(write_expert(tmp_path / "tried", base, settings))
+    tried = [width for update, width in widths if update is None]
+    assert tried == [plan_of(done.folder)["data"]["sequence_length"]]
+    assert tried[0] >= max(width for _, width in widths)
+    assert losses_of(done.folder) == losses_of(plain.folder)
+
+
+def test_what_the_optimizer_will_keep_is_held_while_trying(base, tmp_path, monkeypatch):
+    """AdamW keeps 8 bytes a weight from its first step on."""
+    held = []
+    empty = torch.empty
+
+    def counted(size, *rest, **more):
+        if more.get("dtype") is torch.uint8:
+            held.append(size)
+        return empty(size, *rest, **more)
+
+    monkeypatch.setattr(judging, "islice", lambda batches, most: iter(()) if most else batches)
+    monkeypatch.setattr(torch, "empty", counted)
+    folder = run(write_expert(tmp_path, base, SETTINGS | {"max_steps": 1})).folder
+    assert held == [8 * plan_of(folder)["adapter"]["trainable_parameters"]]
+
+
+def test_a_kernel_that_cannot_run_makes_way_for_the_next(base, whole, tmp_path, monkeypatch):
+    arguments = model_load.attention_kwargs
+
+    def unavailable(kind, batch):
+        if kind == "sdpa":
+            raise KernelUnavailable("sdpa", "cannot do this", "set attention: eager")
+        return arguments(kind, batch)
+
+    monkeypatch.setattr(model_load, "attention_kwargs", unavailable)
+    done = run(write_expert(tmp_path, base, SETTINGS | {"dropout": 0.0, "max_steps": 2}))
+    assert fallbacks(done.folder) == [{"kernels.attention": "eager"}]
+    assert "attention 'sdpa': cannot do this" in events_of(done.folder, "fell_back")[0]["reason"]
+    assert list(losses_of(done.folder)) == [1, 2]
+
+
+def test_an_optimizer_that_cannot_run_makes_way_for_the_plain_one(base, tmp_path, monkeypatch):
+    def unavailable(named):
+        raise OptimizerUnavailable("adamw_torch_fused", "no kernel")
+
+    monkeypatch.setattr(optim, "_try_fused", unavailable)
+    settings = {"optim": "adamw_torch_fused", "max_steps": 2}
+    done = run(write_expert(tmp_path, base, settings))
+    assert fallbacks(done.folder) == [{"optim.optimizer": "adamw_torch"}]
+    assert done.steps == 2
+
+
+def broken_backend(graph, inputs):
+    raise RuntimeError("this backend makes nothing")
+
+
+def test_a_compiler_that_fails_is_done_without(base, whole, tmp_path, monkeypatch):
+    from expert.model import blocks
+
+    compile_with = torch.compile
+    monkeypatch.setattr(
+        blocks.torch,
+        "compile",
+        lambda function, **options: compile_with(
+            function, dynamic=False, backend=broken_backend, fullgraph=options["fullgraph"]
+        ),
+    )
+    done = run(write_expert(tmp_path, base, SETTINGS | {"torch_compile": True}))
+    assert fallbacks(done.folder) == [{"kernels.compile": False}]
+    assert "this backend makes nothing" in events_of(done.folder, "fell_back")[0]["reason"]
+    assert losses_of(done.folder) == losses_of(whole[1])
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_shapes_that_never_settle_end_compilation(base, whole, tmp_path, monkeypatch, lag):
+    """The numbers of a card come a step late, and none is lost when the model is built again.
+
+    The compiler is left out; what counts its graphs says that each step made five more.
+    """
+    from expert.model import blocks
+    from expert.run import build as building
+
+    graphs = iter(range(0, 10_000, 5))
+    monkeypatch.setattr(recorder_module, "LateNumbers", lambda d: LateNumbers(d, lag=lag))
+    monkeypatch.setattr(building, "compile_blocks", lambda *_: None, raising=False)
+    monkeypatch.setattr(blocks, "compile_blocks", lambda *_: None)
+    monkeypatch.setattr(blocks.CompileWatch, "recompiles", lambda self: next(graphs))
+    settings = SETTINGS | {"torch_compile": True, "epochs": 3, "evaluation_strategy": "no"}
+    settings |= {"save_steps": 100}  # a save would wait for all numbers
+    done = run(write_expert(tmp_path, base, settings))
+    assert fallbacks(done.folder) == [{"kernels.compile": False}]
+    told = events_of(done.folder, "fell_back")[0]
+    assert told["failure"] == "RecompileStorm"
+    assert told["step"] == 14  # ten steps of warm-up, then more than sixteen graphs
+    assert [event["step"] for event in events_of(done.folder, "step")] == list(range(1, 19))
+
+
+def test_an_error_that_no_plan_fixes_is_raised_as_it_is(base, tmp_path, monkeypatch):
+    def broken(self, batch, *, divisor):
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr(SingleDevice, "accumulate", broken)
+    with pytest.raises(ZeroDivisionError):
+        run(write_expert(tmp_path, base, SETTINGS))
+    folder = next((tmp_path / "runs").iterdir())
+    assert events_of(folder, "failed")[0]["error"] == "ZeroDivisionError: a mistake"

@@ -1,0 +1,324 @@
+"""Going on with a run: what is damaged or of another run is refused, and a full disk is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from expert.core.publish import damage
+from expert.model import load
+from expert.run.session import checkpoints
+from expert.training import checkpoint
+from expert.training.checkpoint import CheckpointError, DiskFull
+from expert.training.state import TrainState
+from tests.jobs.runs import (
+    ROWS,
+    base_model,
+    copied,
+    events_of,
+    inject,
+    losses_of,
+    run,
+    saved_steps,
+    weights_of,
+    write_expert,
+)
+from tests.wording import wording
+
+SETTINGS = {
+    "epochs": 1,
+    "save_steps": 1,
+    "save_total_limit": None,
+    "eval_steps": 3,
+    "dropout": 0.1,
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return base_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, base) -> tuple[Path, Path]:
+    manifest = write_expert(tmp_path_factory.mktemp("whole"), base, SETTINGS)
+    return manifest, run(manifest).folder
+
+
+def beside(folder: Path, name: str, *keep: int) -> Path:
+    """A copy of the run that `resume="auto"` finds first, with these checkpoints."""
+    copy = copied(folder, folder.with_name(name))
+    for step in set(saved_steps(copy)) - set(keep):
+        shutil.rmtree(copy / "checkpoints" / f"step-{step:06d}")
+    return copy
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(whole):
+    manifest, folder = whole
+    copy = beside(folder, "demo-29990101-000000", 2, 3, 4)
+    try:
+        flip(copy / "checkpoints" / "step-000004" / "model.safetensors")
+        (copy / "checkpoints" / "step-000003" / "state.json").unlink()
+        done = run(manifest, resume="auto")
+        assert done.folder == copy
+        told = [(Path(e["path"]).name, e["reason"]) for e in events_of(copy, "rejected")]
+        assert told == [
+            (".bad-step-000004", wording("model-safetensors-has-other")),
+            (".bad-step-000003", "state.json is missing"),
+        ]
+        assert events_of(copy, "resumed")[0]["step"] == 2
+        assert losses_of(copy) == {s: loss for s, loss in losses_of(folder).items() if s > 2}
+        assert weights_of(copy) == weights_of(folder)
+    finally:
+        shutil.rmtree(copy)
+
+
+def test_without_a_good_checkpoint_nothing_is_started_over(whole):
+    manifest, folder = whole
+    copy = beside(folder, "demo-29990101-000001", 2)
+    try:
+        flip(copy / "checkpoints" / "step-000002" / "optimizer.safetensors")
+        with pytest.raises(CheckpointError, match=wording("no-checkpoint-to-go")):
+            run(manifest, resume="auto")
+        assert [event["event"] for event in events_of(copy)] == ["rejected"]
+        assert not (copy / "final").exists()
+    finally:
+        shutil.rmtree(copy)
+
+
+def test_a_run_that_was_never_started_cannot_be_resumed(base, tmp_path):
+    with pytest.raises(Exception, match=wording("there-is-no-run")):
+        run(write_expert(tmp_path, base, SETTINGS), resume="auto")
+
+
+def overridden(**values):
+    return {"overrides": tuple(f"training.config.{name}={value}" for name, value in values.items())}
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (overridden(learning_rate=1e-4), r"schedule\.learning_rate: was 0\.01, is 0\.0001"),
+        (overridden(lr_scheduler="linear"), r'schedule\.scheduler: was "cosine", is "linear"'),
+        (overridden(warmup_steps=3), r"schedule\.warmup_steps: was not set, is 3"),
+        (overridden(epochs=3), r"schedule\.total_steps: was 6, is 18"),
+        (overridden(seed=7), r"seed: was 42, is 7"),
+        (overridden(rank=8), r"adapter\.rank: was 4, is 8"),
+        (overridden(batch_size=16), r"batch\.examples_per_update: was 8, is 16"),
+        (overridden(max_seq_length=32), r"data\.index: was "),
+    ],
+)
+def test_a_changed_setting_is_refused_with_the_difference(whole, tmp_path, more, told):
+    manifest, folder = whole
+    copy = copied(folder, tmp_path / "copy")
+    with pytest.raises(CheckpointError, match=told) as caught:
+        run(manifest, resume=str(copy / "checkpoints" / "step-000004"), **more)
+    assert "--allow-changed" in str(caught.value)
+    assert saved_steps(copy) == [1, 2, 3, 4, 5, 6]  # nothing was put aside
+
+
+def test_other_rows_and_another_tokenizer_are_refused(whole, base, tmp_path):
+    _, folder = whole
+    checkpoint_of = str(copied(folder, tmp_path / "copy") / "checkpoints" / "step-000004")
+    other = write_expert(tmp_path / "rows", base, SETTINGS, rows=[*ROWS[1:], ROWS[0]])
+    with pytest.raises(CheckpointError, match=r"data\.tokens: was "):
+        run(other, resume=checkpoint_of)
+    twin = tmp_path / "twin"
+    shutil.copytree(base, twin)
+    tokenizer = json.loads((twin / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "Lowercase"}
+    (twin / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(CheckpointError, match="tokenizer: was "):
+        run(write_expert(tmp_path / "words", twin, SETTINGS), resume=checkpoint_of)
+
+
+def test_a_changed_run_is_resumed_when_allowed_and_its_old_end_is_kept(whole, tmp_path):
+    manifest, folder = whole
+    copy = copied(folder, tmp_path / "copy", without=())
+    before = weights_of(copy)
+    done = run(
+        manifest,
+        resume=str(copy / "checkpoints" / "step-000004"),
+        allow_changed=True,
+        **overridden(learning_rate=1e-4),
+    )
+    assert list(losses_of(done.folder)) == [5, 6]
+    assert events_of(copy, "resumed")[0]["changed"] == [
+        "schedule.learning_rate: was 0.01, is 0.0001"
+    ]
+    assert max(event["rate"] for event in events_of(copy, "step")) < 1e-4
+    assert weights_of(copy) != before
+    old = {p.name: p.read_bytes() for p in (copy / ".old-final").glob("*.safetensors")}
+    assert old == before
+
+
+def test_weights_of_another_shape_are_refused_in_words(whole, tmp_path):
+    manifest, folder = whole
+    copy = copied(folder, tmp_path / "copy")
+    with pytest.raises(Exception, match=wording("saved-model-has")):
+        run(
+            manifest,
+            resume=str(copy / "checkpoints" / "step-000004"),
+            allow_changed=True,
+            **overridden(rank=8),
+        )
+
+
+def test_a_disk_too_small_for_all_checkpoints_is_reported_before_the_first_step(
+    whole, base, tmp_path, monkeypatch
+):
+    """Four lie there at once: three are kept, and a new one is whole before an old one goes."""
+    one = 1.2 * events_of(whole[1], "saved")[0]["bytes"]
+    settings = SETTINGS | {"save_total_limit": 3}
+    monkeypatch.setattr(checkpoint, "_free", lambda *_: int(3 * one))
+    with pytest.raises(DiskFull, match=wording("checkpoint-needs-d-mb")) as caught:
+        run(write_expert(tmp_path, base, settings))
+    assert caught.value.exit_code == 75
+    folder = next((tmp_path / "runs").iterdir())
+    assert losses_of(folder) == {}
+    monkeypatch.setattr(checkpoint, "_free", lambda *_: int(4.2 * one))
+    assert run(write_expert(tmp_path, base, settings)).exit_code == 0
+
+
+def test_a_disk_that_fills_up_ends_the_run_with_the_last_checkpoint_whole(
+    base, tmp_path, monkeypatch
+):
+    free = iter([10**12, 10**12, 10**12, 5])
+    monkeypatch.setattr(checkpoint, "_free", lambda *_: next(free))
+    with pytest.raises(DiskFull, match=wording("checkpoint-needs-mb-should")):
+        run(write_expert(tmp_path, base, SETTINGS))
+    folder = next((tmp_path / "runs").iterdir())
+    assert saved_steps(folder) == [1, 2]
+    assert damage(folder / "checkpoints" / "step-000002") == ""
+    assert "DiskFull" in events_of(folder, "failed")[0]["error"]
+
+
+def test_a_write_that_fails_leaves_the_checkpoint_before_it_and_can_be_resumed(
+    whole, base, tmp_path, monkeypatch
+):
+    """A real limit on the size of files, as a full disk would set: the optimizer's file, twice as
+    large as that of the weights, does not fit any more. The event file continues."""
+    manifest = write_expert(tmp_path, base, SETTINGS)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (whole[1] / "checkpoints" / "step-000003" / "model.safetensors").stat().st_size
+
+    def fault(loss, batch, now):
+        if now.update == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (int(1.2 * size), before[1]))
+        return loss
+
+    try:
+        with monkeypatch.context() as patch:
+            inject(patch, fault)
+            with pytest.raises(DiskFull, match=wording("file-too-large-checkpoint")):
+                run(manifest)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    folder = next((tmp_path / "runs").iterdir())
+    assert saved_steps(folder) == [1, 2, 3]
+    assert sorted(path.name[:5] for path in (folder / "checkpoints").iterdir()) == ["step-"] * 3
+    assert list(losses_of(folder)) == [1, 2, 3, 4]
+    done = run(manifest, resume="auto")
+    assert losses_of(done.folder) == losses_of(whole[1])
+    assert weights_of(done.folder) == weights_of(whole[1])
+
+
+def test_an_event_file_that_cannot_be_written_does_not_stop_training(
+    whole, base, tmp_path, monkeypatch
+):
+    seen = []
+    write = os.write
+
+    def full(descriptor, content):
+        if b'"event"' in bytes(content):
+            raise OSError(28, "No space left on device")
+        return write(descriptor, content)
+
+    monkeypatch.setattr(os, "write", full)
+    done = run(write_expert(tmp_path, base, SETTINGS), sinks=[seen.append])
+    assert done.exit_code == 0
+    assert weights_of(done.folder) == weights_of(whole[1])
+    assert [event["event"] for event in seen].count("log_failed") == 1
+
+
+def test_a_finished_run_with_nothing_left_keeps_its_end(whole, tmp_path):
+    manifest, folder = whole
+    copy = copied(folder, tmp_path / "copy", without=())
+    assert run(manifest, resume=str(copy)).exit_code == 0
+    assert not (copy / ".old-final").exists()
+    assert weights_of(copy) == weights_of(folder)
+
+
+def test_a_resumed_run_has_the_means_of_the_whole_and_nothing_half_made(whole, tmp_path):
+    manifest, folder = whole
+    copy = copied(folder, tmp_path / "copy")
+    for left in (copy / ".tmp-final-1", copy / "checkpoints" / ".tmp-step-000007-1"):
+        left.mkdir()  # by a run that was killed
+    run(manifest, resume=str(copy / "checkpoints" / "step-000004"))
+    for name in ("epoch", "finished"):
+        [ours], [theirs] = events_of(copy, name), events_of(folder, name)
+        assert ours["loss"] == theirs["loss"]
+    assert events_of(copy, "epoch")[0]["tokens"] == events_of(folder, "epoch")[0]["tokens"]
+    assert list(copy.rglob(".tmp-*")) == []
+
+
+def test_a_checkpoint_whose_state_has_changed_is_written_again(tmp_path, monkeypatch):
+    """As after a rollback to it that ends with a signal: the window to pass over must be kept."""
+    monkeypatch.setattr(checkpoints, "identity", lambda plan, data: {})
+    monkeypatch.setattr(checkpoints, "fallbacks_of", lambda plan: [])
+    told: list[str] = []
+    plan: Any = SimpleNamespace(watch=SimpleNamespace(keep_checkpoints=None))
+    data: Any = None
+    folder: Any = SimpleNamespace(checkpoints=tmp_path)
+    kept = checkpoints.Checkpoints(folder, lambda event, **_: told.append(event))
+    groups = {"model": {"w": torch.ones(3)}}
+    state = TrainState(done=4, losses={"history": [[3, 1.5]]}, place=(0, 0, 4))
+    kept.save(state, groups, plan, data)
+    kept.save(replace(state, sums={"run": {"seconds": 9.0}}), groups, plan, data)
+    assert told == ["saved"]
+    changed = replace(state, skipped=state.skipped.with_window(4, 5), rollbacks=1)
+    kept.save(changed, groups, plan, data)
+    assert told == ["saved", "saved"]
+    found = kept.newest()
+    assert found is not None
+    assert found.state == changed
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000004"]
+
+    # Where the new one cannot be written the old one keeps its place.
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_write_group", full)
+    with pytest.raises(DiskFull):
+        kept.save(state, groups, plan, data)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000004"]
+
+
+def test_code_that_comes_with_a_model_runs_only_where_that_is_allowed(whole, tmp_path, monkeypatch):
+    manifest, _ = whole
+    seen = []
+
+    def refuse(*_: Any, allow_remote_code: bool, **__: Any) -> Any:
+        seen.append(allow_remote_code)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(load, "load_model", refuse)
+    for more in ({}, {"allow_remote_code": True}):
+        with pytest.raises(ZeroDivisionError):
+            run(manifest, **more)
+    assert seen == [False, True]

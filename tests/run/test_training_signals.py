@@ -1,0 +1,254 @@
+"""Runs that are stopped or killed from outside, in processes of their own, and resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from expert.core.publish import damage
+from expert.core.rundir import RunInUse
+from expert.model.load import LoadedModel
+from expert.training import checkpoint, loop
+from tests.jobs.runs import (
+    base_model,
+    events_of,
+    losses_of,
+    run,
+    saved_steps,
+    weights_of,
+    write_expert,
+)
+from tests.jobs.trainer import ACKNOWLEDGED, GO_ON, HELD
+from tests.wording import wording
+
+# Two epochs of six steps with accumulation, dropout and evaluation.
+SETTINGS = {
+    "dropout": 0.2,
+    "micro_batch_size": 2,
+    "save_steps": 2,
+    "save_total_limit": 2,
+    "eval_steps": 4,
+}
+PATIENCE_SECONDS = 60.0
+
+
+class Trainers:
+    """The process that begins runs in forks of itself."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.jobs.trainer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"},
+            cwd=Path(__file__).parents[2],
+        )
+        self._read("ready")
+
+    def start(self, **work: object) -> int:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(work) + "\n")
+        self._process.stdin.flush()
+        return self._read("pid")
+
+    def ended(self) -> int:
+        """The exit code of the run, or minus the signal that killed it."""
+        return self._read("ended")
+
+    def close(self) -> None:
+        self._process.communicate(timeout=PATIENCE_SECONDS)
+
+    def _read(self, key: str) -> int:
+        assert self._process.stdout is not None
+        return int(json.loads(self._process.stdout.readline())[key])
+
+
+@pytest.fixture(scope="module")
+def trainers():
+    process = Trainers()
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return base_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, base) -> tuple[Path, Path]:
+    manifest = write_expert(tmp_path_factory.mktemp("whole"), base, SETTINGS)
+    return manifest, run(manifest).folder
+
+
+def own(whole, tmp_path) -> Path:
+    """The manifest with its prepared data in a folder without runs."""
+    manifest, _ = whole
+    shutil.copytree(manifest.parent, tmp_path / "own", ignore=shutil.ignore_patterns("runs"))
+    return Path(tmp_path, "own", "manifest.json")
+
+
+def run_folder(manifest: Path) -> Path:
+    return next((manifest.parent / "runs").iterdir())
+
+
+def wait_until(happened: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not happened():
+        if time.monotonic() > until:
+            raise TimeoutError(f"{what} did not happen")
+        time.sleep(0.005)
+
+
+def wait_for_file(manifest: Path, name: str) -> None:
+    wait_until((manifest.parent / name).exists, name)
+
+
+def times_told(manifest: Path, event: str) -> int:
+    """How often the only run of a manifest has told of something."""
+    files = list((manifest.parent / "runs").glob("*/events.jsonl"))
+    return sum(len(events_of(file.parent, event)) for file in files)
+
+
+def assert_equal_in_the_end(folder: Path, whole: tuple[Path, Path]) -> None:
+    assert losses_of(folder) == losses_of(whole[1])
+    assert weights_of(folder) == weights_of(whole[1])
+    found, expected = (
+        {e["step"]: e["loss"] for e in events_of(f, "eval")} for f in (folder, whole[1])
+    )
+    assert found == expected
+
+
+def test_a_signal_saves_the_step_reached_and_the_run_is_resumed_from_there(
+    trainers, whole, tmp_path
+):
+    manifest = own(whole, tmp_path)
+    pid = trainers.start(manifest=str(manifest), hold_at=5)
+    wait_for_file(manifest, HELD)
+    folder = run_folder(manifest)
+    # In the meantime nobody else may train there.
+    with pytest.raises(RunInUse, match=wording("in-use-by-process", pid=pid)):
+        run(manifest, resume=str(folder))
+    os.kill(pid, signal.SIGTERM)
+    wait_for_file(manifest, ACKNOWLEDGED)
+    (manifest.parent / GO_ON).touch()
+    assert trainers.ended() == 143
+    assert max(losses_of(folder)) == 6  # the step under way was taken, and no other
+    assert max(saved_steps(folder)) == 6
+    assert damage(folder / "checkpoints" / "step-000006") == ""
+    told = events_of(folder, "stopped")[0]
+    assert (told["step"], told["exit_code"], told["reason"]) == (6, 143, "SIGTERM")
+    assert_equal_in_the_end(run(manifest, resume="auto").folder, whole)
+
+
+def test_a_second_signal_ends_the_run_at_once_and_damages_nothing(trainers, whole, tmp_path):
+    manifest = own(whole, tmp_path)
+    pid = trainers.start(manifest=str(manifest), hold_at=2)
+    wait_for_file(manifest, HELD)
+    os.kill(pid, signal.SIGTERM)
+    wait_for_file(manifest, ACKNOWLEDGED)  # two signals that wait together are one
+    os.kill(pid, signal.SIGTERM)
+    assert trainers.ended() == 143
+    folder = run_folder(manifest)
+    assert saved_steps(folder) == [2]  # the step under way was not waited for
+    assert events_of(folder, "stopped") == []
+    assert_equal_in_the_end(run(manifest, resume="auto").folder, whole)
+
+
+def test_a_run_killed_after_its_first_epoch_has_the_checkpoint_of_that_epoch(
+    trainers, whole, tmp_path
+):
+    manifest = own(whole, tmp_path)
+    settings = ("training.config.save_strategy=epoch", "training.config.evaluation_strategy=epoch")
+    pid = trainers.start(manifest=str(manifest), hold_at=8, overrides=settings)
+    wait_for_file(manifest, HELD)
+    os.kill(pid, signal.SIGKILL)
+    assert trainers.ended() == -signal.SIGKILL
+    folder = run_folder(manifest)
+    assert saved_steps(folder) == [6]
+    assert damage(folder / "checkpoints" / "step-000006") == ""
+    assert [event["step"] for event in events_of(folder, "eval")] == [6]
+    assert [event["epoch"] for event in events_of(folder, "epoch")] == [1]
+
+
+def interrupted_in(monkeypatch, owner, name: str, call: int, number: int) -> None:
+    """A signal comes in the middle of the `call`-th call, counted from 1."""
+    original, calls = getattr(owner, name), []
+
+    def with_a_signal(*args, **more):
+        calls.append(1)
+        if len(calls) == call:
+            os.kill(os.getpid(), number)
+        return original(*args, **more)
+
+    monkeypatch.setattr(owner, name, with_a_signal)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call", "reached", "number"),
+    [
+        # The first evaluation only shows that it fits; the second is due after four steps.
+        pytest.param(LoadedModel, "evaluate", 2, 4, signal.SIGTERM, id="in an evaluation"),
+        pytest.param(checkpoint, "save_checkpoint", 2, 4, signal.SIGINT, id="in a save"),
+        pytest.param(loop, "seed_step", 12, 12, signal.SIGTERM, id="in the last step"),
+    ],
+)
+def test_a_signal_is_answered_wherever_it_comes(
+    whole, tmp_path, monkeypatch, owner, name, call, reached, number
+):
+    """An evaluation that was given up is made up for, and counts once."""
+    manifest = own(whole, tmp_path)
+    with monkeypatch.context() as patch:
+        interrupted_in(patch, owner, name, call, number)
+        stopped = run(manifest)
+    assert (stopped.exit_code, stopped.steps, stopped.final) == (128 + number, reached, None)
+    assert max(saved_steps(stopped.folder)) == reached
+    done = run(manifest, resume="auto")
+    assert done.exit_code == 0
+    assert_equal_in_the_end(done.folder, whole)
+    assert len(events_of(done.folder, "eval")) == len(events_of(whole[1], "eval"))
+
+
+def killed_at_random(trainers, whole, manifest: Path, kills: int, seed: int) -> None:
+    """Kill, resume, kill, ... and in the end let it finish."""
+    chance = random.Random(seed)
+    for kill in range(kills):
+        event = "resumed" if kill else "saved"
+        known, resume = times_told(manifest, event), {"resume": "auto"} if kill else {}
+        pid = trainers.start(manifest=str(manifest), pause=0.01, **resume)
+        wait_until(lambda: times_told(manifest, event) > known, event)  # noqa: B023 - at once
+        time.sleep(chance.uniform(0.0, 0.6))  # any moment will do
+        with contextlib.suppress(ProcessLookupError):  # it may have finished by then
+            os.kill(pid, signal.SIGKILL)
+        assert trainers.ended() in (0, -signal.SIGKILL)
+        folder = run_folder(manifest)
+        newest = max(saved_steps(folder))
+        assert damage(folder / "checkpoints" / f"step-{newest:06d}") == ""
+        if (folder / "final").is_dir():
+            break
+    else:
+        run(manifest, resume="auto")
+    assert events_of(folder, "rejected") == []
+    assert_equal_in_the_end(folder, whole)
+
+
+def test_kills_at_any_moment_leave_a_run_that_ends_the_same(trainers, whole, tmp_path):
+    killed_at_random(trainers, whole, own(whole, tmp_path), kills=2, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_twenty_kills_at_any_moment_leave_runs_that_end_the_same(trainers, whole, tmp_path, seed):
+    killed_at_random(trainers, whole, own(whole, tmp_path), kills=5, seed=seed)

@@ -1,0 +1,250 @@
+"""Runs that read their rows while they train, and runs that wait for their data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from expert.core.errors import ManifestError
+from expert.data.records import DataError
+from expert.manifest.reader import read_manifest
+from expert.planning.memory.calibration import workload_of
+from expert.planning.memory.memory import H200, estimate
+from expert.run.open import open_run
+from expert.training import pressure
+from expert.training.checkpoint import CheckpointError
+from expert.training.pressure import DataWait
+from tests.jobs.runs import (
+    ROWS,
+    base_model,
+    copied,
+    events_of,
+    losses_of,
+    plan_of,
+    run,
+    saved_steps,
+    weights_of,
+    write_expert,
+)
+from tests.wording import wording
+
+SETTINGS = {
+    "epochs": 2,
+    "save_steps": 1,
+    "save_total_limit": None,
+    "dropout": 0.2,
+    "micro_batch_size": 2,
+    "dataloader_num_workers": 0,
+}
+STREAM = {"streaming": True, "validation_path": "valid.jsonl"}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return base_model(tmp_path_factory.mktemp("models"))
+
+
+def write_stream(folder: Path, base: Path, settings) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "valid.jsonl").write_text("\n".join(map(json.dumps, ROWS[:9])), encoding="utf-8")
+    return write_expert(folder, base, SETTINGS | settings, dataset=STREAM)
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory, base) -> tuple[Path, Path]:
+    manifest = write_stream(tmp_path_factory.mktemp("streamed"), base, {})
+    return manifest, run(manifest).folder
+
+
+def test_a_stream_trains_to_the_end_of_its_rows(streamed):
+    _, folder = streamed
+    losses = [float.fromhex(loss) for loss in losses_of(folder).values()]
+    assert losses[-1] < losses[0]
+    last = len(losses)
+    assert saved_steps(folder) == list(range(1, last + 1))
+    # Nobody knew beforehand where an epoch ends.
+    assert [(e["epoch"], e["step"]) for e in events_of(folder, "epoch")] == [
+        (1, last // 2),
+        (2, last),
+    ]
+    assert [event["step"] for event in events_of(folder, "eval")] == [last // 2, last]
+    assert [event["event"] for event in events_of(folder)][-1] == "finished"
+
+
+def test_a_batch_of_a_stream_has_room_for_no_more_sequences_than_a_step_makes(base, tmp_path):
+    settings = {"micro_batch_size": "auto", "max_seq_length": 256, "batch_size": 6, "epochs": 1}
+    folder = run(write_stream(tmp_path / "short", base, settings)).folder
+    batch = plan_of(folder)["batch"]
+    assert (batch["sequences_per_update"], batch["micro_batch"], batch["accumulation"]) == (1, 1, 1)
+    assert max(event["padding"] for event in events_of(folder, "step")) < 0.5
+
+
+def test_the_memory_of_a_stream_is_that_of_the_batch_its_first_rows_make(base, tmp_path):
+    settings = {"micro_batch_size": "auto", "max_seq_length": 256, "batch_size": 6}
+    read = read_manifest(write_stream(tmp_path, base, settings))
+    before = open_run(read, data="unread").plan
+    settled = open_run(read).plan
+    assert settled.batch.micro_batch < before.batch.micro_batch
+    work = workload_of(settled)
+    assert work is not None
+    assert work.rows == settled.batch.micro_batch
+    parts = estimate(work, H200).parts() | {"cuda_context": 0}
+    assert (settled.memory.parts, settled.memory.peak_bytes) == (parts, sum(parts.values()))
+    assert settled.memory.peak_bytes < before.memory.peak_bytes
+
+
+def test_without_an_end_the_rate_stays_and_the_plan_says_so(streamed):
+    _, folder = streamed
+    rates = {event["rate"] for event in events_of(folder, "step")}
+    assert rates == {SETTINGS.get("learning_rate", 1e-2)}
+    decisions = {each["path"]: each for each in plan_of(folder)["decisions"]}
+    assert decisions["optim.scheduler"]["value"] == "constant"
+    assert "max_steps" in decisions["optim.scheduler"]["because"]
+
+
+def test_a_schedule_that_was_asked_for_asks_for_an_end(base, tmp_path):
+    with pytest.raises(ManifestError, match=r"lr_scheduler: needs .*\(set .*max_steps\)"):
+        run(write_stream(tmp_path / "none", base, {"lr_scheduler": "cosine"}))
+    settings = {"lr_scheduler": "cosine", "max_steps": 3, "warmup_steps": 0}
+    done = run(write_stream(tmp_path / "three", base, settings))
+    assert done.steps == 3
+    rates = [event["rate"] for event in events_of(done.folder, "step")]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == 1e-2
+
+
+@pytest.mark.parametrize("epochs", [0.5, 1.5])
+def test_a_part_of_an_epoch_of_a_stream_is_refused_before_anything_is_read(base, tmp_path, epochs):
+    words = wording("epochs-but-how-long", epochs=epochs)
+    with pytest.raises(ManifestError, match=words):
+        run(write_stream(tmp_path, base, {"epochs": epochs}))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_stream_is_taken_up_where_it_was_left(streamed, tmp_path):
+    manifest, folder = streamed
+    last = max(losses_of(folder))
+    for step in (last // 2, last // 2 + 1):
+        copy = copied(folder, tmp_path / str(step))
+        done = run(manifest, resume=str(copy / "checkpoints" / f"step-{step:06d}"))
+        assert losses_of(copy) == {n: loss for n, loss in losses_of(folder).items() if n > step}
+        assert weights_of(done.folder) == weights_of(folder)
+
+
+def waiting(monkeypatch, shares) -> None:
+    """The device seems to wait for these shares of its windows, each of four steps."""
+    add = DataWait.add
+    told = iter([share for share in shares for _ in range(4)])
+
+    def added(self, wall, waited):
+        if self._settling:
+            return add(self, wall, waited)
+        return add(self, 15.0, 15.0 * next(told, 0.0))
+
+    monkeypatch.setattr(DataWait, "add", added)
+
+
+def test_a_device_that_waits_for_data_gets_more_workers_then_fewer(base, tmp_path, monkeypatch):
+    """A share that grew with more workers means that they are in each other's way."""
+    waiting(monkeypatch, [0.1, 0.5, 0.7, 0.9])
+    settings = {"packing": False, "epochs": 5, "save_steps": 100, "dataloader_num_workers": 1}
+    settings |= {"micro_batch_size": 8}
+    manifest = write_expert(tmp_path, base, SETTINGS | settings)
+    plain = write_expert(tmp_path / "plain", base, SETTINGS | settings)
+    done = run(manifest)
+    told = [
+        (event["failure"], event["step"], event["changes"][0]["value"])
+        for event in events_of(done.folder, "fell_back")
+    ]
+    # Three steps settle, then windows of four: quiet, too much, and after three more worse. Times
+    # are read a step late.
+    assert told == [("DataBound", 12, 2), ("DataBound", 20, 1)]
+    assert wording("of-the-time") in events_of(done.folder, "fell_back")[0]["reason"]
+    assert plan_of(done.folder)["loader"]["workers"] == 1
+    monkeypatch.undo()
+    assert losses_of(done.folder) == losses_of(run(plain).folder)  # only the feed was made again
+
+
+def test_a_thread_that_feeds_too_slowly_is_reported_once(base, tmp_path, monkeypatch):
+    waiting(monkeypatch, [0.5, 0.6])
+    done = run(
+        write_expert(
+            tmp_path, base, SETTINGS | {"epochs": 4, "save_steps": 100, "micro_batch_size": 4}
+        )
+    )
+    assert events_of(done.folder, "fell_back") == []
+    told = [event["text"] for event in events_of(done.folder, "warning")]
+    assert told == [wording("time-goes-on-waiting")]
+    assert list(losses_of(done.folder)) == list(range(1, 25))
+
+
+def test_memory_that_has_to_be_asked_for_again_and_again_counts_as_none(
+    base, tmp_path, monkeypatch
+):
+    from expert.run.session import instruments
+
+    retries = iter([0, 1, 1, 2, 3, 4, 4, 4, 4, 5, 6, 7, 8, 9, 10, 11])
+    fields = lambda step: {"allocator_retries": next(retries, 11)}  # noqa: E731
+    monkeypatch.setattr(instruments, "device_fields", lambda *_, **__: fields)
+    done = run(write_expert(tmp_path, base, SETTINGS | {"save_steps": 100}))
+    told = [
+        (event["failure"], event["step"], event["changes"][0]["value"])
+        for event in events_of(done.folder, "fell_back")
+    ]
+    assert told[0] == ("OutOfMemory", 6, 1)  # it grew on lines four, five and six
+    assert wording("empty-its-cache-times") in events_of(done.folder, "fell_back")[0]["reason"]
+    assert done.steps == 12
+    assert pressure.RETRYING_LINES == 3
+
+
+def test_a_stream_whose_workers_change_reads_the_same_rows(streamed, base, tmp_path, monkeypatch):
+    waiting(monkeypatch, [0.5])
+    manifest = write_stream(tmp_path, base, {})
+    done = run(manifest)
+    assert [e["changes"][0]["value"] for e in events_of(done.folder, "fell_back")] == [1]
+    assert losses_of(done.folder) == losses_of(streamed[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("max_seq_length=32", r"data\.max_seq_length: was 64, is 32"),
+        ("packing=concat", r'data\.packing: was "best-fit", is "concat"'),
+        ("train_on_prompt=true", r"data\.train_on_prompt: was false, is true"),
+    ],
+)
+def test_a_stream_that_is_cut_in_another_way_is_another_run(streamed, tmp_path, change, told):
+    manifest, folder = streamed
+    path = copied(folder, tmp_path / "copy") / "checkpoints" / "step-000002"
+    with pytest.raises(CheckpointError, match=told):
+        run(manifest, resume=str(path), overrides=(f"training.config.{change}",))
+
+
+def test_rows_that_are_grouped_by_length_are_another_run(base, tmp_path):
+    settings = SETTINGS | {"packing": False, "max_steps": 2, "group_by_length": False}
+    manifest = write_expert(tmp_path, base, settings)
+    folder = run(manifest).folder
+    told = wording("false-in-each-step")
+    with pytest.raises(CheckpointError, match=told):
+        run(
+            manifest,
+            resume=str(folder / "checkpoints" / "step-000001"),
+            overrides=("training.config.group_by_length=true",),
+        )
+
+
+def test_a_column_that_comes_after_the_first_window_of_a_stream_makes_bad_rows(
+    base, tmp_path, monkeypatch
+):
+    """Streams are looked at through their first window; nothing that comes later is left out in
+    silence."""
+    monkeypatch.setattr("expert.data.feed.streaming.WINDOW_ROWS", len(ROWS) - 3)
+    manifest = write_stream(tmp_path, base, {})
+    late = [{**row, "context": "what it is about"} for row in ROWS[-2:]]
+    write = "".join(json.dumps(row) + "\n" for row in [*ROWS[:-2], *late])
+    (tmp_path / "train.jsonl").write_text(write, encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        run(manifest)
+    assert wording("column-context-filled-here") in str(caught.value)

@@ -1,0 +1,343 @@
+"""Runs whose numbers go wrong: what is not finite never reaches a weight, a spike is undone."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from expert.model.load import LoadedModel
+from expert.run.session.checkpoints import Checkpoints
+from expert.run.session.failures import RunFailed
+from expert.telemetry import tensorboard
+from expert.telemetry.late import LateNumbers
+from expert.training import recorder as recorder_module
+from expert.training.checkpoint import DiskFull, load_checkpoint
+from tests.jobs.runs import (
+    ROWS,
+    base_model,
+    copied,
+    events_of,
+    inject,
+    losses_of,
+    run,
+    saved_steps,
+    weights_of,
+    write_expert,
+)
+from tests.wording import wording
+
+# A checkpoint after every step, of which there are 6 in an epoch.
+SETTINGS = {
+    "epochs": 1,
+    "save_steps": 1,
+    "save_total_limit": None,
+    "evaluation_strategy": "no",
+    "micro_batch_size": 2,
+}
+# Long enough that a spike can be told from noise: it needs 25 losses before it.
+LONG = SETTINGS | {
+    "epochs": 6,
+    "save_steps": 5,
+    "learning_rate": 1e-3,
+    "micro_batch_size": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return base_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory, base) -> Path:
+    return run(write_expert(tmp_path_factory.mktemp("clean"), base, LONG)).folder
+
+
+def at(updates, change):
+    """A fault in these steps, numbered from 0."""
+    return lambda loss, batch, now: change(loss) if now.update in updates else loss
+
+
+def tensors_after(folder, step):
+    groups, _ = load_checkpoint(folder / "checkpoints" / f"step-{step:06d}")
+    return {(g, name): t.tolist() for g, named in groups.items() for name, t in named.items()}
+
+
+class OneBadGradient(torch.autograd.Function):
+    """The loss is as it was, and the gradient that comes back through it is not finite."""
+
+    @staticmethod
+    def forward(ctx, loss):
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("inf")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda loss: loss * float("nan"), id="a loss that is no number"),
+        pytest.param(lambda loss: loss + float("inf"), id="an infinite loss, finite gradients"),
+        pytest.param(OneBadGradient.apply, id="a gradient"),
+    ],
+)
+def test_what_is_not_finite_changes_no_weight_and_names_its_rows(
+    base, tmp_path, monkeypatch, change
+):
+    inject(monkeypatch, at({2}, change))
+    manifest = write_expert(tmp_path, base, SETTINGS | {"on_not_finite": "skip"})
+    folder = run(manifest).folder
+    assert tensors_after(folder, 3) == tensors_after(folder, 2) != tensors_after(folder, 1)
+    told = events_of(folder, "not_finite")
+    assert [(event["step"], event["policy"]) for event in told] == [(3, "skip")]
+    assert len(told[0]["bins"]) == 4
+    assert 4 <= len(told[0]["rows"]) <= 10
+    assert all(0 <= row < len(ROWS) for row in told[0]["rows"])
+    assert saved_steps(folder)[-1] == 6
+
+
+def test_the_rows_that_are_named_are_those_that_were_read(base, tmp_path, monkeypatch):
+    """Every row says its own number, so that the tokens of the bad batch tell which it was."""
+    rows = [{"instruction": f"row {number}", "response": "yes " * 9} for number in range(20)]
+    seen = []
+
+    def fault(loss, batch, now):
+        if now.update == 1:
+            seen.append(batch.tokens.clone())
+            return loss * float("nan")
+        return loss
+
+    inject(monkeypatch, fault)
+    settings = SETTINGS | {"packing": False, "dataloader_num_workers": 0, "batch_size": 4}
+    manifest = write_expert(tmp_path, base, settings, rows=rows, dataset={"validation_split": 0})
+    with pytest.raises(RunFailed, match=wording("update-not-finite-rows")):
+        run(manifest)
+    folder = next((tmp_path / "runs").iterdir())
+    named = events_of(folder, "not_finite")[0]["rows"]
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    read = [tokenizer.decode(row.tolist(), skip_special_tokens=False) for b in seen for row in b]
+    numbers = [int(re.search(r"row (\d+)", text)[1]) for text in read]
+    assert named == numbers
+    assert len(named) == 4
+
+
+def test_by_default_a_run_stops_at_what_is_not_finite(base, tmp_path, monkeypatch):
+    inject(monkeypatch, at({2}, lambda loss: loss * float("nan")))
+    with pytest.raises(RunFailed, match=wording("loss-gradient-update-not")):
+        run(write_expert(tmp_path, base, SETTINGS))
+    folder = next((tmp_path / "runs").iterdir())
+    assert events_of(folder, "stopped")[0]["exit_code"] == 4
+    assert saved_steps(folder) == [1, 2, 3]
+    step = events_of(folder, "step")[-1]
+    assert step["loss"] == "nan"  # what happened, never a repaired number
+
+
+def test_only_so_many_steps_in_a_row_are_skipped(base, tmp_path, monkeypatch):
+    settings = SETTINGS | {"on_not_finite": "skip", "max_skipped_updates": 2}
+    with monkeypatch.context() as patch:
+        inject(patch, at({1, 2, 4}, lambda loss: loss * float("nan")))
+        done = run(write_expert(tmp_path / "two", base, settings))
+    assert [event["step"] for event in events_of(done.folder, "not_finite")] == [2, 3, 5]
+    inject(monkeypatch, at({1, 2, 3, 4}, lambda loss: loss * float("nan")))
+    manifest = write_expert(tmp_path / "three", base, settings)
+    with pytest.raises(RunFailed, match=wording("update-is-not-finite")):
+        run(manifest)
+    # One who resumes cannot start to count again.
+    with pytest.raises(RunFailed, match=wording("update-not-finite")):
+        run(manifest, resume="auto")
+
+
+def test_a_rollback_passes_over_the_step_that_was_not_finite(base, tmp_path, monkeypatch):
+    inject(monkeypatch, at({3}, lambda loss: loss * float("nan")))
+    done = run(write_expert(tmp_path, base, SETTINGS | {"on_not_finite": "rollback"}))
+    told = events_of(done.folder, "rolled_back")
+    assert [(event["to_step"], event["skipped"]) for event in told] == [(3, [[3, 3]])]
+    steps = [event["step"] for event in events_of(done.folder, "step")]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert saved_steps(done.folder) == [1, 2, 3, 5, 6]
+    rates = {event["step"]: event["rate"] for event in events_of(done.folder, "step")}
+    assert rates[5] < 0.25 * rates[3]  # half of the rate, and a warm-up of five steps again
+
+
+def test_the_end_is_saved_although_the_last_step_is_passed_over(base, tmp_path, monkeypatch):
+    inject(monkeypatch, at({5}, lambda loss: loss * float("nan")))
+    settings = SETTINGS | {"on_not_finite": "rollback", "save_steps": 4, "eval_steps": 100}
+    settings.pop("evaluation_strategy")
+    done = run(write_expert(tmp_path, base, settings))
+    assert saved_steps(done.folder) == [4, 5]
+    assert [event["step"] for event in events_of(done.folder, "eval")] == [5]
+    assert events_of(done.folder, "finished")[0]["step"] == 5
+
+
+def test_a_loss_that_spikes_is_undone_and_the_rest_is_learned(base, clean, tmp_path, monkeypatch):
+    inject(monkeypatch, at(range(27, 32), lambda loss: loss * 10))
+    manifest = write_expert(tmp_path, base, LONG)
+    done = run(manifest)
+    spike = events_of(done.folder, "spike")[0]
+    assert (spike["step"], spike["policy"]) == (28, "rollback")
+    assert spike["loss"] > 5 * spike["median"]
+    told = events_of(done.folder, "rolled_back")
+    # The checkpoint after 30 steps is one of weights that are broken: it is not gone back to.
+    assert [(e["from_step"], e["to_step"], e["skipped"]) for e in told] == [(32, 25, [[26, 31]])]
+    steps = [event["step"] for event in events_of(done.folder, "step")]
+    assert steps == [*range(1, 33), 26, *range(33, 37)]
+    rates = {event["step"]: event["rate"] for event in events_of(done.folder, "step")}
+    planned = {event["step"]: event["rate"] for event in events_of(clean, "step")}
+    assert rates[26] == pytest.approx(planned[26] * 0.5 * 1 / 5)  # five: 11 steps are left
+    assert rates[36] == pytest.approx(planned[36] * 0.5)
+    expected = {step: loss for step, loss in losses_of(clean).items() if step <= 26}
+    assert {s: loss for s, loss in losses_of(done.folder).items() if s <= 26} == expected
+    last = [float.fromhex(losses_of(folder)[36]) for folder in (done.folder, clean)]
+    assert last[0] < 1.1 * last[1]
+
+    # A run that is resumed after the rollback passes the window over too, and ends the same.
+    again = copied(done.folder, tmp_path / "again")
+    monkeypatch.undo()
+    resumed = run(manifest, resume=str(again / "checkpoints" / "step-000035"))
+    rest = {step: loss for step, loss in losses_of(done.folder).items() if step > 35}
+    assert losses_of(resumed.folder) == rest
+    assert weights_of(resumed.folder) == weights_of(done.folder)
+    state = json.loads((again / "checkpoints" / "step-000035" / "state.json").read_text())["state"]
+    assert state["state"]["skipped"] == [[26, 31]]
+    assert state["state"]["rollbacks"] == 1
+    # The end of the curve is the plan's, which may be longer when the run is resumed.
+    assert sorted(state["state"]["schedule"]) == [
+        "rate_factor",
+        "restart_warmup_at",
+        "restart_warmup_steps",
+    ]
+    # What was undone counts in no mean.
+    means = [events_of(folder, "finished")[0]["loss"] for folder in (done.folder, clean)]
+    assert means[0] < 1.05 * means[1]
+
+
+def test_spikes_without_end_stop_the_run_after_so_many_rollbacks(base, tmp_path, monkeypatch):
+    inject(monkeypatch, at(range(22, 52), lambda loss: loss * 10))
+    with pytest.raises(RunFailed, match=wording("the-loss-leapt-to")):
+        run(write_expert(tmp_path, base, LONG | {"max_rollbacks": 2, "epochs": 9}))
+    folder = next((tmp_path / "runs").iterdir())
+    policies = [event["policy"] for event in events_of(folder, "spike")]
+    assert policies == ["rollback", "rollback", "stop"]
+    assert len(events_of(folder, "rolled_back")) == 2
+
+
+def test_a_spike_is_only_reported_where_the_manifest_says_so(base, tmp_path, monkeypatch):
+    inject(monkeypatch, lambda loss, batch, now: loss * (10 if now.update in range(27, 33) else 1))
+    done = run(write_expert(tmp_path, base, LONG | {"on_loss_spike": "ignore", "max_steps": 33}))
+    assert [event["policy"] for event in events_of(done.folder, "spike")] == ["ignore"]
+    assert events_of(done.folder, "rolled_back") == []
+    assert list(losses_of(done.folder)) == list(range(1, 34))
+
+
+def test_without_a_checkpoint_a_rollback_starts_over(base, tmp_path, monkeypatch):
+    inject(monkeypatch, at({2}, lambda loss: loss * float("nan")))
+    settings = SETTINGS | {"save_strategy": "no", "on_not_finite": "rollback"}
+    settings.pop("save_steps")
+    done = run(write_expert(tmp_path, base, settings))
+    assert events_of(done.folder, "rolled_back")[0]["to_step"] == 0
+    steps = [event["step"] for event in events_of(done.folder, "step")]
+    assert steps == [1, 2, 3, 1, 2, 4, 5, 6]
+    losses = [event["loss"] for event in events_of(done.folder, "step")]
+    assert losses[3] == losses[0]
+
+
+def test_a_run_that_stops_keeps_what_it_had_learned(base, tmp_path, monkeypatch):
+    settings = SETTINGS | {"save_strategy": "no"}
+    settings.pop("save_steps")
+    manifest = write_expert(tmp_path, base, settings)
+    with monkeypatch.context() as patch:
+        inject(patch, at({2}, lambda loss: loss * float("nan")))
+        with pytest.raises(RunFailed, match=wording("checkpoint-after-update-saved")):
+            run(manifest)
+    folder = next((tmp_path / "runs").iterdir())
+    path = folder / "checkpoints" / "step-000003"
+    state = json.loads((path / "state.json").read_text())["state"]["state"]
+    assert (state["skipped"], state["skips"]) == ([[2, 2]], 1)
+    done = run(manifest, resume="auto")
+    assert [event["step"] for event in events_of(done.folder, "step")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_that_stops_and_cannot_save_says_so(base, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise DiskFull("x: too little room  (make some)")
+
+    inject(monkeypatch, at({2}, lambda loss: loss * float("nan")))
+    monkeypatch.setattr(Checkpoints, "save", full)
+    settings = SETTINGS | {"save_strategy": "no"}
+    settings.pop("save_steps")
+    with pytest.raises(RunFailed, match=wording("update-3-is-not")) as caught:
+        run(write_expert(tmp_path, base, settings))
+    assert "--resume" not in str(caught.value)
+    folder = next((tmp_path / "runs").iterdir())
+    assert wording("too-little-room") in events_of(folder, "warning")[0]["text"]
+
+
+def test_troubles_that_are_read_together_are_reported_and_undone_once(base, tmp_path, monkeypatch):
+    """As on a card, whose numbers come late; here three steps late."""
+
+    def fault(loss, batch, now):
+        if now.update == 5 and batch.tokens.shape[0] == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return loss * float("nan") if now.update in (3, 4) else loss
+
+    inject(monkeypatch, fault)
+    monkeypatch.setattr(recorder_module, "LateNumbers", lambda d: LateNumbers(d, lag=3))
+    settings = SETTINGS | {"on_not_finite": "rollback", "save_strategy": "no"}
+    settings.pop("save_steps")
+    done = run(write_expert(tmp_path, base, settings))
+    assert [event["step"] for event in events_of(done.folder, "not_finite")] == [4]
+    told = events_of(done.folder, "rolled_back")
+    assert [(e["from_step"], e["to_step"], e["rate_factor"]) for e in told] == [(5, 0, 0.5)]
+    assert told[0]["skipped"] == [[3, 4]]
+
+
+def test_a_run_that_starts_over_holds_no_second_model(base, clean, tmp_path, monkeypatch):
+    """Blocks that are recomputed refer to themselves: only the collector frees them.
+
+    A run was made before: a library's warning about its import holds the frames it was made in.
+    """
+    models, alive = [], []
+
+    inject(monkeypatch, at({2}, lambda loss: loss * float("nan")))
+    faulty = LoadedModel.loss_sum
+    monkeypatch.setattr(LoadedModel, "loss_sum", lambda self, b: (note(self), faulty(self, b))[1])
+
+    def note(loaded):
+        if not models or models[-1]() is not loaded.blocks[0]:
+            alive.append(sum(model() is not None for model in models))
+            models.append(weakref.ref(loaded.blocks[0]))
+
+    settings = SETTINGS | {"save_strategy": "no", "on_not_finite": "rollback"}
+    settings |= {"gradient_checkpointing": True}
+    settings.pop("save_steps")
+    manifest = write_expert(tmp_path, base, settings)
+    gc.collect()
+    gc.disable()
+    try:
+        run(manifest)
+    finally:
+        gc.enable()
+    assert alive == [0, 0]
+
+
+def test_a_tracker_that_fails_at_the_start_is_reported_and_the_run_continues(
+    base, tmp_path, monkeypatch
+):
+    def refuse(folder, first_step):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tensorboard, "summary_writer", refuse)
+    settings = SETTINGS | {"trackers": ["tensorboard"], "max_steps": 1}
+    done = run(write_expert(tmp_path, base, settings))
+    assert done.exit_code == 0
+    [told] = events_of(done.folder, "warning")
+    assert wording("tensorboard-files-no-longer") in told["text"]
