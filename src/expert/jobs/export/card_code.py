@@ -13,9 +13,10 @@ from expert.core.install import how_to_get_it
 from expert.manifest.schema.manifest import CHAR_GPT
 
 if TYPE_CHECKING:
-    from expert.jobs.export.export import Exported
+    from expert.jobs.export.exported import Exported
     from expert.jobs.export.portable_base import PortableBase
     from expert.planning.run_plan import RunPlan
+    from expert.run.stored.load import Trained
 
 FOLDER = "PATH/TO/THIS/FOLDER"
 QUESTION = "{question}"
@@ -38,6 +39,26 @@ class Asking(NamedTuple):
     """A text is continued: nothing is stripped."""
     stops: tuple[str, ...] = ()
     """Texts that end an answer beside the tokens in generation_config.json."""
+
+
+def asked_as(trained: Trained) -> Asking | None:
+    """How `expert sample` would put a question to it; None for the character model."""
+    from expert.data.plain_text import FirstRow, trained_on_text
+    from expert.data.tokens.encoder import TextEncoder
+    from expert.jobs.sample.decoding import settle_decoding
+    from expert.jobs.sample.sample import prompt_text
+
+    template, encoder = trained.template, trained.encoder
+    if template is None:
+        return None
+    assert isinstance(encoder, TextEncoder)
+    first = FirstRow(trained.plan)
+    plain = trained_on_text(trained.plan, first)
+    stops = list(settle_decoding(trained.plan, {})[0].stop_sequences)
+    if not plain and encoder.tokenizer.token_to_id(template.stop) is None:
+        stops.append(template.stop)
+    text = prompt_text(template, QUESTION, plain=plain, tools="" if plain else first.tools)
+    return Asking(text, plain, tuple(stops))
 
 
 def loading_code(plan: RunPlan, done: Exported, base: PortableBase, asking: Asking | None) -> str:

@@ -24,7 +24,7 @@ true share is above 92.9 % (Wilson, 95 %), with all of 5 above 56.6 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class SavedVerdict:
     """What a validation.json says of the gate; what is not known is None or empty."""
 
     passed: bool | None
@@ -105,7 +105,7 @@ class Verdict:
         return f"{text}, {self.low_bar}" if self.low_bar else text
 
 
-def read_verdict(folder: RunFolder) -> Verdict | None:
+def read_verdict(folder: RunFolder) -> SavedVerdict | None:
     """What the validation of a run says; None where there is none. One that cannot be read did
     not pass."""
     if not folder.validation.is_file():
@@ -117,7 +117,7 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
         told = found.get("new_rows") or told  # what the gate was judged by
         ends, asked = found.get("interval"), settings.get("min_accuracy")
         cases = found["cases"] if isinstance(found.get("cases"), list) else None
-        return Verdict(
+        return SavedVerdict(
             passed=None if gate["passed"] is None and cases == [] else gate["passed"] is True,
             reasons="; ".join(map(str, gate.get("reasons") or ())) or "no reason is given",
             checkpoint=str(found.get("checkpoint") or ""),
@@ -138,7 +138,7 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
             outdated=outdated(found, folder),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-        return Verdict(
+        return SavedVerdict(
             passed=False,
             reasons="the file cannot be read",
             checkpoint="",

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
-from expert.judging.answer_kind import OPEN, TEXT
+from expert.judging.domain import OPEN, TEXT
 from expert.judging.gate import MAX_REGRESSION, MIN_ACCURACY, Demands
 from expert.judging.judge_command import MIN_SCORE, SECONDS, JudgeCommand, NoJudge
 
@@ -23,7 +23,7 @@ class CannotValidate(ExpertError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Requirements:
     """What a person asks of an expert; None: nothing was said."""
 
     min_accuracy: float | None = None
@@ -66,7 +66,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class JudgeChoice:
     """Who judges, and why."""
 
     domain: str
@@ -94,8 +94,8 @@ class Way:
 
 
 def way_of(
-    folder: RunFolder, plan: RunPlan, test: TestSet, domain: str | None, asked: Asked
-) -> Way:
+    folder: RunFolder, plan: RunPlan, test: TestSet, domain: str | None, asked: Requirements
+) -> JudgeChoice:
     """By what was asked for, else what the cases say, else the manifest, else the expected answers
     themselves."""
     from expert.judging.oracles.oracle import oracle_for
@@ -109,7 +109,7 @@ def way_of(
     kinds = {case.domain or name for case in cases}
     is_open = OPEN in kinds and judge is None
     loss_asked = asked.min_improvement is not None or asked.min_token_accuracy is not None
-    way = Way(
+    way = JudgeChoice(
         domain=name,
         because=f"scored by --judge-command {judge.command}" if judge is not None else because,
         judge=judge,
@@ -125,8 +125,7 @@ def way_of(
 def _decided(
     folder: RunFolder, plan: RunPlan, test: TestSet, domain: str | None
 ) -> tuple[str, str]:
-    from expert.judging.answer_kind import kind_of_answers
-    from expert.judging.domain import domain_of
+    from expert.judging.domain import domain_of, kind_of_answers
 
     if domain:
         return domain, f"--domain {domain}"
@@ -143,7 +142,9 @@ def _decided(
     return kind_of_answers(undecided)
 
 
-def _refuse_what_does_not_fit(asked: Asked, way: Way, plan: RunPlan, name: str) -> None:
+def _refuse_what_does_not_fit(
+    asked: Requirements, way: JudgeChoice, plan: RunPlan, name: str
+) -> None:
     """Raise where a demand says nothing of the answers there are."""
     from expert.manifest.schema.manifest import CHAR_GPT
 
