@@ -10,7 +10,6 @@ import pytest
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
 from expert.jobs.diagnose.data import check_data
-from expert.manifest.reader import read_manifest
 from expert.run.open import plan, prepare
 from tests.jobs.test_preparing import ROWS, an_expert, lines, texts_of
 from tests.wording import wording
