@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.insight.ladder.ladder import Ladder, Measured, SettingResult
-from expert.insight.page.blocks import Block, Figure, Folded, Grid, Page, Words
+from expert.insight.page.blocks import Block, Figure, Folded, Grid, Page, Tile, Tiles, Words
 from expert.insight.page.contents import make_page
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown

@@ -53,7 +53,7 @@ def test_a_run_says_that_its_epochs_end_before_max_steps(base, tmp_path):
     (told,) = [e["text"] for e in events_of(folder, "warning") if "max_steps" in e["text"]]
     done = events_of(folder, "finished")[0]["step"]
     assert told.startswith(
-        f"length.max_steps: 1 epoch ends after {done} updates, before the 1000 of max_steps"
+        f"length.max_steps: 1 epoch ends after {done} steps, before the 1000 of max_steps"
     )
 
 
