@@ -1,4 +1,4 @@
-"""A run that was bound by what is no training: evaluating, saving, or starting."""
+"""A run that was bound by something other than training: evaluating, saving, or starting."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def judge_run(found: Evidence) -> Verdict | None:
 
 
 def advised_interval(found: Evidence, event: str, seconds: float) -> tuple[str, int]:
-    """The key and the updates between two, so that all of them take a twentieth of the training."""
+    """The key and the steps between two, so that all of them take a twentieth of the training."""
     key = "eval_steps" if event == "eval" else "save_steps"
     updates = sum(line.updates for line in found.anatomy.lines)
     count = max(1, len(found.run.of(event)))
