@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from expert.data.feed.batches import BatchCounts, Bins, Documents, padded_batch
+from expert.data.feed.batches import BatchCounts, Bins, padded_batch
 from expert.data.feed.feed import Batch, FedUpdate
 from expert.data.feed.order import DataOrder, Update, micro_batches
 from expert.data.pack.pack import Overlong, pack_none
@@ -45,7 +45,7 @@ class PaddedTensors(NamedTuple):
 
 
 def padded_tensors(
-    index: PackIndex, bins: Bins, store: Documents, *, pad_id: int, width: int | None = None
+    index: PackIndex, bins: Bins, store: FlatDocuments, *, pad_id: int, width: int | None = None
 ) -> PaddedTensors:
     """The documents of `bins`, a row each, padded to the longest, or to `width` where given."""
     *arrays, counts = padded_batch(index, bins, store, pad_id=pad_id, width=width)
