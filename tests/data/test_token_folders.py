@@ -334,7 +334,7 @@ def test_a_run_is_trained_on_tokens_and_is_not_judged_by_them_unasked(tmp_path):
 
 
 def test_a_look_before_the_run_warns_of_tokens_that_do_not_fit(tmp_path):
-    from expert.jobs.diagnose.data_checks import check_data
+    from expert.jobs.diagnose.data import check_data
 
     file = an_expert(tmp_path, pretokenized_cache="mine/tokenized")
     save(tmp_path / "mine" / "tokenized", [{"input_ids": [9_999] * 8} for _ in range(20)])

@@ -9,7 +9,7 @@ import pytest
 
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
-from expert.jobs.diagnose.data_checks import check_data
+from expert.jobs.diagnose.data import check_data
 from expert.run.open import open_run, plan, prepare
 from tests.run.test_preparing import ROWS, an_expert, lines, texts_of
 from tests.wording import wording

@@ -155,7 +155,7 @@ class MemoryPlan(Slice):
     parts: dict[str, int] | None
     fits: bool | None
     workload: dict[str, Any] | None = None
-    """What was estimated: planning.calibration makes a Workload of it again."""
+    """What was estimated: memory.calibration makes a Workload of it again."""
 
 
 class DiskPlan(Slice):
