@@ -30,7 +30,7 @@ from expert.jobs.datasets.hub_copies import Caches
 from expert.jobs.pretokenize import manifests_below
 from expert.run.open import prepare
 from tests.data.examples.test_tools import OPENAI, SILENT
-from tests.jobs.test_preparing import ROWS, an_expert, lines
+from tests.run.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
 
 

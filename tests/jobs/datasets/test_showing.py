@@ -16,7 +16,7 @@ from expert.jobs.datasets.check import check_dataset, first_row_of
 from expert.manifest.reader import read_manifest
 from expert.run.open import open_run, prepare
 from tests.data.examples.test_tools import OPENAI
-from tests.jobs.test_preparing import ROWS, an_expert, lines
+from tests.run.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
 
 EVERY = RowsToShow(count=1000, most_tokens=None)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from expert.data.pack.pack_index import PackIndex
+from expert.data.tokens.documents import FlatDocuments
 
 IGNORED = -100
 """The label of a place without a label."""
@@ -21,18 +22,6 @@ IGNORED = -100
 Numbers = NDArray[np.integer[Any]]
 Places = NDArray[np.int32]
 Bins = Sequence[int] | Numbers
-
-
-class Documents(Protocol):
-    """Tokens of documents and which of them are trained on."""
-
-    def gather(
-        self, documents: Numbers, starts: Numbers, stops: Numbers, *, out: Places, places: Numbers
-    ) -> tuple[Places, Numbers]:
-        """Copy tokens `starts` to `stops` of each document to its place in `out`. What comes back:
-        pairs of start and stop of the tokens to train on, those of each document in order and
-        apart from each other, and how many pairs are whose."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +103,7 @@ class BatchArrays:
 
 
 def fill_batch(
-    out: BatchArrays, index: PackIndex, bins: Bins, store: Documents, *, pad_id: int
+    out: BatchArrays, index: PackIndex, bins: Bins, store: FlatDocuments, *, pad_id: int
 ) -> BatchCounts:
     """Fill every array with the documents of `bins`, a bin to a row; rows left over are padding.
 
@@ -141,7 +130,7 @@ def fill_batch(
 
 
 def _fill_rows(
-    out: BatchArrays, index: PackIndex, numbers: NDArray[np.int64], store: Documents
+    out: BatchArrays, index: PackIndex, numbers: NDArray[np.int64], store: FlatDocuments
 ) -> tuple[Numbers, BatchCounts]:
     """Write the documents of each bin into its row, all but padding and positions. What comes back:
     where each document ends, and the counts."""
@@ -205,7 +194,7 @@ class PaddedBatch(NamedTuple):
 
 
 def padded_batch(
-    index: PackIndex, bins: Bins, store: Documents, *, pad_id: int, width: int | None = None
+    index: PackIndex, bins: Bins, store: FlatDocuments, *, pad_id: int, width: int | None = None
 ) -> PaddedBatch:
     """Rows of one document each, padded to the longest of them or else to `width`."""
     numbers = np.asarray(bins, dtype=np.int64)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from expert.data.feed.batches import BatchCounts, Bins, Documents, padded_batch
+from expert.data.feed.batches import BatchCounts, Bins, padded_batch
 from expert.data.feed.feed import Batch, FedUpdate
 from expert.data.feed.order import DataOrder, Update, micro_batches
 from expert.data.pack.pack import Overlong, pack_none
@@ -45,12 +45,19 @@ class PaddedTensors(NamedTuple):
 
 
 def padded_tensors(
-    index: PackIndex, bins: Bins, store: Documents, *, pad_id: int, width: int | None = None
+    index: PackIndex, bins: Bins, store: FlatDocuments, *, pad_id: int, width: int | None = None
 ) -> PaddedTensors:
     """The documents of `bins`, a row each, padded to the longest, or to `width` where given."""
-    *arrays, counts = padded_batch(index, bins, store, pad_id=pad_id, width=width)
-    numbers = (counts.targets, counts.real_tokens, counts.examples)
-    return PaddedTensors(*map(torch.from_numpy, arrays), numbers)
+    made = padded_batch(index, bins, store, pad_id=pad_id, width=width)
+    counts = made.counts
+    return PaddedTensors(
+        tokens=torch.from_numpy(made.tokens),
+        labels=torch.from_numpy(made.labels),
+        positions=torch.from_numpy(made.positions),
+        soft_mask=torch.from_numpy(made.soft_mask),
+        target_places=torch.from_numpy(made.target_places),
+        counts=(counts.targets, counts.real_tokens, counts.examples),
+    )
 
 
 class PreparedBins(Dataset[Any]):

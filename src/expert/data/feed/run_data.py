@@ -33,7 +33,7 @@ from expert.data.tokens.encoder import Encoder
 from expert.planning.run_plan import RunPlan
 
 
-class Position(Protocol):
+class FeedStart(Protocol):
     """Where a run stands in its data."""
 
     @property
@@ -109,7 +109,7 @@ def largest_ids(data: RunData) -> list[int | None]:
 def training_feed(
     plan: RunPlan,
     data: RunData,
-    state: Position,
+    state: FeedStart,
     *,
     device: torch.device,
     new_event: Callable[[], Any] | None = None,
@@ -151,7 +151,7 @@ def feed_facts(plan: RunPlan, data: RunData) -> dict[str, Any]:
 def _packed_feed(
     plan: RunPlan,
     data: RunData,
-    state: Position,
+    state: FeedStart,
     device: torch.device,
     new_event: Callable[[], Any] | None,
 ) -> AbstractContextManager[Any]:
@@ -181,7 +181,7 @@ def _packed_feed(
     )
 
 
-def _works(plan: RunPlan, data: RunData, state: Position) -> Iterator[Any]:
+def _works(plan: RunPlan, data: RunData, state: FeedStart) -> Iterator[Any]:
     if data.stream is not None:
         found = data.stream.works(
             done=state.done,

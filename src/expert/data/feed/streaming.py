@@ -37,7 +37,7 @@ Pack = Callable[[FlatDocuments, int], PackIndex]
 """Documents and a seed to bins."""
 
 
-class Window(NamedTuple):
+class StreamWindow(NamedTuple):
     """A run of rows, tokenised."""
 
     documents: EncodedBatch
@@ -53,7 +53,7 @@ class Place(NamedTuple):
     step: int = 0
 
 
-class StreamedRows(IterableDataset[Window]):
+class StreamedRows(IterableDataset[StreamWindow]):
     """The windows of one pass over the rows, from `first` on; each worker tokenises its share."""
 
     def __init__(
@@ -71,7 +71,7 @@ class StreamedRows(IterableDataset[Window]):
         self._window_rows = window_rows
         self.first = first
 
-    def __iter__(self) -> Iterator[Window]:
+    def __iter__(self) -> Iterator[StreamWindow]:
         worker = get_worker_info()
         mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         segments_of = self._formatter()
@@ -94,7 +94,7 @@ class StreamedRows(IterableDataset[Window]):
 
     def _tokenised(
         self, rows: list[Row | BadRow], segments_of: Callable[[Row], Segments]
-    ) -> Window:
+    ) -> StreamWindow:
         documents: list[list[Segment]] = []
         bad: list[BadRow] = []
         dropped = 0
@@ -106,7 +106,7 @@ class StreamedRows(IterableDataset[Window]):
                 dropped += 1
             else:
                 documents.append(made)
-        return Window(self._encoder.encode(documents), bad, dropped)
+        return StreamWindow(self._encoder.encode(documents), bad, dropped)
 
 
 def _characters(value: Any) -> int:

@@ -11,7 +11,7 @@ from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
 from expert.jobs.diagnose.data import check_data
 from expert.run.open import open_run, plan, prepare
-from tests.jobs.test_preparing import ROWS, an_expert, lines, texts_of
+from tests.run.test_preparing import ROWS, an_expert, lines, texts_of
 from tests.wording import wording
 
 LONG = [{"instruction": f"Read this. {'word ' * 400}", "output": f"answer {n}"} for n in range(30)]

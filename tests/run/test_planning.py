@@ -10,7 +10,7 @@ import pytest
 import expert
 from expert.data.splits import data_order
 from expert.planning.run_plan import RunPlan
-from tests.jobs.test_preparing import ROWS, an_expert, lines
+from tests.run.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "expert-json" / "manifest.json"

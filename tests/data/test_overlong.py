@@ -11,7 +11,7 @@ import pytest
 from expert.jobs.datasets.check import check_dataset
 from expert.manifest.reader import read_manifest
 from expert.run.open import plan, prepare
-from tests.jobs.test_preparing import ROWS, an_expert, lines
+from tests.run.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
 
 WORDS = " ".join(f"word{n}" for n in range(400))

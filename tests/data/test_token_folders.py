@@ -18,7 +18,7 @@ from expert.jobs.datasets.check import check_dataset
 from expert.jobs.datasets.find import find_datasets, read_users
 from expert.run.open import open_run, prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
-from tests.jobs.test_preparing import an_expert, texts_of
+from tests.run.test_preparing import an_expert, texts_of
 from tests.wording import wording
 
 datasets = pytest.importorskip("datasets")
