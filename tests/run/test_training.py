@@ -52,7 +52,9 @@ def test_a_run_says_that_its_epochs_end_before_max_steps(base, tmp_path):
     folder = run(write_expert(tmp_path, base, {"max_steps": 1000, "epochs": 1})).folder
     (told,) = [e["text"] for e in events_of(folder, "warning") if "max_steps" in e["text"]]
     done = events_of(folder, "finished")[0]["step"]
-    assert told.startswith(f"1 epoch ends after {done} steps, before the 1000 of max_steps")
+    assert told.startswith(
+        f"length.max_steps: 1 epoch ends after {done} steps, before the 1000 of max_steps"
+    )
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, tmp_path):

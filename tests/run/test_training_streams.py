@@ -176,7 +176,7 @@ def test_a_thread_that_feeds_too_slowly_is_reported_once(base, tmp_path, monkeyp
     )
     assert events_of(done.folder, "fell_back") == []
     told = [event["text"] for event in events_of(done.folder, "warning")]
-    assert told == [wording("time-goes-on-waiting")]
+    assert told.count(wording("time-goes-on-waiting")) == 1
     assert list(losses_of(done.folder)) == list(range(1, 25))
 
 
