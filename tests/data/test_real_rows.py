@@ -13,7 +13,7 @@ from expert.data.read.rows import read_rows
 from expert.data.records import Example, Row, Segment
 from expert.data.template.templates import Template, named_template, plain_segments
 from expert.data.tokens.encoder import TextEncoder
-from tests.data.examples import understand
+from tests.data.examples.understood import understand
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 TOKENIZER = SHARED / "tokenizers" / "qwen3"

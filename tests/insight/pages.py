@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.insight.ladder.ladder import Ladder, Measured, SettingResult
-from expert.insight.page.blocks import Block, Card, Cards, Figure, Folded, Grid, Page, Words
+from expert.insight.page.blocks import Block, Figure, Folded, Grid, Page, Tile, Tiles, Words
 from expert.insight.page.contents import make_page
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
@@ -203,8 +203,8 @@ def check_harmless(html: str) -> Tags:
     return tags
 
 
-def cards_of(page: Page) -> dict[str, Card]:
-    found = [card for b in blocks_of(page) if isinstance(b, Cards) for card in b.cards]
+def cards_of(page: Page) -> dict[str, Tile]:
+    found = [card for b in blocks_of(page) if isinstance(b, Tiles) for card in b.cards]
     return {card.name: card for card in found}
 
 

@@ -53,7 +53,7 @@ def test_long_texts_are_learnt_to_their_end(tmp_path, rows):
         (ROWS[:3], {}, "cut", wording("rows-with-answers")),
         (None, {"overlong": "cut"}, "cut", wording("set-in-the-manifest")),
         (ROWS[:3], {"overlong": "split"}, "split", wording("set-in-the-manifest")),
-        ([{"text": WORDS}], {"tokenize": "late", "packing": False}, "cut", "tokenised late"),
+        ([{"text": WORDS}], {"tokenize": "late", "packing": False}, "cut", "tokenize: late"),
     ],
 )
 def test_the_plan_settles_it_with_a_reason(tmp_path, rows, config, settled, because):

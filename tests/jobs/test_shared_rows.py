@@ -97,7 +97,7 @@ def test_a_run_says_once_that_its_validation_file_is_learnt_as_well(tmp_path_fac
     done = run(an_expert(tmp_path, base=base, validation=[*NEW, ROWS[2]]))
     told = [event["text"] for event in events_of(done.folder, "warning")]
     (doubt,) = [text for text in told if wording("in-training-rows-well") in text]
-    assert doubt.startswith("validation: 1 of 6 rows stands")
+    assert doubt.startswith("validation: 1 of 6 rows")
 
 
 def test_a_plan_warns_of_them_once_they_are_prepared(tmp_path):

@@ -16,7 +16,7 @@ from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
 from expert.jobs.datasets.find import find_datasets, read_users
-from expert.run.open import prepare
+from expert.run.open import open_run, prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
 from tests.jobs.test_preparing import an_expert, texts_of
 from tests.wording import wording
@@ -335,12 +335,11 @@ def test_a_run_is_trained_on_tokens_and_is_not_judged_by_them_unasked(tmp_path):
 
 def test_a_look_before_the_run_warns_of_tokens_that_do_not_fit(tmp_path):
     from expert.jobs.diagnose.data import check_data
-    from expert.manifest.reader import read_manifest
 
     file = an_expert(tmp_path, pretokenized_cache="mine/tokenized")
     save(tmp_path / "mine" / "tokenized", [{"input_ids": [9_999] * 8} for _ in range(20)])
-    read = read_manifest(file)
-    found = {each.name: each for each in check_data(read, expert.plan(file)).findings}
+    facts = check_data(open_run(file, data="counted"))
+    found = {each.name: each for each in facts.findings}
     assert wording("beyond-the-tokenizers") in found["token-folder"].evidence
 
 

@@ -10,8 +10,7 @@ import pytest
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
 from expert.jobs.diagnose.data import check_data
-from expert.manifest.reader import read_manifest
-from expert.run.open import plan, prepare
+from expert.run.open import open_run, plan, prepare
 from tests.jobs.test_preparing import ROWS, an_expert, lines, texts_of
 from tests.wording import wording
 
@@ -183,10 +182,9 @@ def test_a_check_of_the_data_tells_them_and_the_tokens_that_are_lost(tmp_path):
 
 def test_a_diagnosis_before_a_run_tells_them_prepared_or_not(tmp_path):
     manifest = an_expert_with_long_rows(tmp_path, ROWS[:30] + LONG)
-    read = read_manifest(manifest)
-    made = plan(read)
     for of in ("the first 60 rows", "60 rows"):
-        found = {each.name: each for each in check_data(read, made).findings}["rows-not-learnt"]
+        facts = check_data(open_run(manifest, data="counted"))
+        found = {each.name: each for each in facts.findings}["rows-not-learnt"]
         assert found.severity == "warning"
         assert found.evidence.startswith(wording("train-left-out", of=of))
         assert found.fix.startswith("a larger training.config.max_seq_length")

@@ -213,9 +213,7 @@ def test_a_wrong_value_names_the_override(override: str, text: str):
 
 def test_an_override_of_a_model_that_is_no_list_leaves_the_problem_to_be_told():
     text = error_of("base_models: {a: 1}\ndataset: a", overrides=["model=Y"])
-    assert text.endswith(
-        "base_models: got an object, expected a non-empty list of names or objects"
-    )
+    assert text.endswith(wording("got-object-expected-list"))
 
 
 def test_a_path_is_taken_apart_into_steps():

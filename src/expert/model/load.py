@@ -27,6 +27,7 @@ from expert.model.base_folder import (
     model_folder,
     read_config,
     runs_its_own_program,
+    text_encoder,
 )
 from expert.model.blocks import find_blocks
 from expert.model.chargpt import CharGpt, load_char_gpt
@@ -35,7 +36,6 @@ from expert.model.inputs import ModelInput
 from expert.model.loss import evaluated, kernel_for, summed_loss
 from expert.model.quantised import QUANTISED, quantization_config, settle_quantised
 from expert.model.soft_prompts import SoftPrompts, make_soft_prompts
-from expert.model.tokens import text_encoder
 from expert.planning.run_plan import AdapterPlan, KernelPlan, ModelPlan
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
@@ -130,12 +130,6 @@ class LoadedModel:
         """To be called after update number `step`, counted from 1, before gradients are cleared."""
         if self.ranks is not None:
             self.ranks.after_update(step)
-
-    def save(self, folder: Path) -> None:
-        """Write what a user takes away."""
-        from expert.model.saving import save_trained
-
-        save_trained(self, folder)
 
     @property
     def causal_lm(self) -> Any:

@@ -54,7 +54,7 @@ class Pieces:
         return len(self.document)
 
     def without(self, unlearnt: Lengths | None) -> Pieces:
-        """The pieces but those with these numbers, from which nothing would be learnt."""
+        """The pieces but those with these numbers, with nothing to train on."""
         if unlearnt is None or not len(unlearnt):
             return self
         kept = np.ones(len(self), np.bool_)

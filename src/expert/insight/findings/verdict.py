@@ -51,13 +51,13 @@ def judge_step(found: Evidence) -> Verdict:
     """The verdict on an average step."""
     step = found.step
     if step is None or step.wall <= 0:
-        return _untold(found)
+        return _unreported(found)
     pinned = found.run.planned("loader.pin_memory") is not False
     waits = feeding_verdict(step, kind=found.feed_kind, workers=found.workers, pinned=pinned)
     return waits or _memory(found, step) or _host(found, step) or _computing(found, step)
 
 
-def _untold(found: Evidence) -> Verdict:
+def _unreported(found: Evidence) -> Verdict:
     """No log line: the run never came that far, or nobody asked for lines so often."""
     done = max((number(event, "step") or 0 for event in found.run.events), default=0)
     if done:

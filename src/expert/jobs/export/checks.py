@@ -7,18 +7,18 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
 from expert.core.text import counted
-from expert.jobs.validate.standing_verdict import read_verdict
+from expert.jobs.export.exported import Kind
+from expert.jobs.validate.saved_verdict import read_verdict
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.choose_checkpoint import Choice
 
-Kind = Literal["adapter", "merged", "model"]
 CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 

@@ -14,12 +14,15 @@ from expert.core.errors import ExpertError
 from expert.run.stored.trained_rows import learnt_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from expert.core.rundir import RunFolder
     from expert.data.examples.columns import Columns
     from expert.data.line import Line
     from expert.data.prepared import PreparedData, PreparedSplit
     from expert.data.read.sources import Source
-    from expert.data.records import BadRow, Example, Row
+    from expert.data.records import BadRow, Example, Row, Segment
+    from expert.judging.cases import Case
     from expert.manifest.schema.dataset import DatasetSpec
     from expert.planning.run_plan import RunPlan
 
@@ -162,3 +165,57 @@ def understood(
         example = row if isinstance(row, BadRow) else example_of(row, columns)
         if not isinstance(example, Dropped):
             yield row, example
+
+
+def learnt_cases(
+    rows: Sequence[tuple[tuple[Case, ...], Example]], run: Run, *, make: bool
+) -> tuple[frozenset[str], str]:
+    """The ids of the cases that were learnt, and why that cannot be told where it cannot; without
+    `make` tokens that are gone are not made again.
+
+    Cases are written and tokenised as the rows of the run were, and recognised by their tokens:
+    what is compared is what the model really saw.
+    """
+    import numpy as np
+
+    from expert.data.splits import keys_of
+    from expert.data.tokens.row_keys import keys_of_batch
+    from expert.manifest.schema.dataset import DatasetSpec
+    from expert.manifest.schema.manifest import CHAR_GPT
+
+    asked = [row for row in rows if row[0]]
+    spec = DatasetSpec.model_validate(run.plan.data.dataset)
+    if not asked or run.plan.model.name == CHAR_GPT:
+        return frozenset(), ""
+    if spec.streaming:
+        return frozenset(), "its rows were streamed"
+    if run.place is None:
+        return frozenset(), "its data is not where it was"
+    try:
+        drawn = draw_again(run.folder, run.plan, spec, run.place, make=make)
+        train = drawn.made.train
+        known = keys_of(drawn.line, train.folders)
+        assert known is not None
+        segments = _written(drawn.line, [example for _, example in asked])
+        keys = keys_of_batch(drawn.line.encoder.encode(segments)).whole
+    except (CannotBeTold, ExpertError, OSError) as why:
+        return frozenset(), str(why)
+    found = np.isin(keys, known.whole[np.unique(train.index.piece_document)])
+    learnt = (cases for (cases, _), known in zip(asked, found, strict=True) if known)
+    return frozenset(case.id for cases in learnt for case in cases), ""
+
+
+def _written(line: Line, examples: Sequence[Example]) -> list[list[Segment]]:
+    """The examples as training writes them; what a template cannot write was never learnt."""
+    from expert.data.records import Segment
+    from expert.data.template.templates import TemplateError
+
+    template, written = line.template, []
+    assert template is not None, "the character model has no turns"
+    for example in examples:
+        try:
+            made = template.segments(example, learn_prompt=line.plan.data.train_on_prompt)
+        except TemplateError:
+            made = [Segment("", False)]
+        written.append(list(made))
+    return written
