@@ -118,7 +118,7 @@ def _show_resumed(opened: Opened, resume: str | None) -> None:
 
 
 def _run(
-    read: ReadManifest, console: Console, asked: dict[str, Any], **allowed: bool
+    read: ReadManifest, console: Console, asked: dict[str, Any], **allowed: Any
 ) -> tuple[RunResult, RunPlan]:
     from expert.jobs.train import train as train_job
     from expert.run.open import open_run
