@@ -72,7 +72,7 @@ def test_short_sequences_are_full_where_no_row_is_long():
     assert fill > 0.93
 
 
-def test_an_update_of_one_row_is_one_row():
+def test_a_step_of_one_row_is_one_row():
     made = tried_packing(np.arange(10, 41, dtype=np.int32), 1, 512, shortest=40)
     assert (made.sequences, made.length, made.most_rows) == (1, 40, 1)
 

@@ -184,7 +184,7 @@ def test_fallbacks_and_warnings_are_reported_with_their_reasons(tmp_path: Path):
     warned = {"event": "warning", "time": START + 6, "text": "the disk is nearly full"}
     page = page_of(write_run(tmp_path / "run", [*usual()[:5], fell, warned, finished(9)]))
     texts = [row[3] for grid in grids_of(page, "story") for row in grid.rows]
-    assert "fell back: OutOfMemory: 1 GiB too much – batch.micro_batch = 2  (b)" in texts
+    assert "fell back: OutOfMemory: 1 GiB too much – batch.micro_batch = 2 (b)" in texts
     assert f"warning: {warned['text']}" in texts
     assert "No fallback" not in words_of(page)
 

@@ -171,7 +171,7 @@ def test_a_thread_that_feeds_too_slowly_is_reported_once(base, tmp_path, monkeyp
     waiting(monkeypatch, [0.5, 0.6])
     done = run(
         write_expert(
-            tmp_path, base, SETTINGS | {"epochs": 4, "save_steps": 100, "micro_batch_size": 4}
+            tmp_path, base, SETTINGS | {"epochs": 4, "save_steps": 24, "micro_batch_size": 4}
         )
     )
     assert events_of(done.folder, "fell_back") == []

@@ -59,9 +59,10 @@ def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path |
     _refuse_other_quantisation(config, folder)
     if not any(folder.glob("*.safetensors")):
         pickled = [path.name for path in sorted(folder.glob("*.bin"))]
-        what = "there are no weights in it"
+        what = "it contains no weights"
         if pickled:
-            what = f"its weights are pickled ({', '.join(pickled[:3])}), which can hide a program"
+            names = ", ".join(pickled[:3])
+            what = f"its weights are pickled ({names}), which can run code when loaded"
         fix = "convert them to model.safetensors, or name a model that has it"
         raise ModelError(str(folder), what, fix)
     return folder
@@ -95,7 +96,7 @@ def runs_its_own_program(model: ModelPlan, folder: Path, *, allowed: bool) -> bo
     # A snapshot's folder has the name of its commit; what lies in another one nobody has pinned.
     if allowed and pinned and folder.name == model.revision:
         return True
-    what = "its config.json (auto_map) asks to run a program that comes with the model"
+    what = "its config.json (auto_map) asks to run code that comes with the model"
     fix = "pin a commit you have read as revision and add --allow-remote-code, or use another model"
     raise ModelError(str(folder), what, fix)
 

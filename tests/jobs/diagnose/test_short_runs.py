@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from expert.insight.findings.finding import Finding
-from expert.jobs.diagnose.one_step import (
+from expert.jobs.diagnose.first_fix import (
     Measured,
     NothingToTry,
     Tried,

@@ -8,10 +8,14 @@ from expert.core.rundir import named_manifest
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import CONFIG, Rule, Seen, seen
+from expert.insight.findings.verdict import (
+    CADENCE_SHARE,
+    PAUSES_MATTER_SECONDS,
+    advised_interval,
+)
 from expert.insight.outcome import FAR_OVERFITTED, held_out_losses, judge_learning
 from expert.insight.step.anatomy import number
 from expert.insight.step.bands import expected_band
-from expert.insight.step.pauses import CADENCE_SHARE, PAUSES_MATTER_SECONDS, advised_interval
 from expert.planning.machine.cards import card_named
 
 PAUSING_SHARE = 0.25

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from expert.core.events import Event
-from expert.insight.event_text import without_step
+from expert.insight.event_text import GAP, without_step
 from expert.insight.page.blocks import (
     Block,
     Figure,
@@ -109,7 +109,8 @@ def _table(timed: Timed) -> Grid:
 
 def in_words(event: Event) -> str:
     """An event in one line, without its step."""
-    return " – ".join(text.strip() for text, _ in without_step(event))
+    text = " – ".join(text.strip() for text, _ in without_step(event))
+    return text.replace(f"{GAP}(", " (").replace(GAP, ", ")
 
 
 def _kernels(run: RunFacts) -> list[PageSection]:

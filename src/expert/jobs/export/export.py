@@ -207,7 +207,8 @@ def _write_adapter(source: _Source, trained: Trained, target: Path) -> None:
     fault = damage(place)  # a link, a foreign file or other bytes
     if fault:
         raise CannotExport(
-            f"{place}: it is not as the run left it: {fault}  (take a checkpoint with --checkpoint)"
+            f"{place}: it was changed after the run: {fault}  (export a checkpoint with "
+            "--checkpoint)"
         )
     for path in sorted(place.rglob("*")):
         name = path.relative_to(place)
@@ -258,7 +259,7 @@ def _check(
     if not difference.share <= tolerance:
         fix = "try --dtype fp32, or export the adapter"
         raise CannotExport(
-            f"{source.folder.path}: the export does not say what the trained model says: its "
+            f"{source.folder.path}: the export differs from the trained model: its "
             f"logits differ by up to {difference.largest:.3g}, {difference.share:.1%} of their "
             f"spread (tolerance {tolerance:.1%}); nothing was written  "
             f"({'try --merged --dtype fp32' if kind == 'adapter' else fix})"

@@ -242,7 +242,7 @@ def _answers(verdict: SavedVerdict | None) -> list[tuple[str, str]]:
     if verdict.learnt:
         without = _number(verdict.learnt.get("accuracy_of_others"), "{:.1%}")
         also = f"{verdict.learnt.get('cases')}; answers right without them: {without}"
-        rows.append(("cases that were also learnt", also))
+        rows.append(("cases also in the training rows", also))
     gate = "passed" if verdict.passed else f"not passed: {verdict.reasons}"
     bar = f", {verdict.low_bar}" if verdict.low_bar else ""
     rows.append(("quality gate", f"{gate} ({verdict.checkpoint}){bar}"))

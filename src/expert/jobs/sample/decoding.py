@@ -50,18 +50,16 @@ def settle_decoding(plan: RunPlan, asked: Mapping[str, Any]) -> tuple[DecodingSe
     notes = []
     if "temperature" not in given and how.temperature == Defaults().temperature:
         how = replace(how, temperature=CHARACTER_TEMPERATURE)
-        notes.append(
-            f"temperature {CHARACTER_TEMPERATURE}: with 0 the text would soon repeat itself"
-        )
+        notes.append(f"temperature {CHARACTER_TEMPERATURE}: at 0 the text soon repeats itself")
     for key, neutral in (("top_p", 1.0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
         if getattr(how, key) == neutral:
             continue
         if key in given:
             flag = "--" + key.replace("_", "-")
             raise CannotSample(
-                f"{flag}: the character model knows temperature and top-k only  (use --top-k)"
+                f"{flag}: the character model supports only temperature and top-k  (use --top-k)"
             )
-        notes.append(f"{key} of the manifest is not used: the character model knows top_k only")
+        notes.append(f"{key} of the manifest is ignored: the character model supports only top_k")
         how = replace(how, **cast(Any, {key: neutral}))
     return how, notes
 

@@ -121,11 +121,9 @@ def ready(
     first = FirstRow(plan)
     continues = trained_on_text(plan, first) if plain is None else plain
     if system and continues:
-        raise CannotSample(
-            "--system: a text that is continued has no system turn  (put it into the prompt)"
-        )
+        raise CannotSample("--system: continued text has no system turn  (put it into the prompt)")
     if not continues and any(not prompt.strip() for prompt in prompts):
-        raise CannotSample("--prompt: is empty: there is nothing to answer  (write a question)")
+        raise CannotSample("--prompt: is empty  (write a question)")
     offered, told = _offered(first, tools, continues=continues)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remark = base_remark(folder, plan)
@@ -147,7 +145,7 @@ def _offered(first: FirstRow, file: Path | None, *, continues: bool) -> tuple[st
     from expert.data.examples.tools import tool_names
 
     if continues and file is not None:
-        raise CannotSample("--tools: a text that is continued calls nothing  (leave it out)")
+        raise CannotSample("--tools: continued text makes no calls  (leave it out)")
     if continues or file is not None:
         return (tools_in(file) if file is not None else ""), []
     if not first.tools:
@@ -248,7 +246,7 @@ def generate(
     speaker = Speaker(trained, notes.append)
     ids = encoder.encode([[Segment(text, learn=False)]]).ids.tolist()
     if not ids:
-        raise CannotSample("--prompt: an empty text has nothing to be continued  (write a word)")
+        raise CannotSample("--prompt: an empty text cannot be continued  (write a word)")
     room = _room_left(speaker, len(ids), trained.plan.model.name)
     fitting = replace(how, max_new_tokens=min(how.max_new_tokens, room))
     ends = end_tokens(encoder, template)
@@ -260,7 +258,7 @@ def generate(
     with torch.inference_mode():
         _say(speaker, ids, fitting, loaded.seed, writer)
     if not writer.ended and room < how.max_new_tokens:
-        notes.append(f"cut after {counted(room, 'token')}: there the model's context is full")
+        notes.append(f"cut after {counted(room, 'token')}: the model's context is full")
     return Sample(
         prompt=prompt,
         text=writer.text(),
@@ -293,7 +291,7 @@ def _room_left(speaker: Speaker, prompt_tokens: int, model: str) -> int:
     taken = prompt_tokens + speaker.lead
     if taken >= speaker.context:
         raise CannotSample(
-            f"--prompt: has {taken:,} tokens as the model is given it, and the context of "
+            f"--prompt: has {taken:,} tokens with its template, and the context of "
             f"{model} is {speaker.context:,} with the answer  (shorten it, or train an expert of a "
             "model with a longer context)"
         )

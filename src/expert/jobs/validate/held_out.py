@@ -99,7 +99,7 @@ def draw_again(
     made = prepare_splits(line)
     assert made is not None
     if not (learnt.has_index(made.train.index_file.name) or made.train.packed_before):
-        raise CannotBeTold("other rows are drawn from it than in the run")
+        raise CannotBeTold("other rows would be held out now than in the run")
     return DrawnAgain(line, trains, made)
 
 
@@ -118,21 +118,21 @@ def refuse_rows_of_the_baseline(judged: Sequence[Example], name: str, run: Run, 
     if theirs.same_as(ours):
         return
     where = f"{other.folder.path}: the baseline"
-    remedy = "name rows that neither run has learnt with --test-set FILE"
+    remedy = "name rows that neither run was trained on with --test-set FILE"
     try:
         known = _learnt_among(frozenset(judged), other)
     except (CannotBeTold, ExpertError, OSError) as error:
         raise NoTestSet(
-            f"{where} may have learnt the rows it would be judged by ({name}): {error}  ({remedy}, "
-            "or put the data back as it was)"
+            f"{where} may have been trained on the rows it would be judged by ({name}): "
+            f"{error}  ({remedy}, or restore the data as it was)"
         ) from error
     # A row that stands twice in the data may be learnt and held out: of that the run knows, too.
     known -= _learnt_among(known, run) if known else frozenset()
     count = sum(example in known for example in judged)
     if count:
         raise NoTestSet(
-            f"{where} has learnt {count} of the {len(judged)} rows it would be judged by ({name})  "
-            f"({remedy}, or compare with a run that held out the same ones)"
+            f"{where} was trained on {count} of the {len(judged)} rows it would be judged by "
+            f"({name})  ({remedy}, or compare with a run that held out the same ones)"
         )
 
 
@@ -142,7 +142,7 @@ def _learnt_among(judged: frozenset[Example], run: Run) -> frozenset[Example]:
     from expert.manifest.schema.dataset import DatasetSpec
 
     if run.place is None:
-        raise CannotBeTold("its data is not where it was")
+        raise CannotBeTold("its data was moved or deleted")
     spec = DatasetSpec.model_validate(run.plan.data.dataset)
     drawn = draw_again(run.folder, run.plan, spec, run.place)
     found = set()
@@ -190,7 +190,7 @@ def learnt_cases(
     if spec.streaming:
         return frozenset(), "its rows were streamed"
     if run.place is None:
-        return frozenset(), "its data is not where it was"
+        return frozenset(), "its data was moved or deleted"
     try:
         drawn = draw_again(run.folder, run.plan, spec, run.place, make=make)
         train = drawn.made.train

@@ -43,7 +43,7 @@ class Requirements:
             ):
                 if value is not None:
                     raise NoJudge(
-                        f"{flag} {value:g}: is for the scores of a program of yours  (name it with "
+                        f"{flag} {value:g}: is for the scores of a judge program  (name it with "
                         "--judge-command)"
                     )
             return None
@@ -151,20 +151,20 @@ def _refuse_what_does_not_fit(
     if not way.has_cases:
         if asked.min_accuracy:
             raise CannotValidate(
-                f"--min-accuracy {asked.min_accuracy:g}: {name}: there is no answer that could be "
-                "asked for  (leave it out, and hold the loss to that of a run with "
-                "--baseline, or name rows with answers with --test-set FILE)"
+                f"--min-accuracy {asked.min_accuracy:g}: {name}: the rows have no answers to "
+                "judge  (leave it out and compare the loss with --baseline, or name rows with "
+                "answers with --test-set FILE)"
             )
         if way.judge is not None:
             raise CannotValidate(
-                f"--judge-command: {name}: there is no answer that could be scored  (name rows "
+                f"--judge-command: {name}: the rows have no answers to score  (name rows "
                 "with answers with --test-set FILE)"
             )
     elif asked.min_accuracy and not way.is_held:
         other = "--min-score" if way.judge is not None else "--min-improvement"
         raise CannotValidate(
             f"--min-accuracy {asked.min_accuracy:g}: {name}: no accuracy is measured: "
-            f"{way.because}  ({other} sets what is asked for; --domain text holds the answers to "
+            f"{way.because}  ({other} sets the requirement; --domain text compares answers with "
             "the expected text)"
         )
     for flag, value in (
@@ -175,12 +175,12 @@ def _refuse_what_does_not_fit(
             continue
         if not way.to_base:
             raise CannotValidate(
-                f"{flag} {value:g}: {name}: is for open text, and the answers are judged "
-                f"otherwise: {way.because}  (leave it out, or judge them as open text with "
+                f"{flag} {value:g}: {name}: is for open text, but the answers are judged "
+                f"differently: {way.because}  (leave it out, or judge them as open text with "
                 "--domain open)"
             )
         if plan.model.name == CHAR_GPT:
             raise CannotValidate(
-                f"{flag} {value:g}: the character model is trained from scratch, it has no base to "
-                "be held to  (leave it out, or compare with a run with --baseline RUN)"
+                f"{flag} {value:g}: the character model is trained from scratch, there is no base "
+                "to compare with  (leave it out, or name a run with --baseline RUN)"
             )

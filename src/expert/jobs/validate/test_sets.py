@@ -120,7 +120,7 @@ def find_test_set(
     place = data_folder(folder, plan, beside)
     if place is None:
         raise NoTestSet(
-            f"{folder.path}: the data of the run is not where it was  (name rows with --test-set "
+            f"{folder.path}: the run's data was moved or deleted  (name rows with --test-set "
             "FILE, or the folder of the manifest with --expert)"
         )
     sources = resolve_sources(spec, place)
@@ -205,7 +205,7 @@ def _of_split(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path) 
     from expert.jobs.validate.held_out import CannotBeTold, draw_again
 
     nothing = NoTestSet(
-        f"{folder.path}: the manifest holds no rows out  (name rows with --test-set FILE, or "
+        f"{folder.path}: the manifest holds out no rows  (name rows with --test-set FILE, or "
         "set training.dataset.test_path)"
     )
     if spec.streaming or not spec.validation_split:
@@ -215,9 +215,8 @@ def _of_split(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path) 
         drawn = draw_again(folder, plan, spec, place)
     except CannotBeTold as why:
         raise NoTestSet(
-            f"{folder.path}: the rows that it held out of {name} cannot be told from those it "
-            f"learnt: {why}  (name rows it has not learnt with --test-set FILE, or put the data "
-            "back as it was)"
+            f"{folder.path}: the rows it held out of {name} are not known: {why}  (name rows it "
+            "was not trained on with --test-set FILE, or restore the data as it was)"
         ) from why
     split = drawn.made.validation
     if split is None:
@@ -308,7 +307,7 @@ def _check(value: Any, row: Row) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, Mapping):
-        raise DataError(f"{row.place}: column 'check' is no JSON object")
+        raise DataError(f"{row.place}: column 'check' is not a JSON object")
     return {key: part for key, part in found.items() if part is not None}
 
 

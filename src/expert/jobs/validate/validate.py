@@ -170,7 +170,7 @@ def _rows(
     tell("reading the test set", 0, 0)
     test = find_test_set(folder, plan, beside=beside, named=named).limited(limit)
     if baseline is not None and test.drawn:
-        tell("reading what the baseline has learnt", 0, 0)
+        tell("reading which rows the baseline was trained on", 0, 0)
         _refuse_what_the_baseline_learnt(folder, plan, beside, str(baseline), test)
     return test
 
@@ -300,7 +300,7 @@ def _learnt(
         Run(folder, plan, data_folder(folder, plan, beside)),
         make=test.drawn,
     )
-    return found, f"whether cases were learnt cannot be told: {untold}" if untold else ""
+    return found, f"unknown whether the run was trained on these cases: {untold}" if untold else ""
 
 
 def _ask(trained: Trained, run: str, task: _Task) -> Reached:
@@ -312,8 +312,8 @@ def _ask(trained: Trained, run: str, task: _Task) -> Reached:
     name = trained.choice.name
     if task.cases and trained.template is None:
         raise CannotValidate(
-            f"{run}: the character model continues a text and answers nothing, and the rows are "
-            f"conversations ({task.test.name})  (name a text with --test-set FILE)"
+            f"{run}: the character model only continues text, and the rows are "
+            f"conversations ({task.test.name})  (name a text file with --test-set FILE)"
         )
     rows = row_losses(
         trained,

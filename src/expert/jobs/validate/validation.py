@@ -196,11 +196,11 @@ class Validation:
             loss = "the loss is judged without them" if self.reached.new_rows else "it flatters"
             return f"{text}: {loss}"
         if new.accuracy is None:
-            return f"{text}: what was learnt by heart passes"
+            return f"{text}: memorised answers pass"
         text += f"; accuracy without them {new.accuracy:.1%} ({new.passed} of {new.judged})"
         if learnt["left_out_at_the_gate"]:
-            return f"{text}, by which the gate is judged"
-        return f"{text}: too few for the gate, which is judged by all"
+            return f"{text}, which the gate counts"
+        return f"{text}: too few for the gate, which counts all cases"
 
     def as_dict(self) -> dict[str, Any]:
         compared = asdict(self.comparison) if self.comparison else {}

@@ -19,7 +19,7 @@ from expert.judging.oracles.oracle import Judgement, JudgeOptions, right, unknow
 
 CALLS = "calls"
 NOT_UNDERSTOOD = (
-    "the template of the model writes these calls in a way that is not understood  (train with "
+    "the model's template writes calls in a form that cannot be read  (train with "
     "base_models[0].prompt_template: chatml)"
 )
 _ARGUMENTS = ("arguments", "parameters")
@@ -83,7 +83,7 @@ def calls_in(answer: str, marks: CallMarks) -> list[Call]:
         try:
             value = parse(body.strip())
         except NotJson as fault:
-            raise NotACall(f"{where}: no JSON: {fault}") from None
+            raise NotACall(f"{where}: not JSON: {fault}") from None
         for each in value if isinstance(value, list) else [value]:
             found.append(_call(each, marks.arguments, f"call {len(found) + 1}"))
     return found
@@ -140,7 +140,7 @@ def _call(value: Any, field: str, where: str) -> Call:
         try:
             arguments = parse(arguments)
         except NotJson as fault:
-            raise NotACall(f"{where}: the {field} of {short(name)} are no JSON: {fault}") from None
+            raise NotACall(f"{where}: the {field} of {short(name)} are not JSON: {fault}") from None
     if not isinstance(arguments, Mapping):
         raise NotACall(f"{where}: {short(name)} has no {field}")
     return name, arguments
@@ -149,9 +149,9 @@ def _call(value: Any, field: str, where: str) -> Call:
 def _difference(wanted: Sequence[Call], found: Sequence[Call]) -> str:
     """Where calls differ from those that are wanted, in words; "" where they do not."""
     if not found and wanted:
-        return f"no call, where {wanted[0][0]} is to be called"
+        return f"no call; {wanted[0][0]} should be called"
     if found and not wanted:
-        return f"{short(found[0][0])} is called, where nothing is to be called"
+        return f"{short(found[0][0])} is called; nothing should be called"
     for number, (one, other) in enumerate(zip(wanted, found, strict=False), 1):
         if one[0] != other[0]:
             return f"call {number}: {short(other[0])} instead of {one[0]}"

@@ -112,9 +112,8 @@ def _adapter(manifest: Manifest, found: Findings) -> None:
             is_dora = adapter.type == "lora" and adapter.use_dora
             released = "dora" if is_dora else adapter.type
             if released and released != kind:
-                text = f"released as {released}; training.config.adapter_type {kind} is trained "
-                place = f"base_models[{number}].adapters[{position}].type"
-                found.report("warning", place, f"{text}instead")
+                text = f"released as {released}; adapter_type {kind} is trained instead"
+                found.report("warning", f"base_models[{number}].adapters[{position}].type", text)
 
 
 def _char_model(manifest: Manifest, found: Findings) -> None:

@@ -24,8 +24,8 @@ from expert.manifest.notices import Kind
 from expert.manifest.text.item import Item, is_comment, shown
 
 # An entry begins at the margin: its kind, the values that change nothing (false where none are
-# named), and what happens here. Behind ">" stands the fix, and then the keys; fsdp_* is every key
-# that begins like this and is not in the table, the longest beginning first.
+# named), and what happens here. Then ">" and the fix (of a refused key by default: remove it), and
+# the keys; fsdp_* is every key that begins like this and is not in the table, longest first.
 _TABLE = r"""
 superseded: rows are tokenised once, on all cores
     num_proc dataset_num_proc preprocessing_num_workers dataset_processes
@@ -125,16 +125,12 @@ refused: block expansion is not built
     > use adapter_type: lora or full
     use_llama_pro
 refused: LoRA+ is not built: all weights of an adapter have the same learning rate
-    > remove it
     loraplus_lr_ratio loraplus_lr_embedding
 refused unless false, true: adapters start from zero change (PEFT's default)
-    > remove it
     loftq_config lora_init_lora_weights
 refused unless true: adapters start from zero change (PEFT's default)
-    > remove it
     init_lora_weights
 refused: PiSSA is not built
-    > remove it
     pissa_init pissa_*
 refused unless "none", false: biases are not trained with an adapter
     > write none
@@ -142,13 +138,10 @@ refused unless "none", false: biases are not trained with an adapter
 superseded unless false, "CAUSAL_LM", "LORA": decoders are trained
     task_type lora_task_type peft_type
 refused unless false, 0: NEFTune's noise is not built
-    > remove it
     neftune_noise_alpha neftune
 refused: label smoothing is not built
-    > remove it
     label_smoothing_factor
 refused: the loss is the cross-entropy of the answer's tokens
-    > remove it
     use_dft_loss use_eaft_loss use_asft_loss
 refused: that optimizer is not built
     > use optim: adamw_bnb_8bit for little memory, or adamw_torch_fused
@@ -159,19 +152,14 @@ warning: betas, adam_epsilon and weight_decay are keys of their own
 warning: the warm-up is linear
     lr_quadratic_warmup
 refused: the learning rate decays until the end of the run
-    > remove it
     cosine_constant_lr_ratio
 refused: all weights have the same learning rate
-    > remove it
     lr_groups embedding_lr embedding_lr_scale
 refused: ReLoRA is not built
-    > remove it
     relora_steps relora_warmup_steps relora relora_*
 refused: reward models are not built: only sft (supervised fine-tuning) is
-    > remove it
     reward_model process_reward_model num_labels
 refused: it is not built
-    > remove it
     mixture_of_depths use_mod moe_aux_loss_coef
 warning: rows are shuffled with the seed
     sample_packing_sequentially curriculum_sampling disable_shuffling
@@ -232,7 +220,6 @@ superseded: on_loss_spike rolls back to the last checkpoint
 superseded: garbage collection needs no setting
     gc_steps gc_collect_steps
 refused unless "nll": the loss is the cross-entropy of the answer's tokens
-    > remove it
     loss_type
 refused unless "keep_start": the end of a row that is too long is cut off
     > write keep_start
@@ -241,7 +228,6 @@ refused: a template of its own is read from the base model's folder
     > put it into the tokenizer_config.json there; prompt_template: tokenizer uses it
     chat_template_path tokenizer_chat_template
 refused: adapters go on linear layers only
-    > remove it
     lora_target_parameters
 superseded: the non-reentrant implementation is always used
     gradient_checkpointing_use_reentrant ignore_bias_buffers
@@ -289,6 +275,7 @@ def _answers(table: str) -> dict[str, PeerAnswer]:
         kind, _, unless = before.partition(" unless ")
         agrees = tuple(json.loads(f"[{unless}]")) if unless else (False,)
         fix = " ".join(line[2:] for line in lines if line.startswith("> "))
+        fix = fix or ("remove it" if kind == "refused" else "")
         told = f"without effect: {text}" if kind == "warning" else text
         answer = PeerAnswer(told, _KINDS[kind], fix, agrees)
         keys = " ".join(line for line in lines if not line.startswith("> "))

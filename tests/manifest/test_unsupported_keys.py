@@ -64,7 +64,7 @@ def test_an_empty_key_of_another_trainer_says_nothing():
     assert {n.path for n in notices} & {*keys} == set()
 
 
-def test_of_several_keys_for_one_thing_the_first_is_told_and_the_others_go_with_it():
+def test_of_several_keys_for_one_thing_the_first_is_reported_and_the_others_go_with_it():
     text = error_of(MINIMAL + "use_galore: true\ngalore_rank: 8\ngalore_scale: 2.0\n")
     assert wording("line-true-optimizer-not") in text
     assert wording("line-goes-with-refused") in text
@@ -95,7 +95,7 @@ def test_fp4_is_refused():
     assert wording("not-built-quantization") in error_of(MINIMAL + "bnb_4bit_quant_type: fp4\n")
 
 
-def test_scales_that_are_not_quantised_are_told_to_be():
+def test_scales_that_are_not_quantised_are_reported_to_be():
     told = notices_of(MINIMAL + "bnb_4bit_use_double_quant: false\n")
     assert any(wording("superseded-always-quantises-scales") in each for each in told)
 
@@ -231,7 +231,7 @@ def test_a_line_of_a_dataclass_has_its_value(line, key, value):
     assert any(wording("a-line-of-python") in each for each in notices_of(MINIMAL + line + "\n"))
 
 
-def test_a_line_of_python_that_is_no_value_is_refused():
+def test_a_line_of_python_that_is_not_a_value_is_refused():
     text = error_of(MINIMAL + "epochs: int = EPOCHS\n")
     assert "epochs: got 'int = EPOCHS', expected a value  (write epochs: VALUE)" in text
     assert "open(" in error_of(MINIMAL + "epochs: int = open('/etc/passwd')\n")
@@ -285,7 +285,7 @@ def test_a_drive_stays_as_it_was_written():
     assert made.training.dataset.path == "D:\\rows.jsonl"
 
 
-def test_a_backslash_that_json_took_for_a_tab_is_told_as_one():
+def test_a_backslash_that_json_took_for_a_tab_is_reported_as_one():
     text = '{"base_model": "tiny", "dataset": "data\\train.jsonl"}'
     assert wording("backslash-before-t-n") in error_of(text, "json")
 

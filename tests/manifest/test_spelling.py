@@ -81,7 +81,7 @@ def test_a_slip_of_the_pen_is_known_for_what_was_meant(wrong, right):
         *("path2", "validation_2", "load_in_2bit", "tracking"),
     ],
 )
-def test_a_word_of_its_own_is_no_slip(word):
+def test_a_word_of_its_own_is_not_a_slip(word):
     assert slip_of(word, [name for name in KNOWN if name != "type"]) is None
 
 
@@ -210,7 +210,7 @@ def test_a_misspelt_top_level_setting_is_refused_without_strict(tmp_path):
     ]
 
 
-def test_where_a_misspelt_setting_belongs_is_told_so_that_it_can_be_written(tmp_path):
+def test_where_a_misspelt_setting_belongs_is_reported_so_that_it_can_be_written(tmp_path):
     """A path is refused as a key: what is told must be no path, but to --set, which takes it."""
     path = tmp_path / "manifest.yaml"
     path.write_text("base_model: X\ndataset: a.jsonl\nepcohs: 7\n")
@@ -232,7 +232,7 @@ def test_where_a_misspelt_setting_belongs_is_told_so_that_it_can_be_written(tmp_
         ("rope_scaling", wording("belongs-in-entry")),
     ],
 )
-def test_where_a_misplaced_key_belongs_is_told_so_that_it_can_be_written(tmp_path, key, told):
+def test_where_a_misplaced_key_belongs_is_reported_so_that_it_can_be_written(tmp_path, key, told):
     path = tmp_path / "manifest.yaml"
     path.write_text(f"base_model: X\ndataset: a.jsonl\n{key}: 7\n")
     assert [note.text for note in read_manifest(path).notices if note.kind == "warning"] == [
@@ -243,7 +243,7 @@ def test_where_a_misplaced_key_belongs_is_told_so_that_it_can_be_written(tmp_pat
 @pytest.mark.parametrize(
     ("key", "meant"), [("training.config.epochs", "epochs"), ("training.dataset.path", "training")]
 )
-def test_a_path_of_a_setting_is_no_key_and_no_metadata(tmp_path, key, meant):
+def test_a_path_of_a_setting_is_neither_a_key_nor_metadata(tmp_path, key, meant):
     """As somebody writes it who was told where a key belongs."""
     path = tmp_path / "manifest.yaml"
     path.write_text(f"base_model: X\ndataset: a.jsonl\n{key}: 7\n")
@@ -251,7 +251,7 @@ def test_a_path_of_a_setting_is_no_key_and_no_metadata(tmp_path, key, meant):
         read_manifest(path)
 
 
-def test_a_file_of_rows_that_is_named_for_a_manifest_is_told_from_one(tmp_path):
+def test_a_file_of_rows_that_is_named_for_a_manifest_is_distinguished_from_one(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("question,answer\n1,2\n")
     with pytest.raises(ManifestError, match=wording("expert-new-name-makes")):

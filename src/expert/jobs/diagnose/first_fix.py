@@ -42,10 +42,10 @@ class Measured:
     examples: int
     tokens_per_second: float | None
     spread: float | None
-    """Between the quarters of the updates' own rates, relative: what the machine does besides."""
+    """Between the quarters of the steps' own rates, relative: what the machine does besides."""
     seconds_an_update: float | None
     loss: float | None
-    """Mean over all updates, the settling ones included."""
+    """Mean over all steps, the settling ones included."""
     data_wait: float | None
     """Share of the time in which the device waited for a batch."""
     gpu_utilization: float | None
@@ -72,7 +72,7 @@ class Tried:
 
     @property
     def certain(self) -> bool:
-        """Whether the difference is larger than what the updates of either run differ by."""
+        """Whether the difference is larger than what the steps of either run differ by."""
         spread = max(self.before.spread or 0.0, self.after.spread or 0.0)
         return self.gain is not None and abs(self.gain - 1) > spread
 
@@ -88,7 +88,7 @@ def first_fix(findings: Sequence[Finding]) -> Finding:
         if finding.overrides and finding.severity in ("error", "warning"):
             return finding
     raise NothingToTry(
-        "--try: nothing that was found is mended by a key of the manifest  (the fixes, if any, are "
+        "--try: nothing that was found is fixed by a key of the manifest  (the fixes, if any, are "
         "in the table)"
     )
 
@@ -128,7 +128,7 @@ def try_fix(
 
 
 def measured(run: ShortRun) -> Measured:
-    """Sums over the settled updates; over all where the run had no more."""
+    """Sums over the settled steps; over all where the run had no more."""
     steps = [event for event in run.events if event["event"] == "step"]
     settled = [event for event in steps if event["step"] > SETTLING] or steps
     seconds = sum(float(event["seconds"]) for event in settled)

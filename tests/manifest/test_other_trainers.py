@@ -100,7 +100,7 @@ def test_columns_beside_the_type_are_understood_too(tmp_path):
     assert mapping.text == "body"
 
 
-def test_a_file_of_llama_factory_has_its_rows_of_an_update(tmp_path):
+def test_a_file_of_llama_factory_has_its_rows_of_a_step(tmp_path):
     training = reading(tmp_path, FACTORY).manifest.training
     config = training.config
     assert (config.batch_size, config.gradient_accumulation_steps) == (1, 8)
@@ -126,7 +126,7 @@ def test_messages_in_a_column_of_another_name_are_mapped(tmp_path):
     assert mapping.messages == "talk"
 
 
-def test_a_template_that_is_written_out_is_told_to_be_without_effect(tmp_path):
+def test_a_template_that_is_written_out_is_reported_to_have_no_effect(tmp_path):
     text = AXOLOTL.replace(
         "      field_output: reply\n", '      field_output: reply\n      format: "{instruction}"\n'
     )

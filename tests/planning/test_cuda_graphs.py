@@ -1,4 +1,4 @@
-"""Passes are recorded as CUDA graphs where a card would wait for its host."""
+"""Passes are captured as CUDA graphs where the GPU would wait for its host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def decided(folder, gpu="h200", **config):
     return found, made
 
 
-def test_small_updates_on_a_large_card_are_recorded(tmp_path):
+def test_small_steps_on_a_large_card_are_captured(tmp_path):
     found, _ = decided(tmp_path)
     assert (found.value, found.source) == (True, "machine")
     assert wording("card-would-wait-for") in found.because
@@ -35,13 +35,13 @@ def test_large_updates_are_not(tmp_path):
     assert wording("the-host-keeps-up") in found.because
 
 
-def test_recomputed_blocks_that_draw_nothing_are_recorded(tmp_path):
+def test_recomputed_blocks_that_draw_nothing_are_captured(tmp_path):
     found, made = decided(tmp_path, gradient_checkpointing=True, dropout=0.0)
     assert made.kernels.checkpointing == "full"
     assert found.value is True
 
 
-def test_where_memory_is_short_nothing_is_recorded(tmp_path):
+def test_where_memory_is_short_nothing_is_captured(tmp_path):
     _, roomy = decided(tmp_path)
     needed = roomy.memory.peak_bytes / 2**30
     found, made = decided(tmp_path, vram_limit=f"{1.1 * needed:.2f}GB")
@@ -68,7 +68,7 @@ def test_the_manifest_decides_where_it_says_something(tmp_path, asked):
         ({"gradient_checkpointing": True, "dropout": 0.1}, wording("which-no-graph-can")),
     ],
 )
-def test_what_cannot_be_recorded_is_not_and_says_why(tmp_path, config, because):
+def test_what_cannot_be_captured_is_not_and_says_why(tmp_path, config, because):
     found, _ = decided(tmp_path, **config)
     assert found.value is False
     assert because in found.because
