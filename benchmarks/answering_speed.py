@@ -22,7 +22,7 @@ from surroundings import environment
 from expert.core.files import write_text_atomically
 from expert.data.records import Example, Turn
 from expert.jobs.sample import answer_steps
-from expert.jobs.sample.sample import Decoding
+from expert.jobs.sample.decoding import DecodingSettings
 from expert.jobs.validate import answering
 from expert.manifest.reader import read_manifest
 from expert.model import fixed_cache
@@ -55,7 +55,9 @@ def prompts(file: Path, count: int) -> list[Example]:
     return found[:count]
 
 
-def timed(trained: Trained, questions: list[Example], how: Decoding, way: str) -> dict[str, Any]:
+def timed(
+    trained: Trained, questions: list[Example], how: DecodingSettings, way: str
+) -> dict[str, Any]:
     """All answers in one way, and how long they took."""
     fixed, recorder = fixed_cache.can_be_fixed, answer_steps.recorder_of
     notes: list[str] = []
@@ -75,7 +77,7 @@ def timed(trained: Trained, questions: list[Example], how: Decoding, way: str) -
 
 def measured(trained: Trained, file: Path, args: argparse.Namespace) -> dict[str, Any]:
     ways = ["growing", "fixed", *(["recorded"] if trained.device.type == "cuda" else [])]
-    how = Decoding(
+    how = DecodingSettings(
         temperature=0.0,
         top_p=1.0,
         top_k=None,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from expert.jobs.python_api import export, sample
     from expert.jobs.train import train
     from expert.jobs.validate.validate import validate
-    from expert.jobs.validate.validated import Validation
+    from expert.jobs.validate.validation import Validation
     from expert.manifest.reader import ReadManifest, read_manifest
     from expert.planning.machine.machine import Machine, describe_machine
     from expert.planning.run_plan import RunPlan
@@ -63,7 +63,7 @@ _HOMES = {
     "RunResult": "expert.run.session.finish",
     "sample": "expert.jobs.python_api",
     "train": "expert.jobs.train",
-    "Validation": "expert.jobs.validate.validated",
+    "Validation": "expert.jobs.validate.validation",
     "validate": "expert.jobs.validate.validate",
     "read_manifest": "expert.manifest.reader",
 }

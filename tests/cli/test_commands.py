@@ -363,7 +363,7 @@ def test_settings_of_a_flat_file_that_mean_nothing_are_reported(run, tmp_path):
 
 
 def test_every_view_of_a_plan_has_the_expected_time(run, tmp_path):
-    from tests.jobs.test_preparing import an_expert
+    from tests.run.test_preparing import an_expert
 
     file = str(an_expert(tmp_path, model="tiny"))
     for command in (("plan",), ("train", "--dry-run"), ("manifest", "check")):

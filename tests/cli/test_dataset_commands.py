@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from tests.jobs.test_datasets import write
-from tests.jobs.test_preparing import ROWS, an_expert, lines
+from tests.jobs.datasets.test_datasets import write
+from tests.run.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
 
 

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from expert.insight.ladder.ladder import Ladder, Measured, RungResult
+from expert.insight.ladder.ladder import Ladder, Measured, SettingResult
 from expert.insight.page.blocks import Block, Figure, Folded, Grid, Page, Tile, Tiles, Words
 from expert.insight.page.contents import make_page
 from expert.insight.page.html import page_html
@@ -279,8 +279,8 @@ def ladder() -> Ladder:
         "seconds": 1.0,
     }
     rungs = [
-        RungResult(name="baseline", status="kept", because="", measured=seen, **common),
-        RungResult(name="<b>", status="failed", because="no <room>", **common),
+        SettingResult(name="baseline", status="kept", because="", measured=seen, **common),
+        SettingResult(name="<b>", status="failed", because="no <room>", **common),
     ]
     return Ladder(
         name="demo", date="2026-01-01", command="expert benchmark", version="1", card="a card",

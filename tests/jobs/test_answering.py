@@ -12,7 +12,8 @@ import torch
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Turn
 from expert.jobs.sample import answer_steps
-from expert.jobs.sample.sample import Decoding, generation_config, sample
+from expert.jobs.sample.decoding import DecodingSettings, generation_config
+from expert.jobs.sample.sample import sample
 from expert.jobs.validate import answering
 from expert.jobs.validate.answering import answer_all
 from expert.jobs.validate.row_losses import row_losses
@@ -27,7 +28,7 @@ from tests.wording import wording
 
 CPU = torch.device("cpu")
 PROMPTS = [f"say {word} {number} {'please ' * (number % 5)}" for number, word in enumerate(WORDS)]
-GREEDY = Decoding(
+GREEDY = DecodingSettings(
     temperature=0.0,
     top_p=1.0,
     top_k=None,
@@ -38,7 +39,7 @@ GREEDY = Decoding(
 )
 
 
-def with_changes(**changes) -> Decoding:
+def with_changes(**changes) -> DecodingSettings:
     return replace(GREEDY, **changes)
 
 
@@ -52,7 +53,9 @@ def question(prompt: str) -> Example:
     return Example((Turn("user", prompt),))
 
 
-def asked(kind: str, how: Decoding, *, rows: int | None = None, seed: int = 0, prompts=PROMPTS):
+def asked(
+    kind: str, how: DecodingSettings, *, rows: int | None = None, seed: int = 0, prompts=PROMPTS
+):
     found = answer_all(loaded(kind), [question(p) for p in prompts], how, seed=seed, rows=rows)
     return [(each.text, each.tokens, each.ended) for each in found]
 
@@ -77,7 +80,7 @@ def test_batched_answers_are_those_of_each_prompt_alone(kind, way):
 @pytest.mark.parametrize("way", ["greedy", "penalised", "stopped"])
 def test_answers_are_those_of_expert_sample(way):
     how = WAYS[way]
-    given = {name: getattr(how, name) for name in Decoding.__annotations__}
+    given = {name: getattr(how, name) for name in DecodingSettings.__annotations__}
     alone = sample(finished("lora"), PROMPTS, plain=False, seed=0, device="cpu", decoding=given)
     assert [text for text, _, _ in asked("lora", how)] == [each.text for each in alone.samples]
 
@@ -249,7 +252,7 @@ def test_a_sample_tells_once_that_its_steps_cannot_be_recorded(monkeypatch):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(answer_steps, "recorder_of", lambda device: refuses)
-    given = {name: getattr(GREEDY, name) for name in Decoding.__annotations__}
+    given = {name: getattr(GREEDY, name) for name in DecodingSettings.__annotations__}
     done = sample(finished("lora"), PROMPTS[:3], plain=False, seed=0, device="cpu", decoding=given)
     told = [note for note in done.notes if wording("step-cannot-recorded") in note]
     assert len(told) == 1

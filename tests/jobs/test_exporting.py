@@ -15,12 +15,18 @@ from safetensors.torch import load_file
 from expert.core.links import LinkRefused
 from expert.core.publish import damage
 from expert.core.rundir import RunFolder
-from expert.jobs.export.card_snippet import Asking
+from expert.jobs.export.card_code import Asking
 from expert.jobs.export.checks import CannotExport
-from expert.jobs.export.comparison import checked_ids, logits_of_trained
-from expert.jobs.export.export import UNHARMED_SPREADS, Exported, export
+from expert.jobs.export.comparison import (
+    TOLERANCE,
+    checked_ids,
+    compare,
+    logits_of,
+    logits_of_trained,
+)
+from expert.jobs.export.export import UNHARMED_SPREADS, export
+from expert.jobs.export.exported import Exported
 from expert.jobs.export.model_card import Known, model_card
-from expert.model.export_check import TOLERANCE, compare, logits_of
 from expert.run.stored.choose_checkpoint import NothingTrained, choose
 from expert.run.stored.load import Trained, load_trained, pick_device, read_plan
 from tests.jobs.trained_runs import finished, finished_characters
@@ -251,10 +257,10 @@ def test_nothing_is_overwritten_but_an_empty_folder_will_do(tmp_path):
 
 
 def test_a_disk_that_fills_while_writing_is_told_by_the_name_the_user_gave(tmp_path, monkeypatch):
-    def full(self: object, target: Path, to: Path) -> None:
+    def full(source: object, trained: object, target: Path, to: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target / "model.safetensors"))
 
-    monkeypatch.setattr("expert.jobs.export.export._Export.write", full)
+    monkeypatch.setattr("expert.jobs.export.export._write", full)
     with pytest.raises(CannotExport) as told:
         exported(finished("lora"), tmp_path / "out")
     assert str(told.value).startswith(wording("cannot-written-no-space", out=tmp_path / "out"))
@@ -264,10 +270,10 @@ def test_a_disk_that_fills_while_writing_is_told_by_the_name_the_user_gave(tmp_p
 def test_a_base_that_cannot_be_read_is_not_called_a_place_that_cannot_be_written(
     tmp_path, monkeypatch
 ):
-    def locked(self: object, target: Path) -> None:
+    def locked(*given: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "/elsewhere/model.safetensors")
 
-    monkeypatch.setattr("expert.jobs.export.export._Export.check", locked)
+    monkeypatch.setattr("expert.jobs.export.export._check", locked)
     with pytest.raises(PermissionError, match="elsewhere"):
         exported(finished("lora"), tmp_path / "out")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import expert
-from expert.jobs.sample.sample import CannotSample
+from expert.jobs.sample.decoding import CannotSample
 from expert.jobs.sample.sample import sample as sample_job
 from tests.jobs.runs import ROWS, base_model, write_expert
 from tests.jobs.trained_runs import finished, place

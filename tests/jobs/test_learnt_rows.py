@@ -133,7 +133,7 @@ def test_a_baseline_that_held_out_other_rows_is_refused_with_how_many_it_has_lea
 
 def test_a_baseline_that_held_nothing_out_has_learnt_them_all(tmp_path):
     folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", validation_split=0)
-    with pytest.raises(NoTestSet, match="has learnt 5 of the 5 rows"):
+    with pytest.raises(NoTestSet, match="trained on 5 of the 5 rows"):
         validate(folder, baseline=other, device="cpu")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from expert.core.rundir import RunFolder
-from expert.jobs.export.card_snippet import FOLDER, Asking
+from expert.jobs.export.card_code import FOLDER, Asking
 from expert.jobs.export.export import export
 from expert.jobs.export.model_card import Known, languages, model_card
 from expert.jobs.export.portable_base import SMOLLM2_HUB, portable_base

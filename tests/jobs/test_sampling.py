@@ -15,8 +15,8 @@ from expert.data import plain_text as row_kind
 from expert.data.records import DataError, Example, Turn
 from expert.data.template.text_tools import text_tools
 from expert.data.tokens.encoder import read_special_tokens
-from expert.jobs.sample.conversation import Conversation
-from expert.jobs.sample.sample import CannotSample, Work, generate, prompt_text, ready, sample
+from expert.jobs.sample.decoding import CannotSample
+from expert.jobs.sample.sample import Conversation, generate, prompt_text, ready, sample
 from expert.model.chargpt import load_char_gpt
 from expert.run.open import prepare
 from expert.run.stored.choose_checkpoint import NothingTrained, choose
@@ -184,16 +184,17 @@ def test_an_answer_stops_at_the_end_token():
     with torch.no_grad():  # a head that says nothing but the end
         trained.loaded.causal_lm.get_input_embeddings().weight.zero_()
         trained.loaded.causal_lm.model.norm.weight.zero_()
-    from expert.jobs.sample.sample import Work, answer, settle_decoding
+    from expert.jobs.sample.decoding import settle_decoding
+    from expert.jobs.sample.sample import Ready, answer
 
     how, _ = settle_decoding(trained.plan, {"max_new_tokens": 9})
-    work = Work(seed=0, plain=False, begin=lambda p, plain: None, tell=lambda piece: None)
-    zero = answer(trained, "say cat 2", how, work)
+    loaded = Ready(run=Path(), trained=trained, plain=False, seed=0, decoding=how, notes=())
+    zero = answer(loaded, "say cat 2")
     assert (zero.tokens, zero.ended) == (9, False)  # all logits alike: the first token, for ever
     end = trained.encoder.tokenizer.token_to_id("<|im_end|>")
     with torch.no_grad():
         trained.loaded.causal_lm.lm_head = _Always(end)
-    found = answer(trained, "say cat 2", how, work)
+    found = answer(loaded, "say cat 2")
     assert (found.text, found.tokens, found.ended) == ("", 1, True)
 
 
@@ -367,8 +368,7 @@ def test_an_answer_in_a_conversation_follows_all_that_was_said():
     second = talk.ask("say dog 1").text
     turns = [Turn("system", "be brief"), Turn("user", "say cat 2"), Turn("assistant", first)]
     text = loaded.trained.template.prompt([*turns, Turn("user", "say dog 1")])
-    work = Work(seed=1, plain=False, begin=lambda prompt, plain: None, tell=lambda piece: None)
-    assert second == generate(loaded.trained, "", text, loaded.decoding, work).text
+    assert second == generate(loaded, "", text).text
     talk.anew()
     assert talk.ask("say cat 2").text == first
 

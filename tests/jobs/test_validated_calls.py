@@ -15,18 +15,17 @@ import torch
 from expert.cli.validate import score_sheet
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Turn
-from expert.jobs.sample.offered_tools import NoTools
-from expert.jobs.sample.sample import ready, sample, settle_decoding
-from expert.jobs.validate.answering import Answer, answer_all
-from expert.jobs.validate.test_sets import find_test_set
+from expert.jobs.sample.decoding import settle_decoding
+from expert.jobs.sample.sample import NoTools, ready, sample
+from expert.jobs.validate.answering import GivenAnswer, answer_all
+from expert.jobs.validate.test_sets import as_written, find_test_set
 from expert.jobs.validate.validate import _said, validate
-from expert.jobs.validate.written_calls import as_written
 from expert.judging.cases import Case
-from expert.judging.oracles.calls import CALLS, Marks, check_of
+from expert.judging.oracles.calls import CALLS, CallMarks, check_of
 from expert.judging.oracles.oracle import JudgeOptions, oracle_for
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import load_trained, read_plan
-from tests.data.chat_templates import family, qwen3_source
+from tests.data.template.chat_templates import family, qwen3_source
 from tests.jobs.runs import WORDS, base_model, run, write_expert
 from tests.jobs.trained_runs import place
 from tests.jobs.validated_runs import as_it_was, written
@@ -177,7 +176,7 @@ def test_expected_calls_are_those_that_the_template_of_the_model_writes(tmp_path
 def test_the_empty_thought_of_qwen3_is_no_mark_of_a_call(tmp_path):
     case = asked_of(qwen3_source(), rows_file(tmp_path, [row("a")]))
     assert case.expected == f"<think>\n\n</think>\n\n{IN_CHATML}"
-    assert case.check["marks"] == asdict(Marks())
+    assert case.check["marks"] == asdict(CallMarks())
 
 
 def test_calls_that_nothing_here_can_read_never_count_as_right(tmp_path):
@@ -190,7 +189,7 @@ def test_calls_that_nothing_here_can_read_never_count_as_right(tmp_path):
 def test_calls_are_judged_with_the_special_tokens_that_mark_them(tmp_path):
     case = asked_of(TEMPLATE, rows_file(tmp_path, [row("a")]))
     bare = WRITTEN.removeprefix("[CALL]").removesuffix("[/CALL]")
-    answer = Answer(text=bare, marked=WRITTEN, tokens=9, ended=True)
+    answer = GivenAnswer(text=bare, marked=WRITTEN, tokens=9, ended=True)
     assert _said(case, answer) == WRITTEN
     assert _said(replace(case, check={}), answer) == bare
 

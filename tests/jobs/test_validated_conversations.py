@@ -132,7 +132,7 @@ def test_answers_of_no_weight_are_context_and_no_cases(tmp_path):
 
 
 def test_rows_that_were_held_out_and_are_not_asked_are_told():
-    from expert.jobs.validate.notes import notes_on
+    from expert.jobs.validate.validation import notes_on
 
     (note,) = (
         text for text in notes_on((), "text", left_out=4) if wording("more-held-out") in text

@@ -13,7 +13,7 @@ from expert.cli.validate import gate_lines, score_sheet
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
 from expert.jobs.report import report
-from expert.jobs.validate.judge_choice import CannotValidate
+from expert.jobs.validate.requirements import CannotValidate
 from expert.jobs.validate.validate import validate
 from expert.judging.judge_command import NoJudge
 from tests.jobs.runs import WORDS, base_model, run, write_expert

@@ -85,7 +85,7 @@ def test_a_gate_that_few_cases_passed_says_how_little_they_tell():
     ],
 )
 def test_cases_are_few_below_fifty_rows_of_them(verdicts, rows, told):
-    from expert.jobs.validate.notes import few_cases
+    from expert.jobs.validate.validation import few_cases
     from expert.judging.score import score_of
 
     note = few_cases(score_of([True] * verdicts, [str(n % rows) for n in range(verdicts)]))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from expert.judging.answer_kind import kind_of_answers
+from expert.judging.domain import kind_of_answers
 from tests.data.real_rows import REAL_DATA
 from tests.wording import wording
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from expert.judging.oracles.calls import Marks, check_of, marks_of
+from expert.judging.oracles.calls import CallMarks, check_of, marks_of
 from expert.judging.oracles.oracle import Judgement
 from tests.judging.asking import judged
 from tests.wording import wording
@@ -72,22 +72,22 @@ def test_an_expected_answer_that_is_no_call_has_no_oracle():
 
 ONE = {"name": "zq", "arguments": {"x": "y"}}
 WRITTEN = {
-    "hermes": ('<tool_call>\n{"name": "zq", "arguments": {"x": "y"}}\n</tool_call>', Marks()),
+    "hermes": ('<tool_call>\n{"name": "zq", "arguments": {"x": "y"}}\n</tool_call>', CallMarks()),
     "qwen3, with its empty thought": (
         '<think>\n\n</think>\n\n<tool_call>\n{"name": "zq", "arguments": {"x": "y"}}\n</tool_call>',
-        Marks(),
+        CallMarks(),
     ),
     "mistral": (
         '[TOOL_CALLS] [{"name": "zq", "arguments": {"x": "y"}, "id": "call00001"}]',
-        Marks(opening="[TOOL_CALLS]", closing=""),
+        CallMarks(opening="[TOOL_CALLS]", closing=""),
     ),
     "llama": (
         '{"name": "zq", "parameters": {"x": "y"}}',
-        Marks(opening="", closing="", arguments="parameters"),
+        CallMarks(opening="", closing="", arguments="parameters"),
     ),
     "arguments in a text": (
         '<|call|>{"name": "zq", "arguments": "{\\"x\\": \\"y\\"}"}<|end|>',
-        Marks(opening="<|call|>", closing="<|end|>"),
+        CallMarks(opening="<|call|>", closing="<|end|>"),
     ),
 }
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from expert.judging.gate import Demands, Scores, Standing, gate_of
+from expert.judging.gate import Demands, ModelResult, Scores, gate_of
 from expert.judging.score import Score
 from tests.wording import wording
 
 
-def standing(passed: int, failed: int = 0, none: int = 0, loss: float | None = 1.0) -> Standing:
-    return Standing(score=Score(passed=passed, failed=failed, without_oracle=none), loss=loss)
+def standing(passed: int, failed: int = 0, none: int = 0, loss: float | None = 1.0) -> ModelResult:
+    return ModelResult(score=Score(passed=passed, failed=failed, without_oracle=none), loss=loss)
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,10 @@ def test_rows_without_answers_are_compared_by_their_loss():
     assert gate.reasons[0].startswith(wording("baseline-could-not-compared"))
 
 
-def on_rows(loss: float, tokens: float | None = 0.5) -> Standing:
+def on_rows(loss: float, tokens: float | None = 0.5) -> ModelResult:
     """Open text: no answer is right or wrong."""
     none = Score(passed=0, failed=0, without_oracle=0)
-    return Standing(score=none, loss=loss, token_accuracy=tokens)
+    return ModelResult(score=none, loss=loss, token_accuracy=tokens)
 
 
 @pytest.mark.parametrize(
@@ -88,16 +88,18 @@ def test_open_text_is_held_to_its_base(now, demands, reasons):
 
 
 def test_answers_that_an_oracle_judges_are_asked_for_beside_open_text():
-    now = Standing(score=Score(passed=1, failed=1, without_oracle=0), loss=1.0, token_accuracy=0.5)
+    now = ModelResult(
+        score=Score(passed=1, failed=1, without_oracle=0), loss=1.0, token_accuracy=0.5
+    )
     gate = gate_of(Demands(), now, None, base=on_rows(2.0, 0.4))
     assert gate.reasons == ("accuracy 50.0% is below 95.0%",)
     assert len(gate.asked) == 3
 
 
-def scores(mean: float | None, scored: int = 100) -> Standing:
+def scores(mean: float | None, scored: int = 100) -> ModelResult:
     """A judge command had the word: what the texts are held to otherwise does not count."""
     score = Score(passed=0, failed=scored, without_oracle=100 - scored)
-    return Standing(score=score, loss=1.0, scores=Scores(mean=mean, scored=scored, cases=100))
+    return ModelResult(score=score, loss=1.0, scores=Scores(mean=mean, scored=scored, cases=100))
 
 
 def test_scores_of_a_judge_command_decide_by_their_mean():

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from expert.model.base_folder import text_encoder
 from expert.model.errors import ModelError
 from expert.model.load import LoadedModel, load_model
 from expert.model.saving import save_trained
 from expert.model.soft_prompts import SoftPrompts, make_soft_prompts
-from expert.model.tokens import text_encoder
 from tests.model.models import (
     adapter_plan,
     documents,

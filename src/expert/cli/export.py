@@ -15,7 +15,7 @@ from expert.cli.progress import Stages
 from expert.core.text import gib
 
 if TYPE_CHECKING:
-    from expert.jobs.export.export import Exported
+    from expert.jobs.export.exported import Exported
 
 
 class Dtype(StrEnum):

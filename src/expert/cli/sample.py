@@ -17,7 +17,7 @@ from expert.core.errors import ExpertError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.jobs.sample.conversation import Conversation
+    from expert.jobs.sample.sample import Conversation
 
 NEW = "/new"
 MARK = "> "
@@ -106,7 +106,7 @@ def sample(
 
 def _prompts(given: list[str] | None, *, talks: bool) -> list[str]:
     """The prompts; none where somebody will type them."""
-    from expert.jobs.sample.sample import CannotSample
+    from expert.jobs.sample.decoding import CannotSample
 
     if not given and not talks:
         raise CannotSample(
@@ -150,8 +150,7 @@ class _Writer:
 
 
 def _talk(run: Path | None, writer: _Writer, notes: Console, how: dict[str, Any]) -> None:
-    from expert.jobs.sample.conversation import Conversation
-    from expert.jobs.sample.sample import ready
+    from expert.jobs.sample.sample import Conversation, ready
 
     loaded = ready(run, **how)
     for note in loaded.notes:

@@ -22,7 +22,7 @@ from expert.core.text import counted, duration, loss
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.jobs.validate.validated import Judged, Reached, Validation
+    from expert.jobs.validate.validation import Judged, Reached, Validation
     from expert.judging.score import Score
     from expert.training.evaluation import EvalResult
 

@@ -25,12 +25,12 @@ def sample(
     stands; `tools` is a file that names what may be called. Every call loads the model: several
     prompts at once are `expert.jobs.sample.sample.sample`.
     """
-    from expert.jobs.sample.sample import CannotSample, Decoding
+    from expert.jobs.sample.decoding import CannotSample, DecodingSettings
     from expert.jobs.sample.sample import sample as sample_job
 
-    unknown = sorted(set(decoding) - set(Decoding.__annotations__))
+    unknown = sorted(set(decoding) - set(DecodingSettings.__annotations__))
     if unknown:
-        known = ", ".join(Decoding.__annotations__)
+        known = ", ".join(DecodingSettings.__annotations__)
         raise CannotSample(f"{unknown[0]}: is not a decoding setting  (known: {known})")
     how: dict[str, Any] = {"plain": plain, "checkpoint": checkpoint, "seed": seed}
     how["tools"] = Path(tools) if tools is not None else None

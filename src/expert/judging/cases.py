@@ -69,7 +69,7 @@ def read_case_file(path: Path) -> CaseFile:
     except OSError as error:
         raise CasesError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise CasesError(f"{path}: is no JSON: {error}") from None
+        raise CasesError(f"{path}: is not JSON: {error}") from None
     version = found.get("version", VERSION) if isinstance(found, dict) else None
     if version != VERSION:
         raise CasesError(f"{path}: version {version!r} is not known  (write version: {VERSION})")
@@ -83,19 +83,19 @@ def read_case_file(path: Path) -> CaseFile:
 def _problems(cases: Any) -> list[str]:
     """What is wrong with a list of cases, each with its place."""
     if not isinstance(cases, Sequence) or isinstance(cases, str) or not cases:
-        return ["  - cases: is no list of cases  (write at least one)"]
+        return ["  - cases: is not a list of cases  (write at least one)"]
     found, ids = [], set()
     for number, case in enumerate(cases):
         where = f"  - cases[{number}]"
         if not isinstance(case, Mapping):
-            found.append(f"{where}: is no object")
+            found.append(f"{where}: is not an object")
             continue
         if case.get("expected") is None:
             found.append(f"{where}: has no expected answer")
         if not set(case) - OWN_KEYS:
             found.append(f"{where}: asks nothing  (write instruction, and input where needed)")
         if not isinstance(case.get("check") or {}, Mapping):
-            found.append(f"{where}.check: is no object")
+            found.append(f"{where}.check: is not an object")
         if case.get("id") in ids and case.get("id") is not None:
             found.append(f"{where}.id: {case['id']!r} was there before")
         ids.add(case.get("id"))

@@ -36,7 +36,7 @@ def confine(readable: Iterable[Path], *, program: bool = False) -> list[str]:
     may be run, and may run others."""
     _limit(memory=not program)
     if not sys.platform.startswith("linux"):
-        return [f"files and network are not closed to judges on {platform.system()}"]
+        return [f"files and network are not blocked for judges on {platform.system()}"]
     lacking = []
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which both below ask for
@@ -48,7 +48,7 @@ def confine(readable: Iterable[Path], *, program: bool = False) -> list[str]:
         try:
             close()
         except OSError as error:
-            lacking.append(f"{what}: not closed to judges by this kernel ({error.strerror})")
+            lacking.append(f"{what}: not blocked for judges by this kernel ({error.strerror})")
     return lacking
 
 

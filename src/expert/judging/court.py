@@ -192,5 +192,5 @@ def _unaskable(asked: Mapping[str, Any]) -> str:
 
 def _fallen(seconds: float | None, *, begun: bool) -> Judgement:
     """Nobody answered: that is the answer's fault once the case itself was understood."""
-    what = f"takes longer than {seconds:g} s" if seconds else "ends the process that judges it"
+    what = f"takes longer than {seconds:g} s" if seconds else "ends the judging process"
     return wrong("run", f"the answer {what}") if begun else unknown(f"the case itself {what}")

@@ -43,7 +43,7 @@ class Scores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class ModelResult:
     """What a model reached."""
 
     score: Score
@@ -70,7 +70,11 @@ def score_for_the_gate(every: Score, new: Score) -> Score:
 
 
 def gate_of(
-    demands: Demands, now: Standing, before: Standing | None, *, base: Standing | None = None
+    demands: Demands,
+    now: ModelResult,
+    before: ModelResult | None,
+    *,
+    base: ModelResult | None = None,
 ) -> Gate:
     """Hold what a model reached to what is asked, and to the baseline where there is one. Rows
     without answers have no accuracy that could be asked for; answers without an oracle have. Open
@@ -118,7 +122,7 @@ def _of_scores(demands: Demands, scores: Scores) -> Part:
     return asked, ""
 
 
-def _of_improvement(demands: Demands, now: Standing, base: Standing) -> Part:
+def _of_improvement(demands: Demands, now: ModelResult, base: ModelResult) -> Part:
     least = demands.min_improvement
     by = f" by at least {least:.1%} of it" if least else ""
     asked = f"loss on the held-out answers below the base's{by}"
@@ -129,7 +133,7 @@ def _of_improvement(demands: Demands, now: Standing, base: Standing) -> Part:
     return asked, f"loss {loss(now.loss)} is not below the base's {loss(base.loss)}{by}"
 
 
-def _of_tokens(demands: Demands, now: Standing, base: Standing) -> Part:
+def _of_tokens(demands: Demands, now: ModelResult, base: ModelResult) -> Part:
     asked_for = demands.min_token_accuracy
     least = base.token_accuracy if asked_for is None else asked_for
     whose = "the base's " if asked_for is None else ""
@@ -141,7 +145,7 @@ def _of_tokens(demands: Demands, now: Standing, base: Standing) -> Part:
     return asked, ""
 
 
-def _of_regression(demands: Demands, now: Standing, before: Standing) -> Part:
+def _of_regression(demands: Demands, now: ModelResult, before: ModelResult) -> Part:
     """Scores or accuracy where both have them, else the loss on the held-out rows."""
     most = f"by more than {demands.max_regression:.0%} of it"
     asked = f"not worse than the baseline {most}"

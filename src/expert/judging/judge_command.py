@@ -78,7 +78,7 @@ def score_all(
     missing = [case.id for case in cases if case.id not in found]
     if missing and not fault:
         faults.append(
-            f"gave no score for {len(missing)} of {len(cases)} cases, such as {missing[0]}"
+            f"has no score for {len(missing)} of {len(cases)} cases, such as {missing[0]}"
         )
     why = fault or "the judge command gave no score"
     scored = [_scored(found.get(case.id), judge.min_score, why) for case in cases]
@@ -116,7 +116,7 @@ def _run(judge: JudgeCommand, asked: str) -> tuple[str, str]:
     except subprocess.TimeoutExpired:
         _end(process)
         said, _ = process.communicate()
-        return said or "", f"took longer than {judge.seconds:g} s  (--judge-seconds gives it more)"
+        return said or "", f"took longer than {judge.seconds:g} s  (raise it with --judge-seconds)"
     except BaseException:
         _end(process)
         raise
@@ -162,7 +162,7 @@ def _fault(fact: Any, known: set[str], found: Mapping[str, Any]) -> str:
     if not isinstance(fact, Mapping) or "id" not in fact or "score" not in fact:
         return "wrote a line without id and score"
     if str(fact["id"]) not in known:
-        return f"scored a case that was not asked: {str(fact['id'])[:60]}"
+        return f"scored an unknown case: {str(fact['id'])[:60]}"
     if str(fact["id"]) in found:
         return f"scored a case twice: {str(fact['id'])[:60]}"
     score = fact["score"]

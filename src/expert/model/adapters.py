@@ -84,8 +84,8 @@ def adalora_schedule(rank: int, total_steps: int | None) -> dict[str, int]:
     """Ranks and updates of AdaLoRA: half as much rank again at first, nothing pruned in the first
     tenth, and a last quarter to learn with the ranks that are left."""
     if total_steps is None or total_steps < 2:
-        length = "unknown" if total_steps is None else f"{total_steps} update"
-        what = f"adalora prunes its ranks over the whole run, whose length is {length}"
+        length = "unknown" if total_steps is None else f"{total_steps} step"
+        what = f"adalora prunes ranks over the whole run and needs its length, which is {length}"
         raise ModelError("training.config.adapter_type", what, "set max_steps, or use lora")
     return {
         "target_r": rank,
@@ -134,7 +134,7 @@ def matched(asked: list[str], layers: dict[str, nn.Module], key: str) -> list[st
         plural = "" if len(strange) == 1 else "s"
         what = f"{', '.join(strange)}: the model has no such linear layer{plural} to adapt"
         if any(re.search(r"(^|\.)(lm_head|embed_out|output)$", target) for target in strange):
-            what = f"{', '.join(strange)}: the head carries no adapter; its loss is fused"
+            what = f"{', '.join(strange)}: the head cannot have an adapter: its loss is fused"
         raise ModelError(f"training.config.{key}", what, f"there are {there}")
     return list(asked)
 
@@ -151,11 +151,11 @@ def _are_conv1d(targets: list[str], layers: dict[str, nn.Module], kind: str) -> 
         if any(name == target or name.endswith(f".{target}") for target in targets)
     }
     if len(kinds) > 1:
-        what = "the targets mix two kinds of linear layers, which one adapter cannot"
+        what = "the targets mix two kinds of linear layers; one adapter cannot cover both"
         raise ModelError(_TARGETS, what, "name layers of one kind")
     turned = kinds == {False}
     if turned and kind == "lokr":
-        what = "lokr knows no layers that keep their weights turned, as GPT-2 does"
+        what = "lokr does not support transposed weights such as GPT-2's"
         raise ModelError("training.config.adapter_type", what, "use lora, dora, ia3 or adalora")
     return turned
 

@@ -233,7 +233,7 @@ def flex_attention(
         what = "has no dropout and the model asks for attention_dropout"
         raise KernelUnavailable("flex", what, "set attention: sdpa, or attention_dropout: 0")
     if not query.is_cuda and torch.is_grad_enabled() and query.requires_grad:
-        raise KernelUnavailable("flex", "cannot learn on a CPU", "set attention: sdpa")
+        raise KernelUnavailable("flex", "cannot train on a CPU", "set attention: sdpa")
     windowed = sliding_window is not None and sliding_window < query.shape[2]
     window = sliding_window if windowed else None
     score = _score_rule(window, softcap) if window is not None or softcap is not None else None
@@ -254,11 +254,11 @@ _FUNCTIONS: dict[AttentionKind, Callable[..., tuple[Tensor, None]]] = {
 def _refuse(kind: str, mask: Tensor | None, others: dict[str, Any], instead: str) -> None:
     """Raise where the model asks for something that would silently be left out."""
     if mask is not None:
-        what = "the model makes an attention mask of its own, which packed rows cannot use"
+        what = "the model builds its own attention mask, which packed rows cannot use"
         raise KernelUnavailable(kind, what, "train a model without one")
     for name, meaning in (("s_aux", "attention sinks"), ("position_bias", "a position bias")):
         if others.get(name) is not None:
-            raise KernelUnavailable(kind, f"{meaning} ({name}) cannot be had", instead)
+            raise KernelUnavailable(kind, f"{meaning} ({name}) is not supported", instead)
 
 
 def _scaling(scaling: float | None, query: Tensor) -> float:

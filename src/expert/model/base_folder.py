@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +59,10 @@ def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path |
     _refuse_other_quantisation(config, folder)
     if not any(folder.glob("*.safetensors")):
         pickled = [path.name for path in sorted(folder.glob("*.bin"))]
-        what = "there are no weights in it"
+        what = "it contains no weights"
         if pickled:
-            what = f"its weights are pickled ({', '.join(pickled[:3])}), which can hide a program"
+            names = ", ".join(pickled[:3])
+            what = f"its weights are pickled ({names}), which can run code when loaded"
         fix = "convert them to model.safetensors, or name a model that has it"
         raise ModelError(str(folder), what, fix)
     return folder
@@ -93,7 +96,7 @@ def runs_its_own_program(model: ModelPlan, folder: Path, *, allowed: bool) -> bo
     # A snapshot's folder has the name of its commit; what lies in another one nobody has pinned.
     if allowed and pinned and folder.name == model.revision:
         return True
-    what = "its config.json (auto_map) asks to run a program that comes with the model"
+    what = "its config.json (auto_map) asks to run code that comes with the model"
     fix = "pin a commit you have read as revision and add --allow-remote-code, or use another model"
     raise ModelError(str(folder), what, fix)
 
@@ -129,3 +132,40 @@ def _refuse_other_quantisation(config: dict[str, Any], folder: Path) -> None:
         method = own.get("quant_method", "unknown") if isinstance(own, dict) else "unknown"
         what = f"its weights are quantised already ({method})"
         raise ModelError(str(folder), what, "name the model they were made from, and quantization")
+
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+
+
+def copy_tokenizer(source: Path, target: Path) -> list[str]:
+    """Copy the tokenizer files there are in `source`; returns their names."""
+    target.mkdir(parents=True, exist_ok=True)
+    found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    for name in found:
+        shutil.copyfile(source / name, target / name)
+    return found
+
+
+def text_encoder(folder: Path) -> Callable[[str], list[int]]:
+    """A function from a text to its token ids, without special tokens; reads tokenizer.json."""
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        what = "there is no tokenizer.json to encode the init_text of a soft prompt with"
+        raise ModelError(str(folder), what, "use init_method: random or vocab_sample")
+    tokenizer = Tokenizer.from_file(str(file))
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    return encode

@@ -188,7 +188,7 @@ def load_char_gpt(folder: Path, device: torch.device | str = "cpu") -> tuple[Cha
         model.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         what = f"no readable character model: {error}"
-        raise ModelError(str(folder), what, "save it again, or train it anew") from error
+        raise ModelError(str(folder), what, "save it again, or train it again") from error
     file = folder / VOCABULARY
     characters = None
     if file.is_file():

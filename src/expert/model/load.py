@@ -27,6 +27,7 @@ from expert.model.base_folder import (
     model_folder,
     read_config,
     runs_its_own_program,
+    text_encoder,
 )
 from expert.model.blocks import find_blocks
 from expert.model.chargpt import CharGpt, load_char_gpt
@@ -35,7 +36,6 @@ from expert.model.inputs import ModelInput
 from expert.model.loss import evaluated, kernel_for, summed_loss
 from expert.model.quantised import QUANTISED, quantization_config, settle_quantised
 from expert.model.soft_prompts import SoftPrompts, make_soft_prompts
-from expert.model.tokens import text_encoder
 from expert.planning.run_plan import AdapterPlan, KernelPlan, ModelPlan
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
@@ -130,12 +130,6 @@ class LoadedModel:
         """To be called after update number `step`, counted from 1, before gradients are cleared."""
         if self.ranks is not None:
             self.ranks.after_update(step)
-
-    def save(self, folder: Path) -> None:
-        """Write what a user takes away."""
-        from expert.model.saving import save_trained
-
-        save_trained(self, folder)
 
     @property
     def causal_lm(self) -> Any:
@@ -242,7 +236,7 @@ def check_vocabulary(loaded: LoadedModel, largest_id: int | None) -> None:
         rows = loaded.causal_lm.get_input_embeddings().weight.shape[0]
     if largest_id is not None and largest_id >= rows:
         what = f"the data has token {largest_id}, and the embedding ends at {rows - 1}"
-        fix = "the tokenizer has more tokens than the model: use the tokenizer that came with it"
+        fix = "the tokenizer has more tokens than the model: use the model's own tokenizer"
         raise ModelError(str(loaded.folder or loaded.plan.name), what, fix)
 
 
@@ -256,7 +250,7 @@ def _load_char_gpt(
     seed: int,
 ) -> LoadedModel:
     if adapter.type != "full" or adapter.soft_prompts:
-        what = "the character model is trained whole, without adapter or soft prompts"
+        what = "the character model trains all weights, without adapter or soft prompts"
         raise ModelError("training.config.adapter_type", what, "write adapter_type: full")
     characters = vocabulary if isinstance(vocabulary, str) else None
     if folder is not None:
@@ -337,13 +331,13 @@ def _load_base(
         if isinstance(error, torch.OutOfMemoryError):
             raise
         what = f"it could not be loaded: {first_line(error)}"
-        fix = "see that the folder is whole, and that its model_type is one transformers knows"
+        fix = "check that the folder is complete and that transformers knows its model_type"
         raise ModelError(str(folder), what, fix) from error
     missing = sorted(found["missing_keys"])
     if missing:  # transformers would train on with random weights in their place
         shown = ", ".join(missing[:3]) + (" and more" if len(missing) > 3 else "")
-        what = f"{len(missing)} weights are missing in its files: {shown}"
-        raise ModelError(str(folder), what, "fetch the model again; the folder is not whole")
+        what = f"{len(missing)} weights are missing from its files: {shown}"
+        raise ModelError(str(folder), what, "fetch the model again; the folder is incomplete")
     settle_quantised(base, model.quantization)
     return base
 
@@ -358,9 +352,12 @@ def _refuse_other_mixing(config: Any, folder: Path) -> None:
     kinds = set(getattr(config, "layer_types", None) or [])
     strange = sorted(kinds - _ATTENTION_LAYERS)
     if strange or model_class._is_stateful or not model_class._supports_attention_backend:
-        how = ", ".join(strange) or "an attention of its own"
-        what = f"{model_class.__name__} mixes places by {how}, which cannot keep documents apart"
-        raise ModelError(str(folder), what, "use a model of plain attention layers")
+        how = ", ".join(strange) or "a custom attention"
+        what = (
+            f"{model_class.__name__} mixes positions by {how}, which cannot keep packed documents "
+            "apart"
+        )
+        raise ModelError(str(folder), what, "use a model with standard attention layers")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,12 @@
-"""The loss: cross-entropy summed over the places that have a label, whole or chunk by chunk."""
+"""The loss: cross-entropy summed over the positions that have a label, whole or chunk by chunk.
+
+Written here rather than taken from Liger: its fused linear cross-entropy computes every position,
+labelled or not, where this one gathers the labelled ones first (in packed answers about half of
+them), caps and scales logits as the model does, sums the head's gradient in float32, and keeps its
+shapes fixed so that it can be captured in a CUDA graph. DoRA on NF4 8B with this loss makes 14,755
+tokens/s on an H200, TRL with Liger's kernels 6,339 (docs/LOG.md; other parts differ there, too).
+torch's own linear_cross_entropy is not in every supported version.
+"""
 
 from __future__ import annotations
 

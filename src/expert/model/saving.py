@@ -14,12 +14,11 @@ from torch import Tensor
 
 from expert.core.files import write_text_atomically
 from expert.model.adapters import ADAPTER, ADAPTERS
-from expert.model.base_folder import base_reference
+from expert.model.base_folder import base_reference, copy_tokenizer
 from expert.model.chargpt import CharGpt, save_char_gpt
 from expert.model.errors import ModelError
 from expert.model.load import LoadedModel, without_progress_bar
 from expert.model.soft_prompts import save_soft_prompt
-from expert.model.tokens import copy_tokenizer
 
 _ADALORA = "adalora."
 

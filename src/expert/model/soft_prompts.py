@@ -63,7 +63,7 @@ def make_soft_prompts(
     names = [prompt.name for prompt in asked]
     if len(set(names)) < len(names):
         what = f"two prompts have the same name: {', '.join(names)}"
-        raise ModelError("soft_prompts", what, "give every prompt a name of its own")
+        raise ModelError("soft_prompts", what, "give every prompt a different name")
     for name in names:
         if name != Path(name).name or name in (".", ".."):
             what = f"{name!r} cannot be the name of a folder"

@@ -94,9 +94,9 @@ def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
         _told("cuDNN autotuning", kernels.cudnn_benchmark, why.get("kernels.cudnn_benchmark", "")),
         Switch(name="gradients set to none", on=True),
         *([Switch(name="deterministic kernels", on=True)] if kernels.deterministic else []),
-        _told("memory segments that grow", not (fixed := fixed_segments(device.type)), fixed),
+        _told("expandable memory segments", not (fixed := fixed_segments(device.type)), fixed),
         _told(
-            "page-locked buffers, copies beside the computation",
+            "pinned buffers, asynchronous copies",
             plan.loader.pin_memory and device.type == "cuda",
             "" if device.type == "cuda" else "no GPU",
         ),
@@ -104,7 +104,7 @@ def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
         Switch(
             name="gradient clipping",
             on=plan.optim.max_grad_norm > 0,
-            because=f"{plan.optim.max_grad_norm:g}" if plan.optim.max_grad_norm else "not asked",
+            because=f"{plan.optim.max_grad_norm:g}" if plan.optim.max_grad_norm else "off",
         ),
     ]
     if plan.model.quantization in ("int4", "int8"):
@@ -121,6 +121,6 @@ def _told(name: str, on: bool, because: str) -> Switch:
 def _recomputation(plan: RunPlan, because: str) -> Switch:
     kind, count = plan.kernels.checkpointing, plan.kernels.recomputed_blocks
     if kind == "none":
-        return Switch(name="nothing is recomputed", on=True)
+        return Switch(name="no activation checkpointing", on=True)
     blocks = "all blocks" if kind == "full" or count is None else f"{count} blocks"
-    return Switch(name=f"{blocks} recomputed in the backward pass", on=False, because=because)
+    return Switch(name=f"{blocks} with activation checkpointing", on=False, because=because)

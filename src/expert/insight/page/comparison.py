@@ -8,7 +8,7 @@ from typing import Any
 
 from expert.core.text import count, duration, gib, loss
 from expert.insight.event_text import planned_value
-from expert.insight.ladder.same_data import not_comparable
+from expert.insight.ladder.comparison import not_comparable
 from expert.insight.page.blocks import (
     Block,
     Figure,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from expert.core.text import counted
-from expert.insight.ladder.ladder import MARKS, STAND, Ladder, RungResult
+from expert.insight.ladder.ladder import MARKS, STAND, Ladder, SettingResult
 from expert.insight.ladder.table import COLUMNS, headline, how_measured, table_rows
 from expert.insight.page.blocks import Bar, Bars, Figure, Folded, Grid, Lines, PageSection, Words
 from expert.insight.page.facts import RunFacts
 
-_LEFT = ("rung", "")
+_LEFT = ("setting", "")
 HOW = " The last was measured against the baseline; those before it are products of gains."
 
 
@@ -45,7 +45,7 @@ def _of_the_run(ladder: Ladder, run: RunFacts) -> list[Words]:
     return [Words(text=f"{text}.", tone="note")]
 
 
-def _bar(rung: RungResult, *, by_gain: bool) -> Bar:
+def _bar(rung: SettingResult, *, by_gain: bool) -> Bar:
     """Its length is the speed relative to the baseline: rates were measured at different times, and
     a host that was busy at one of them makes a better setting look slower."""
     marked = rung.status not in STAND

@@ -7,18 +7,18 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
 from expert.core.text import counted
-from expert.jobs.validate.standing_verdict import read_verdict
+from expert.jobs.export.exported import Kind
+from expert.jobs.validate.saved_verdict import read_verdict
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.choose_checkpoint import Choice
 
-Kind = Literal["adapter", "merged", "model"]
 CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
@@ -27,37 +27,41 @@ class CannotExport(ExpertError):
 
 
 def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str:
-    """What the run's validation makes worth saying; CannotExport where its gate was not passed, or
-    by too few cases to say so. A verdict on other weights counts as none."""
-    found = read_verdict(folder)
+    """A remark on the run's validation, "" without one; CannotExport where its gate failed, or
+    passed on too few cases. A verdict on other weights counts as none."""
+    found, file = read_verdict(folder), folder.validation
     if found is None:
         return ""
     if found.outdated:
-        return f"{folder.validation} {found.outdated}  (expert validate --expert {folder.path})"
+        return f"{file} {found.outdated}  (expert validate --expert {folder.path})"
     if found.passed is False:
-        said = f"{folder.validation}: the gate is not passed: {found.reasons}"
+        said = f"{file}: the quality gate failed: {found.reasons}"
         if not allow_failed:
             raise CannotExport(
-                f"{said}  (train further, judge another state with expert validate --checkpoint, "
-                "or export it all the same with --allow-failed)"
+                f"{said}  (train longer, validate another checkpoint with expert validate "
+                "--checkpoint, or export it anyway with --allow-failed)"
             )
         return said
     if found.is_too_small:
-        said = f"{folder.validation}: the gate is passed by {found.cases} of {found.of} cases only"
+        said = f"{file}: the quality gate passed on only {found.cases} of {found.of} cases"
         if found.rows != found.cases:
-            said += f", which are of {counted(found.rows or 0, 'row')}"
+            said += f", from {counted(found.rows or 0, 'row')}"
         if not allow_failed:
             raise CannotExport(
-                f"{said}  (judge them all with expert validate --expert {folder.path}, or export "
-                "it all the same with --allow-failed)"
+                f"{said}  (validate them all with expert validate --expert {folder.path}, or "
+                "export it anyway with --allow-failed)"
             )
         return said
     judged = found.checkpoint
     if judged and judged != choice.name:
-        told = f"the gate was passed by {judged}" if found.passed else f"{judged} was validated"
+        done = (
+            f"the quality gate was passed by {judged}"
+            if found.passed
+            else f"{judged} was validated"
+        )
         return (
-            f"{told}, and {choice.name} is exported  (judge it with "
-            f"expert validate --expert {folder.path})"
+            f"{done}, and {choice.name} is exported  (validate it with expert validate --expert "
+            f"{folder.path})"
         )
     return ""
 
@@ -70,7 +74,7 @@ def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:
         if asked is not None:
             flag = f"--{asked}"
             raise CannotExport(
-                f"{flag}: the model was trained whole, it has no adapter  (leave {flag} out)"
+                f"{flag}: all weights were trained, there is no adapter  (leave {flag} out)"
             )
         if dtype is not None and plan.model.name == CHAR_GPT:
             raise CannotExport(
@@ -97,7 +101,7 @@ def refuse_place(to: Path) -> None:
             f"{to}: is a link to {to.readlink()}  (name that folder itself, or a new one)"
         )
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
-        raise CannotExport(f"{to}: is there already  (name a new folder: nothing is overwritten)")
+        raise CannotExport(f"{to}: exists already  (name a new folder: nothing is overwritten)")
     # The export gets its name when it is whole, in place of the folder that is there.
     if to.resolve() == Path.cwd():
         raise CannotExport(
@@ -105,7 +109,7 @@ def refuse_place(to: Path) -> None:
         )
     above = next(place for place in to.absolute().parents if place.exists())
     if not above.is_dir():
-        raise CannotExport(f"{to}: cannot be written: {above} is no folder  (name another one)")
+        raise CannotExport(f"{to}: cannot be written: {above} is not a folder  (name another one)")
     try:
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=above):
             pass
@@ -128,5 +132,5 @@ def naming(to: Path) -> Iterator[None]:
 
 def _cannot_write(to: Path, error: OSError) -> CannotExport:
     return CannotExport(
-        f"{to}: cannot be written: {error.strerror}  (mend that, or name another folder)"
+        f"{to}: cannot be written: {error.strerror}  (fix that, or name another folder)"
     )

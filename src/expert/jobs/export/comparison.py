@@ -1,8 +1,10 @@
-"""What a model says to a few texts, to hold an export to what was trained."""
+"""Logits of an export compared with those of the trained model, on a few texts."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,20 +12,46 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from expert.jobs.export.card_snippet import Asking
+    from expert.jobs.export.exported import Kind
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.load import Trained
 
-# Put to both models as prompts; ASCII and short, so that every tokenizer and card can.
+# Prompts for both models; ASCII and short, so that every tokenizer and card can take them.
 CHECKED_TEXTS = (
     "Hello! What can you do?",
     "Write a short answer to this question: why is the sky blue?",
     'Return {"name": "Ada", "year": 1843} as a table with 2 columns.',
 )
+TOLERANCE = {"fp32": 1e-3, "fp16": 2.5e-2, "bf16": 2e-1}
+"""Largest allowed difference of logits, as a share of their spread (standard deviation). Another
+order of sums moves the farthest float32 logit by 5e-6 of it. Weights and activations of 8 bits
+(bfloat16) moved it by up to 11 % in random models 64 wide, those of 11 bits (float16) by up to
+1.4 %; the tolerance is almost twice that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The two logits that are farthest apart, over all positions and tokens."""
+
+    largest: float
+    """In logits."""
+    share: float
+    """Of the spread of the expected logits."""
+
+
+def compare(expected: Sequence[Tensor], found: Sequence[Tensor]) -> Difference:
+    """How far the found logits are from the expected ones, text by text."""
+    import torch
+
+    pairs = list(zip(expected, found, strict=True))
+    # On tensors, so that a NaN stays the largest.
+    largest = float(torch.stack([(one - other).abs().max() for one, other in pairs]).max())
+    spread = float(torch.cat([one.flatten() for one in expected]).std())
+    return Difference(largest=largest, share=largest / max(spread, 1e-12))
 
 
 def checked_ids(trained: Trained) -> list[list[int]]:
-    """The texts as tokens; for the character model those characters that it knows."""
+    """The texts as tokens; for the character model only the characters it knows."""
     from expert.data.records import Segment
     from expert.data.tokens.encoder import CharacterEncoder
     from expert.jobs.sample.sample import prompt_text
@@ -39,66 +67,62 @@ def checked_ids(trained: Trained) -> list[list[int]]:
     return [trained.encoder.encode([[Segment(t, learn=False)]]).ids.tolist() for t in texts]
 
 
-def asked_as(trained: Trained) -> Asking | None:
-    """How `expert sample` would put a question to it; None for the character model."""
-    from expert.data.plain_text import FirstRow, trained_on_text
-    from expert.data.tokens.encoder import TextEncoder
-    from expert.jobs.export.card_snippet import QUESTION, Asking
-    from expert.jobs.sample.sample import prompt_text, settle_decoding
+def logits_of(model: Any, ids: Sequence[int], soft_rows: Tensor | None = None) -> Tensor:
+    """[positions, vocabulary] in float32 on the CPU, at the positions of `ids`; soft prompts come
+    before them. A model without input embeddings is the character model."""
+    import torch
 
-    template, encoder = trained.template, trained.encoder
-    if template is None:
-        return None
-    assert isinstance(encoder, TextEncoder)
-    first = FirstRow(trained.plan)
-    plain = trained_on_text(trained.plan, first)
-    tools = "" if plain else first.tools
-    stops = list(settle_decoding(trained.plan, {})[0].stop_sequences)
-    if not plain and encoder.tokenizer.token_to_id(template.stop) is None:
-        stops.append(template.stop)
-    text = prompt_text(template, QUESTION, plain=plain, tools=tools)
-    return Asking(text, plain, tuple(stops))
+    with torch.no_grad():
+        if not hasattr(model, "get_input_embeddings"):
+            tokens = torch.tensor([list(ids)], device=model.head().device)
+            characters: Tensor = model(tokens)[0]
+            return characters.float().cpu()
+        embedding = model.get_input_embeddings()
+        tokens = torch.tensor([list(ids)], device=embedding.weight.device)
+        if soft_rows is None:
+            found = model(input_ids=tokens, use_cache=False)
+        else:
+            words = embedding(tokens)
+            rows = soft_rows.to(words.device, words.dtype)[None]
+            found = model(inputs_embeds=torch.cat([rows, words], dim=1), use_cache=False)
+        logits: Tensor = found.logits[0, -len(ids) :]
+        return logits.float().cpu()
 
 
 def logits_of_trained(trained: Trained, texts: list[list[int]]) -> list[Tensor]:
-    """What the trained model says at every place of the texts."""
-    import torch
-
-    from expert.model.export_check import logits_of
-
-    if trained.template is None:
-        model: Any = trained.loaded.module
-        with torch.no_grad():
-            return [
-                model(torch.tensor([ids], device=trained.device))[0].float().cpu() for ids in texts
-            ]
+    """The trained model's logits at every position of the texts."""
+    model = trained.loaded.module if trained.template is None else trained.loaded.causal_lm
     prompts = trained.loaded.soft_prompts
     rows = prompts.rows().detach() if prompts is not None else None
-    return [logits_of(trained.loaded.causal_lm, ids, rows) for ids in texts]
+    return [logits_of(model, ids, rows) for ids in texts]
 
 
-def as_a_stranger(
-    folder: Path, plan: RunPlan, *, adapter: bool, dtype: str, device: torch.device
+def load_exported(
+    folder: Path, plan: RunPlan, kind: Kind, *, dtype: str, device: torch.device
 ) -> Any:
-    """The model in a folder, through transformers and PEFT alone but for a base's quantisation."""
+    """The model in a folder, through transformers and PEFT alone, except for a quantised base and
+    the character model."""
+    from expert.jobs.export.card_code import keeps_adapter_dtype
+    from expert.manifest.schema.manifest import CHAR_GPT
+    from expert.model.chargpt import load_char_gpt
     from expert.model.load import DTYPES
 
-    if not adapter:
+    if plan.model.name == CHAR_GPT:
+        return load_char_gpt(folder, device)[0].eval().requires_grad_(False)
+    if kind != "adapter":
         transformers: Any = importlib.import_module("transformers")
         return transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=DTYPES[dtype], device_map={"": str(device)}
         ).eval()
-    base = _bare_base(folder, plan, device)
+    base = _load_base(folder, plan, device)
     if plan.adapter.type == "none":
         return base.eval()
-    from expert.jobs.export.card_snippet import keeps_adapter_dtype
-
     peft: Any = importlib.import_module("peft")
     own = {"autocast_adapter_dtype": False} if keeps_adapter_dtype(plan) else {}
     return peft.PeftModel.from_pretrained(base, folder, **own).eval()
 
 
-def _bare_base(folder: Path, plan: RunPlan, device: torch.device) -> Any:
+def _load_base(folder: Path, plan: RunPlan, device: torch.device) -> Any:
     """The base in the dtype it was trained in, as the model card's code loads it; a quantised one
     as the run does."""
     from expert.jobs.export.portable_base import COPY
@@ -112,25 +136,15 @@ def _bare_base(folder: Path, plan: RunPlan, device: torch.device) -> Any:
     if plan.model.quantization not in QUANTISED:
         copied = folder / COPY
         place = copied if copied.is_dir() else model_folder(plan.model)
-        transformers: Any = importlib.import_module("transformers")
-        return transformers.AutoModelForCausalLM.from_pretrained(place, dtype=DTYPES[precision]).to(
-            device
-        )
-    changes = {"attention": "sdpa", "precision": precision}
+        auto: Any = importlib.import_module("transformers").AutoModelForCausalLM
+        return auto.from_pretrained(place, dtype=DTYPES[precision]).to(device)
     base: Any = load_model(
         plan.model,
         plan.adapter.model_copy(update={"type": "none", "soft_prompts": []}),
-        plan.kernels.model_copy(update=changes),
+        plan.kernels.model_copy(update={"attention": "sdpa", "precision": precision}),
         vocabulary=None,
         device=device,
         seed=0,
     ).module
     base.set_attn_implementation("sdpa")
     return base
-
-
-def character_stranger(folder: Path, device: torch.device) -> Any:
-    """The character model in a folder."""
-    from expert.model.chargpt import load_char_gpt
-
-    return load_char_gpt(folder, device)[0].eval().requires_grad_(False)

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from expert.core.install import how_to_get_it
 from expert.core.text import counted, loss
 from expert.core.version import __version__
-from expert.jobs.export.card_snippet import loading_code
+from expert.jobs.export.card_code import loading_code
 from expert.jobs.export.portable_base import PortableBase, portable_base
 from expert.manifest.schema.manifest import CHAR_GPT
 
 if TYPE_CHECKING:
     from expert.core.events import Event
-    from expert.jobs.export.card_snippet import Asking
-    from expert.jobs.export.export import Exported
-    from expert.jobs.validate.standing_verdict import Verdict
+    from expert.jobs.export.card_code import Asking
+    from expert.jobs.export.exported import Exported
+    from expert.jobs.validate.saved_verdict import SavedVerdict
     from expert.planning.run_plan import RunPlan
 
 _SPOKEN = (
@@ -39,7 +39,7 @@ class Known(NamedTuple):
     events: Sequence[Event] = ()
     environment: Mapping[str, Any] = {}
     manifest: Mapping[str, Any] = {}
-    verdict: Verdict | None = None
+    verdict: SavedVerdict | None = None
     asking: Asking | None = None
 
 
@@ -213,7 +213,7 @@ def _step_of(done: Exported, events: Sequence[Event]) -> int | None:
     return int(found[-1]) if found else None
 
 
-def _answers(verdict: Verdict | None) -> list[tuple[str, str]]:
+def _answers(verdict: SavedVerdict | None) -> list[tuple[str, str]]:
     """What `expert validate` found; a reader who cannot judge answers is told that nobody did."""
     if verdict is None or verdict.cases is None:
         return [("answers", "not judged: expert validate was not run")]
@@ -242,7 +242,7 @@ def _answers(verdict: Verdict | None) -> list[tuple[str, str]]:
     if verdict.learnt:
         without = _number(verdict.learnt.get("accuracy_of_others"), "{:.1%}")
         also = f"{verdict.learnt.get('cases')}; answers right without them: {without}"
-        rows.append(("cases that were also learnt", also))
+        rows.append(("cases also in the training rows", also))
     gate = "passed" if verdict.passed else f"not passed: {verdict.reasons}"
     bar = f", {verdict.low_bar}" if verdict.low_bar else ""
     rows.append(("quality gate", f"{gate} ({verdict.checkpoint}){bar}"))

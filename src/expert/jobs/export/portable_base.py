@@ -112,7 +112,7 @@ def weights_named(model: ModelPlan) -> str:
 
     files = sorted(Path(model.location).glob("*.safetensors"))
     if not files:
-        return "its weights are no longer here"
+        return "its weights are gone"
     told = ", ".join(f"{file.name} with sha256 {sha256_of(file)[:_DIGITS]}…" for file in files)
     return f"its weights are {told}" if len(files) > 1 else told
 

@@ -1,9 +1,13 @@
-"""The scores of every row's next token, step by step: the two ways to go on from some prompts.
+"""The scores of every row's next token, step by step: the two ways to continue some prompts.
 
-Where a model allows it, keys and values lie in memory that stays where it is: prompts are read in
-groups of their own lengths, and on a card the step is recorded once and replayed with one launch.
-Other models (some layers see a window only, or remember a state) go on with transformers' own
-growing cache.
+Where a model allows it, keys and values are in memory at fixed addresses: prompts are read in
+groups of their own lengths, and on a card the step is captured once as a CUDA graph and replayed.
+Other models (some layers see only a window, or keep a state) use transformers' growing cache.
+
+Measured against transformers' own generate (tiny, batched, one CPU thread, same answers): 147
+tokens/s here, 122 with its dynamic and 118 with its static cache on JSON rows; 327, 252 and 141 on
+SQL rows (docs/benchmarks/answers-generate-cpu.json). It also has no CUDA graph without compiling:
+captured steps are 2.0 to 2.5 times as fast as the growing cache on an H200 (answers-h200.json).
 """
 
 from __future__ import annotations
@@ -68,7 +72,7 @@ class Speaker:
     def cannot_record(self, reason: str) -> None:
         """Steps are launched kernel by kernel from here on: it is slower, and says the same."""
         self._can_record = False
-        self._note(f"answers took longer than they might, as a step {reason}")
+        self._note(f"answers were generated without CUDA graphs, more slowly: a step {reason}")
 
 
 def recorder_of(device: torch.device) -> Capture | None:

@@ -22,7 +22,7 @@ def begun_stop(text: str, stops: Sequence[str]) -> int:
     return next((n for n in ends if any(s[:n] == text[-n:] for s in stops if len(s) > n)), 0)
 
 
-class Writer:
+class AnswerWriter:
     """Follows the tokens of one answer, tells its text, and knows when it has ended."""
 
     def __init__(

@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
+import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.text import counted
-from expert.jobs.sample.answer_writer import Tell, Writer, cut_at
+from expert.jobs.sample.answer_writer import AnswerWriter, Tell, cut_at
+from expert.jobs.sample.decoding import CannotSample, DecodingSettings, end_tokens, settle_decoding
 
 if TYPE_CHECKING:
     from expert.data.plain_text import FirstRow
     from expert.data.template.templates import Template
     from expert.jobs.sample.answer_steps import Speaker
-    from expert.planning.run_plan import RunPlan
     from expert.run.stored.load import Trained
 
-CHARACTER_TEMPERATURE = 0.8
-"""For the character model where nothing is asked for: the likeliest character alone soon repeats
-itself."""
 
-
-class CannotSample(ExpertError):
-    """A prompt or a way of decoding that this model has no use for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """How tokens are chosen."""
-
-    temperature: float
-    top_p: float
-    top_k: int | None
-    min_p: float
-    repetition_penalty: float
-    max_new_tokens: int
-    stop_sequences: tuple[str, ...]
+Begin = Callable[[str, bool], None]
+"""Called with the prompt, and whether it is continued as plain text, before the first token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +47,7 @@ class Samples:
     plain: bool
     """The prompts were continued as they stand, without a template."""
     seed: int
-    decoding: Decoding
+    decoding: DecodingSettings
     notes: tuple[str, ...]
     samples: tuple[Sample, ...]
 
@@ -77,7 +60,7 @@ class Ready:
     trained: Trained
     plain: bool
     seed: int
-    decoding: Decoding
+    decoding: DecodingSettings
     notes: tuple[str, ...]
     tools: str = ""
     """As JSON, those that the model is offered with every prompt."""
@@ -88,7 +71,7 @@ def sample(
     prompts: Sequence[str],
     *,
     system: str = "",
-    begin: Callable[[str, bool], None] = lambda prompt, plain: None,
+    begin: Begin = lambda prompt, plain: None,
     tell: Tell = lambda piece: None,
     **how: Any,
 ) -> Samples:
@@ -97,11 +80,7 @@ def sample(
     `how`: what `ready` takes. `begin` and `tell` follow the work.
     """
     loaded = ready(run, prompts, system=system, **how)
-    done = []
-    for prompt in prompts:
-        work = Work(seed=loaded.seed, plain=loaded.plain, begin=begin, tell=tell)
-        asked = {"system": system, "tools": loaded.tools}
-        done.append(answer(loaded.trained, prompt, loaded.decoding, work, **asked))
+    done = [answer(loaded, prompt, system=system, begin=begin, tell=tell) for prompt in prompts]
     return Samples(
         run=loaded.run,
         checkpoint=loaded.trained.choice.name,
@@ -142,11 +121,9 @@ def ready(
     first = FirstRow(plan)
     continues = trained_on_text(plan, first) if plain is None else plain
     if system and continues:
-        raise CannotSample(
-            "--system: a text that is continued has no system turn  (put it into the prompt)"
-        )
+        raise CannotSample("--system: continued text has no system turn  (put it into the prompt)")
     if not continues and any(not prompt.strip() for prompt in prompts):
-        raise CannotSample("--prompt: is empty: there is nothing to answer  (write a question)")
+        raise CannotSample("--prompt: is empty  (write a question)")
     offered, told = _offered(first, tools, continues=continues)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remark = base_remark(folder, plan)
@@ -166,10 +143,9 @@ def _offered(first: FirstRow, file: Path | None, *, continues: bool) -> tuple[st
     """The tools of a prompt, and what is to be said of them: a run that has learnt calls expects
     some."""
     from expert.data.examples.tools import tool_names
-    from expert.jobs.sample.offered_tools import tools_in
 
     if continues and file is not None:
-        raise CannotSample("--tools: a text that is continued calls nothing  (leave it out)")
+        raise CannotSample("--tools: continued text makes no calls  (leave it out)")
     if continues or file is not None:
         return (tools_in(file) if file is not None else ""), []
     if not first.tools:
@@ -180,62 +156,20 @@ def _offered(first: FirstRow, file: Path | None, *, continues: bool) -> tuple[st
     ]
 
 
-def settle_decoding(plan: RunPlan, asked: Mapping[str, Any]) -> tuple[Decoding, list[str]]:
-    """The manifest's decoding with what was asked for laid over it, and what is to be said."""
-    from expert.manifest.schema.dataset import Decoding as Defaults
-    from expert.manifest.schema.manifest import CHAR_GPT
-
-    given = {key: value for key, value in asked.items() if value is not None}
-    base = {**Defaults().model_dump(), **plan.decoding}
-    merged = {key: given.get(key, base[key]) for key in Decoding.__annotations__}
-    merged["stop_sequences"] = tuple(merged["stop_sequences"])
-    how = Decoding(**merged)
-    if plan.model.name != CHAR_GPT:
-        return how, []
-    notes = []
-    if "temperature" not in given and how.temperature == Defaults().temperature:
-        how = replace(how, temperature=CHARACTER_TEMPERATURE)
-        notes.append(
-            f"temperature {CHARACTER_TEMPERATURE}: with 0 the text would soon repeat itself"
-        )
-    for key, neutral in (("top_p", 1.0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
-        if getattr(how, key) == neutral:
-            continue
-        if key in given:
-            flag = "--" + key.replace("_", "-")
-            raise CannotSample(
-                f"{flag}: the character model knows temperature and top-k only  (use --top-k)"
-            )
-        notes.append(f"{key} of the manifest is not used: the character model knows top_k only")
-        how = replace(how, **cast(Any, {key: neutral}))
-    return how, notes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """How one prompt is worked on, and who follows it."""
-
-    seed: int
-    plain: bool
-    begin: Callable[[str, bool], None]
-    """Told the prompt when it was understood, right before the first token."""
-    tell: Tell
-
-
 def answer(
-    trained: Trained,
+    loaded: Ready,
     prompt: str,
-    how: Decoding,
-    work: Work,
     *,
     system: str = "",
-    tools: str = "",
+    begin: Begin = lambda prompt, plain: None,
+    tell: Tell = lambda piece: None,
 ) -> Sample:
     """One prompt answered; the same seed gives the same text on the same machine."""
-    if trained.template is None:
-        return _continue_characters(trained, prompt, how, work)
-    text = prompt_text(trained.template, prompt, system=system, plain=work.plain, tools=tools)
-    return generate(trained, prompt, text, how, work)
+    template = loaded.trained.template
+    if template is None:
+        return _continue_characters(loaded, prompt, begin, tell)
+    text = prompt_text(template, prompt, system=system, plain=loaded.plain, tools=loaded.tools)
+    return generate(loaded, prompt, text, begin=begin, tell=tell)
 
 
 def prompt_text(
@@ -255,13 +189,14 @@ def prompt_text(
 # --- characters ----------------------------------------------------------------------------------
 
 
-def _continue_characters(trained: Trained, prompt: str, how: Decoding, work: Work) -> Sample:
+def _continue_characters(loaded: Ready, prompt: str, begin: Begin, tell: Tell) -> Sample:
     import torch
 
     from expert.data.records import Segment
     from expert.data.tokens.encoder import CharacterEncoder
     from expert.model.chargpt import CharGpt
 
+    trained, how = loaded.trained, loaded.decoding
     encoder, module = trained.encoder, trained.loaded.module
     assert isinstance(encoder, CharacterEncoder)
     assert isinstance(module, CharGpt)
@@ -269,8 +204,8 @@ def _continue_characters(trained: Trained, prompt: str, how: Decoding, work: Wor
     start = prompt or ("\n" if "\n" in encoder.characters else encoder.characters[0])
     ids = encoder.encode([[Segment(start, learn=False)]]).ids.tolist()
     tokens = torch.tensor([ids], device=trained.device)
-    generator = torch.Generator(trained.device).manual_seed(work.seed)
-    work.begin(prompt, work.plain)
+    generator = torch.Generator(trained.device).manual_seed(loaded.seed)
+    begin(prompt, loaded.plain)
     text, ended, count = "", False, 0
     while count < how.max_new_tokens and not ended:
         tokens = module.generate(tokens, 1, how.temperature, how.top_k, generator)
@@ -280,7 +215,7 @@ def _continue_characters(trained: Trained, prompt: str, how: Decoding, work: Wor
         cut = cut_at(text, how.stop_sequences)
         ended = cut is not None
         if not ended:
-            work.tell(piece)
+            tell(piece)
     text = text if not ended else text[: cut_at(text, how.stop_sequences)]
     return Sample(prompt=prompt, text=text, tokens=count, ended=ended)
 
@@ -288,14 +223,22 @@ def _continue_characters(trained: Trained, prompt: str, how: Decoding, work: Wor
 # --- transformers models -------------------------------------------------------------------------
 
 
-def generate(trained: Trained, prompt: str, text: str, how: Decoding, work: Work) -> Sample:
-    """What follows a text as the model is given it; `prompt`: what of it somebody asked."""
+def generate(
+    loaded: Ready,
+    prompt: str,
+    text: str,
+    *,
+    begin: Begin = lambda prompt, plain: None,
+    tell: Tell = lambda piece: None,
+) -> Sample:
+    """What follows a text as the model is given it; `prompt`: the part of it that was asked."""
     import torch
 
     from expert.data.records import Segment
     from expert.data.tokens.encoder import TextEncoder
     from expert.jobs.sample.answer_steps import Speaker
 
+    trained, how, plain = loaded.trained, loaded.decoding, loaded.plain
     encoder, template = trained.encoder, trained.template
     assert isinstance(encoder, TextEncoder)
     assert template is not None
@@ -303,19 +246,19 @@ def generate(trained: Trained, prompt: str, text: str, how: Decoding, work: Work
     speaker = Speaker(trained, notes.append)
     ids = encoder.encode([[Segment(text, learn=False)]]).ids.tolist()
     if not ids:
-        raise CannotSample("--prompt: an empty text has nothing to be continued  (write a word)")
+        raise CannotSample("--prompt: an empty text cannot be continued  (write a word)")
     room = _room_left(speaker, len(ids), trained.plan.model.name)
     fitting = replace(how, max_new_tokens=min(how.max_new_tokens, room))
     ends = end_tokens(encoder, template)
     stops = list(how.stop_sequences)
-    if not work.plain and encoder.tokenizer.token_to_id(template.stop) is None:
+    if not plain and encoder.tokenizer.token_to_id(template.stop) is None:
         stops.append(template.stop)
-    writer = Writer(encoder.tokenizer, ends, stops, work.tell, strip=not work.plain)
-    work.begin(prompt, work.plain)
+    writer = AnswerWriter(encoder.tokenizer, ends, stops, tell, strip=not plain)
+    begin(prompt, plain)
     with torch.inference_mode():
-        _say(speaker, ids, fitting, work.seed, writer)
+        _say(speaker, ids, fitting, loaded.seed, writer)
     if not writer.ended and room < how.max_new_tokens:
-        notes.append(f"cut after {counted(room, 'token')}: there the model's context is full")
+        notes.append(f"cut after {counted(room, 'token')}: the model's context is full")
     return Sample(
         prompt=prompt,
         text=writer.text(),
@@ -325,12 +268,14 @@ def generate(trained: Trained, prompt: str, text: str, how: Decoding, work: Work
     )
 
 
-def _say(speaker: Speaker, ids: list[int], how: Decoding, seed: int, writer: Writer) -> None:
+def _say(
+    speaker: Speaker, ids: list[int], how: DecodingSettings, seed: int, writer: AnswerWriter
+) -> None:
     """Token by token until the answer has ended, or is as long as it may be."""
-    from expert.jobs.sample.token_choice import Tokens
+    from expert.jobs.sample.token_choice import TokenChoice
 
     steps = speaker.begin([[ids]], how.max_new_tokens)
-    tokens = Tokens(how, {0: ids}, seed, speaker)
+    tokens = TokenChoice(how, {0: ids}, seed, speaker)
     while True:
         chosen = tokens.of(steps.scores)
         writer.take(int(chosen))
@@ -346,32 +291,82 @@ def _room_left(speaker: Speaker, prompt_tokens: int, model: str) -> int:
     taken = prompt_tokens + speaker.lead
     if taken >= speaker.context:
         raise CannotSample(
-            f"--prompt: has {taken:,} tokens as the model is given it, and the context of "
+            f"--prompt: has {taken:,} tokens with its template, and the context of "
             f"{model} is {speaker.context:,} with the answer  (shorten it, or train an expert of a "
             "model with a longer context)"
         )
     return speaker.context - taken
 
 
-def generation_config(how: Decoding, ends: Sequence[int]) -> Any:
-    """The settings of transformers' generate; at temperature 0 the likeliest token is taken."""
-    transformers: Any = importlib.import_module("transformers")
-    options: dict[str, Any] = {"do_sample": False}
-    if how.temperature > 0:
-        options = {"do_sample": True, "temperature": how.temperature, "top_p": how.top_p}
-        # Zero turns it off; left out, transformers would take the 50 likeliest.
-        options |= {"top_k": how.top_k or 0, "min_p": how.min_p or None}
-    return transformers.GenerationConfig(
-        **options,
-        max_new_tokens=how.max_new_tokens,
-        repetition_penalty=how.repetition_penalty,
-        eos_token_id=list(ends) or None,
-        pad_token_id=ends[0] if ends else 0,
-        use_cache=True,
-    )
+class NoTools(ExpertError):
+    """A file that names no tools."""
 
 
-def end_tokens(encoder: Any, template: Template) -> list[int]:
-    """The tokens that end an answer: the template's, and the tokenizer's own."""
-    found = (encoder.tokenizer.token_to_id(text) for text in (template.stop, encoder.special.eos))
-    return list(dict.fromkeys(token for token in found if token is not None))
+def tools_in(file: Path) -> str:
+    """The tools of a JSON file: a list of them, or a row that has a field `tools`."""
+    from expert.data.examples.tools import tools_of
+    from expert.data.records import UnfitRow
+
+    how = "a JSON list of functions as OpenAI has them, or a file of rows with a column tools"
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "no text"
+        raise NoTools(f"--tools {file}: {why}  ({how})") from None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = _first_line(text)
+    given = value.get("tools") if isinstance(value, dict) else value
+    try:
+        found = tools_of(given, "tools")
+    except UnfitRow as fault:
+        raise NoTools(f"--tools {file}: {fault}  ({how})") from None
+    if not found:
+        raise NoTools(f"--tools {file}: there are no tools in it  ({how})")
+    return found
+
+
+def _first_line(text: str) -> object:
+    try:
+        return json.loads(text.lstrip().partition("\n")[0])
+    except (ValueError, RecursionError):
+        return None
+
+
+class Conversation:
+    """A loaded expert asked again and again; a text that is continued has nothing before it."""
+
+    def __init__(self, loaded: Ready, *, system: str = "") -> None:
+        self._loaded, self._system = loaded, system
+        self.anew()
+
+    @property
+    def remembers(self) -> bool:
+        """Whether an answer depends on the turns before it."""
+        return not self._loaded.plain and self._loaded.trained.template is not None
+
+    def anew(self) -> None:
+        """Start a new conversation."""
+        from expert.data.records import Turn
+
+        self._turns = [Turn("system", self._system)] if self._system else []
+
+    def ask(
+        self,
+        prompt: str,
+        *,
+        begin: Begin = lambda prompt, plain: None,
+        tell: Tell = lambda piece: None,
+    ) -> Sample:
+        """The answer to a prompt after all turns so far; a failed one does not become a turn."""
+        from expert.data.records import Turn
+
+        loaded, template = self._loaded, self._loaded.trained.template
+        if loaded.plain or template is None:
+            return answer(loaded, prompt, begin=begin, tell=tell)
+        asked = [*self._turns, Turn("user", prompt)]
+        text = template.prompt(asked, loaded.tools)
+        said = generate(loaded, prompt, text, begin=begin, tell=tell)
+        self._turns = [*asked, Turn("assistant", said.text)]
+        return said

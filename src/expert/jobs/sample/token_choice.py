@@ -9,23 +9,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from expert.jobs.sample.answer_steps import Speaker
-    from expert.jobs.sample.sample import Decoding
+    from expert.jobs.sample.decoding import DecodingSettings
 
 
-class Tokens:
+class TokenChoice:
     """Chooses the next token of every row; what a row has seen is made less likely if asked for.
 
     What a row draws depends on its own number and the seed alone.
     """
 
     def __init__(
-        self, how: Decoding, prompts: Mapping[int, Sequence[int]], seed: int, speaker: Speaker
+        self,
+        how: DecodingSettings,
+        prompts: Mapping[int, Sequence[int]],
+        seed: int,
+        speaker: Speaker,
     ) -> None:
         """For rows with these numbers and prompts."""
         device = speaker.device
-        self._choose: Likeliest | Drawn = Likeliest()
+        self._choose: Likeliest | SampledToken = Likeliest()
         if how.temperature > 0:
-            self._choose = Drawn(how, _draws(how, prompts, seed).to(device))
+            self._choose = SampledToken(how, _draws(how, prompts, seed).to(device))
         self._penalty: Penalty | None = None
         if how.repetition_penalty != 1.0:
             seen = _seen(list(prompts.values()), speaker.vocabulary).to(device)
@@ -57,10 +61,10 @@ class Likeliest:
         """Nothing to do: it knows nothing of rows."""
 
 
-class Drawn:
+class SampledToken:
     """Tokens drawn with numbers that were drawn before: a row's do not depend on its neighbours."""
 
-    def __init__(self, how: Decoding, draws: Tensor) -> None:
+    def __init__(self, how: DecodingSettings, draws: Tensor) -> None:
         self._how, self._draws, self._step = how, draws, 0
 
     def __call__(self, scores: Tensor) -> Tensor:
@@ -102,7 +106,7 @@ class Penalty:
         self._seen = self._seen[index]
 
 
-def _draws(how: Decoding, numbers: Iterable[int], seed: int) -> Tensor:
+def _draws(how: DecodingSettings, numbers: Iterable[int], seed: int) -> Tensor:
     """A number from 0 to 1 for every token to come, by the seed and the number of the row."""
     import torch
 

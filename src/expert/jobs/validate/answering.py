@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from expert.data.records import Example
-    from expert.jobs.sample.sample import Decoding
+    from expert.jobs.sample.decoding import DecodingSettings
     from expert.run.stored.load import Trained
 
 MOST_ROWS = {"cpu": 128, "cuda": 512}
@@ -34,7 +34,7 @@ Tell = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class GivenAnswer:
     """What was said to one prompt."""
 
     text: str
@@ -50,13 +50,13 @@ class Answer:
 def answer_all(
     trained: Trained,
     questions: Sequence[Example],
-    how: Decoding,
+    how: DecodingSettings,
     *,
     seed: int = 0,
     rows: int | None = None,
     tell: Tell = lambda done, of: None,
     note: Callable[[str], None] = lambda text: None,
-) -> list[Answer]:
+) -> list[GivenAnswer]:
     """Answer every question, in its order; an answer does not depend on the other questions.
 
     Numbers of a batch are rounded in another order than alone: a token that is a tie but for that
@@ -100,13 +100,13 @@ class _Work:
         self,
         trained: Trained,
         questions: Sequence[Example],
-        how: Decoding,
+        how: DecodingSettings,
         seed: int,
         note: Callable[[str], None],
     ) -> None:
         from expert.data.tokens.encoder import TextEncoder
         from expert.jobs.sample.answer_steps import Speaker
-        from expert.jobs.sample.sample import end_tokens
+        from expert.jobs.sample.decoding import end_tokens
 
         encoder, template = trained.encoder, trained.template
         assert isinstance(encoder, TextEncoder)
@@ -137,16 +137,16 @@ class _Work:
             self.said[row], self.ended[row] = [], False
         return count
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[GivenAnswer]:
         return [
-            Answer(
+            GivenAnswer(
                 text=self._text(row, special=bool(self.stops)),
                 marked=self._text(row, special=True),
                 tokens=len(said),
                 ended=self.ended[row],
             )
             if self.room[row] > 0
-            else Answer(
+            else GivenAnswer(
                 text="", marked="", tokens=0, ended=False, refused="the prompt fills the context"
             )
             for row, said in enumerate(self.said)
@@ -196,13 +196,13 @@ class _Batch:
     """Some rows on the device, and who of them is still speaking."""
 
     def __init__(self, work: _Work, rows: Sequence[int]) -> None:
-        from expert.jobs.sample.token_choice import Tokens
+        from expert.jobs.sample.token_choice import TokenChoice
 
         speaker, self._device = work.speaker, work.trained.device
         self.rows = list(rows)
         """The row at each place of the batch; -1 where it has ended."""
         own = [work.prompts[row] for row in rows]
-        self._tokens = Tokens(work.how, dict(zip(rows, own, strict=True)), work.seed, speaker)
+        self._tokens = TokenChoice(work.how, dict(zip(rows, own, strict=True)), work.seed, speaker)
         room = max(work.room[row] for row in rows)
         self._steps = speaker.begin(_groups(work, own) if speaker.fixed else [own], room)
 

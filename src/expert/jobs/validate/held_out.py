@@ -14,12 +14,15 @@ from expert.core.errors import ExpertError
 from expert.run.stored.trained_rows import learnt_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from expert.core.rundir import RunFolder
     from expert.data.examples.columns import Columns
     from expert.data.line import Line
     from expert.data.prepared import PreparedData, PreparedSplit
     from expert.data.read.sources import Source
-    from expert.data.records import BadRow, Example, Row
+    from expert.data.records import BadRow, Example, Row, Segment
+    from expert.judging.cases import Case
     from expert.manifest.schema.dataset import DatasetSpec
     from expert.planning.run_plan import RunPlan
 
@@ -96,7 +99,7 @@ def draw_again(
     made = prepare_splits(line)
     assert made is not None
     if not (learnt.has_index(made.train.index_file.name) or made.train.packed_before):
-        raise CannotBeTold("other rows are drawn from it than in the run")
+        raise CannotBeTold("other rows would be held out now than in the run")
     return DrawnAgain(line, trains, made)
 
 
@@ -115,21 +118,21 @@ def refuse_rows_of_the_baseline(judged: Sequence[Example], name: str, run: Run, 
     if theirs.same_as(ours):
         return
     where = f"{other.folder.path}: the baseline"
-    remedy = "name rows that neither run has learnt with --test-set FILE"
+    remedy = "name rows that neither run was trained on with --test-set FILE"
     try:
         known = _learnt_among(frozenset(judged), other)
     except (CannotBeTold, ExpertError, OSError) as error:
         raise NoTestSet(
-            f"{where} may have learnt the rows it would be judged by ({name}): {error}  ({remedy}, "
-            "or put the data back as it was)"
+            f"{where} may have been trained on the rows it would be judged by ({name}): "
+            f"{error}  ({remedy}, or restore the data as it was)"
         ) from error
     # A row that stands twice in the data may be learnt and held out: of that the run knows, too.
     known -= _learnt_among(known, run) if known else frozenset()
     count = sum(example in known for example in judged)
     if count:
         raise NoTestSet(
-            f"{where} has learnt {count} of the {len(judged)} rows it would be judged by ({name})  "
-            f"({remedy}, or compare with a run that held out the same ones)"
+            f"{where} was trained on {count} of the {len(judged)} rows it would be judged by "
+            f"({name})  ({remedy}, or compare with a run that held out the same ones)"
         )
 
 
@@ -139,7 +142,7 @@ def _learnt_among(judged: frozenset[Example], run: Run) -> frozenset[Example]:
     from expert.manifest.schema.dataset import DatasetSpec
 
     if run.place is None:
-        raise CannotBeTold("its data is not where it was")
+        raise CannotBeTold("its data was moved or deleted")
     spec = DatasetSpec.model_validate(run.plan.data.dataset)
     drawn = draw_again(run.folder, run.plan, spec, run.place)
     found = set()
@@ -162,3 +165,57 @@ def understood(
         example = row if isinstance(row, BadRow) else example_of(row, columns)
         if not isinstance(example, Dropped):
             yield row, example
+
+
+def learnt_cases(
+    rows: Sequence[tuple[tuple[Case, ...], Example]], run: Run, *, make: bool
+) -> tuple[frozenset[str], str]:
+    """The ids of the cases that were learnt, and why that cannot be told where it cannot; without
+    `make` tokens that are gone are not made again.
+
+    Cases are written and tokenised as the rows of the run were, and recognised by their tokens:
+    what is compared is what the model really saw.
+    """
+    import numpy as np
+
+    from expert.data.splits import keys_of
+    from expert.data.tokens.row_keys import keys_of_batch
+    from expert.manifest.schema.dataset import DatasetSpec
+    from expert.manifest.schema.manifest import CHAR_GPT
+
+    asked = [row for row in rows if row[0]]
+    spec = DatasetSpec.model_validate(run.plan.data.dataset)
+    if not asked or run.plan.model.name == CHAR_GPT:
+        return frozenset(), ""
+    if spec.streaming:
+        return frozenset(), "its rows were streamed"
+    if run.place is None:
+        return frozenset(), "its data was moved or deleted"
+    try:
+        drawn = draw_again(run.folder, run.plan, spec, run.place, make=make)
+        train = drawn.made.train
+        known = keys_of(drawn.line, train.folders)
+        assert known is not None
+        segments = _written(drawn.line, [example for _, example in asked])
+        keys = keys_of_batch(drawn.line.encoder.encode(segments)).whole
+    except (CannotBeTold, ExpertError, OSError) as why:
+        return frozenset(), str(why)
+    found = np.isin(keys, known.whole[np.unique(train.index.piece_document)])
+    learnt = (cases for (cases, _), known in zip(asked, found, strict=True) if known)
+    return frozenset(case.id for cases in learnt for case in cases), ""
+
+
+def _written(line: Line, examples: Sequence[Example]) -> list[list[Segment]]:
+    """The examples as training writes them; what a template cannot write was never learnt."""
+    from expert.data.records import Segment
+    from expert.data.template.templates import TemplateError
+
+    template, written = line.template, []
+    assert template is not None, "the character model has no turns"
+    for example in examples:
+        try:
+            made = template.segments(example, learn_prompt=line.plan.data.train_on_prompt)
+        except TemplateError:
+            made = [Segment("", False)]
+        written.append(list(made))
+    return written

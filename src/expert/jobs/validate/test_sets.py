@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from expert.data.examples.columns import Columns
     from expert.data.read.sources import Source
     from expert.data.records import BadRow, Example, Row
+    from expert.data.template.templates import Template
     from expert.judging.cases import Case
+    from expert.judging.oracles.calls import CallMarks
     from expert.manifest.schema.dataset import DatasetSpec
     from expert.planning.run_plan import RunPlan
 
@@ -118,7 +120,7 @@ def find_test_set(
     place = data_folder(folder, plan, beside)
     if place is None:
         raise NoTestSet(
-            f"{folder.path}: the data of the run is not where it was  (name rows with --test-set "
+            f"{folder.path}: the run's data was moved or deleted  (name rows with --test-set "
             "FILE, or the folder of the manifest with --expert)"
         )
     sources = resolve_sources(spec, place)
@@ -203,7 +205,7 @@ def _of_split(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path) 
     from expert.jobs.validate.held_out import CannotBeTold, draw_again
 
     nothing = NoTestSet(
-        f"{folder.path}: the manifest holds no rows out  (name rows with --test-set FILE, or "
+        f"{folder.path}: the manifest holds out no rows  (name rows with --test-set FILE, or "
         "set training.dataset.test_path)"
     )
     if spec.streaming or not spec.validation_split:
@@ -213,9 +215,8 @@ def _of_split(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path) 
         drawn = draw_again(folder, plan, spec, place)
     except CannotBeTold as why:
         raise NoTestSet(
-            f"{folder.path}: the rows that it held out of {name} cannot be told from those it "
-            f"learnt: {why}  (name rows it has not learnt with --test-set FILE, or put the data "
-            "back as it was)"
+            f"{folder.path}: the rows it held out of {name} are not known: {why}  (name rows it "
+            "was not trained on with --test-set FILE, or restore the data as it was)"
         ) from why
     split = drawn.made.validation
     if split is None:
@@ -306,5 +307,47 @@ def _check(value: Any, row: Row) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, Mapping):
-        raise DataError(f"{row.place}: column 'check' is no JSON object")
+        raise DataError(f"{row.place}: column 'check' is not a JSON object")
     return {key: part for key, part in found.items() if part is not None}
+
+
+_NAME = "zq0called"
+
+
+def as_written(asked: Sequence[tuple[Case, Example]], template: Template) -> list[Case]:
+    """The cases; of those that expect calls, the expected answer is the text that was learnt."""
+    if not any(example.turns[-1].extra for _, example in asked):
+        return [case for case, _ in asked]
+    marks = _marks(template)
+    found = []
+    for case, example in asked:
+        if example.turns[-1].extra:
+            check = {**case.check, **({"marks": asdict(marks)} if marks else {})}
+            case = replace(case, expected=_written(template, example), check=check)
+        found.append(case)
+    return found
+
+
+def _marks(template: Template) -> CallMarks | None:
+    """What the template puts around calls; None where it does not write the shortest row."""
+    from expert.data.records import Example, Turn
+    from expert.judging.oracles.calls import marks_of
+
+    tool = {"name": _NAME, "description": "x", "parameters": {"type": "object", "properties": {}}}
+    call = {"name": _NAME, "arguments": {"x": "y"}}
+    # Mistral's template wants an id of nine letters.
+    calls = [{"type": "function", "function": call, "id": "call00001"}]
+    turns = (Turn("user", "x"), Turn("assistant", "", extra=json.dumps({"tool_calls": calls})))
+    tools = json.dumps([{"type": "function", "function": tool}])
+    return marks_of(_written(template, Example(turns, tools=tools)), _NAME)
+
+
+def _written(template: Template, example: Example) -> str:
+    """The last answer without its end; "" where the template cannot write it."""
+    from expert.data.template.templates import TemplateError
+
+    try:
+        *_, answer = (each.text for each in template.segments(example) if each.learn)
+    except TemplateError:
+        return ""
+    return answer.strip().removesuffix(template.stop).strip()

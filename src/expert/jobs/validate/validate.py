@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.judged import weights_of
-from expert.jobs.validate.judge_choice import Asked, CannotValidate, Way, way_of
-from expert.jobs.validate.standing_verdict import place_for
-from expert.jobs.validate.validated import Judged, Reached, Validation
-from expert.judging.gate import ENOUGH_NEW_CASES, MAX_REGRESSION, Demands, Standing, gate_of
+from expert.jobs.validate.requirements import CannotValidate, JudgeChoice, Requirements, way_of
+from expert.jobs.validate.saved_verdict import place_for
+from expert.jobs.validate.validation import Judged, Reached, Validation
+from expert.judging.gate import ENOUGH_NEW_CASES, MAX_REGRESSION, Demands, ModelResult, gate_of
 from expert.judging.score import Score, compare
 from expert.run.stored.locate import find_expert
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import torch
 
     from expert.core.rundir import RunFolder
-    from expert.jobs.sample.sample import Decoding
-    from expert.jobs.validate.answering import Answer
+    from expert.jobs.sample.decoding import DecodingSettings
+    from expert.jobs.validate.answering import GivenAnswer
     from expert.jobs.validate.test_sets import TestSet
     from expert.judging.cases import Case
     from expert.judging.judge_command import Scored
@@ -49,9 +49,9 @@ class _Task:
     cases: tuple[Case, ...]
     learnt: frozenset[str]
     """Ids of the cases that the run has learnt."""
-    way: Way
+    way: JudgeChoice
     strict: bool
-    decoding: Decoding
+    decoding: DecodingSettings
     seed: int
     device: torch.device
     tell: Tell
@@ -88,12 +88,12 @@ def validate(
     base's loss, and `min_token_accuracy` ask for more. `judge_command`: a program that scores the
     answers (see expert.judging.judge_command); `min_score` is the mean that is asked for.
     """
-    from expert.jobs.sample.sample import settle_decoding
+    from expert.jobs.sample.decoding import settle_decoding
     from expert.run.stored.choose_checkpoint import choose
     from expert.run.stored.load import base_remark, pick_device, read_plan
 
     _refuse_unknown(checkpoints)
-    asked = Asked(
+    asked = Requirements(
         min_accuracy=min_accuracy,
         max_regression=max_regression,
         min_improvement=min_improvement,
@@ -170,7 +170,7 @@ def _rows(
     tell("reading the test set", 0, 0)
     test = find_test_set(folder, plan, beside=beside, named=named).limited(limit)
     if baseline is not None and test.drawn:
-        tell("reading what the baseline has learnt", 0, 0)
+        tell("reading which rows the baseline was trained on", 0, 0)
         _refuse_what_the_baseline_learnt(folder, plan, beside, str(baseline), test)
     return test
 
@@ -183,14 +183,21 @@ def _refuse_unknown(checkpoints: str | None) -> None:
 
 
 def _notes(task: _Task, reached: Reached) -> list[str]:
-    from expert.jobs.validate.notes import few_cases, notes_on
+    from expert.jobs.validate.validation import few_cases, notes_on
 
     known = notes_on(task.cases, task.way.domain, left_out=task.test.left_out)
     return [*known, "" if reached.is_scored else few_cases(reached.standing.score)]
 
 
 def _task(
-    plan: RunPlan, test: TestSet, way: Way, how: Decoding, *, seed: int, device: Any, tell: Tell
+    plan: RunPlan,
+    test: TestSet,
+    way: JudgeChoice,
+    how: DecodingSettings,
+    *,
+    seed: int,
+    device: Any,
+    tell: Tell,
 ) -> _Task:
     from expert.judging.domain import is_strict
 
@@ -285,25 +292,28 @@ def _learnt(
     folder: RunFolder, plan: RunPlan, beside: Path | None, test: TestSet
 ) -> tuple[frozenset[str], str]:
     """Cases that the run has learnt; where that cannot be told, a note that says why."""
-    from expert.jobs.validate.held_out import Run
+    from expert.jobs.validate.held_out import Run, learnt_cases
     from expert.jobs.validate.test_sets import data_folder
-    from expert.jobs.validate.trained_cases import learnt_cases
 
-    found, untold = learnt_cases(test, Run(folder, plan, data_folder(folder, plan, beside)))
-    return found, f"whether cases were learnt cannot be told: {untold}" if untold else ""
+    found, untold = learnt_cases(
+        list(zip(test.cases, test.examples, strict=True)),
+        Run(folder, plan, data_folder(folder, plan, beside)),
+        make=test.drawn,
+    )
+    return found, f"unknown whether the run was trained on these cases: {untold}" if untold else ""
 
 
 def _ask(trained: Trained, run: str, task: _Task) -> Reached:
     """Loss on the rows, answers to the cases, and what becomes of them."""
     from expert.jobs.validate.row_losses import row_losses
-    from expert.jobs.validate.written_calls import as_written
+    from expert.jobs.validate.test_sets import as_written
     from expert.judging.court import judge_all
 
     name = trained.choice.name
     if task.cases and trained.template is None:
         raise CannotValidate(
-            f"{run}: the character model continues a text and answers nothing, and the rows are "
-            f"conversations ({task.test.name})  (name a text with --test-set FILE)"
+            f"{run}: the character model only continues text, and the rows are "
+            f"conversations ({task.test.name})  (name a text file with --test-set FILE)"
         )
     rows = row_losses(
         trained,
@@ -386,14 +396,14 @@ def _base_rows(plan: RunPlan, task: _Task, before: Reached | None) -> EvalResult
     )
 
 
-def _as_standing(rows: EvalResult | None) -> Standing | None:
+def _as_standing(rows: EvalResult | None) -> ModelResult | None:
     if rows is None:
         return None
     none = Score(passed=0, failed=0, without_oracle=0)
-    return Standing(score=none, loss=rows.loss, token_accuracy=rows.token_accuracy)
+    return ModelResult(score=none, loss=rows.loss, token_accuracy=rows.token_accuracy)
 
 
-def _answers(trained: Trained, task: _Task) -> list[Answer]:
+def _answers(trained: Trained, task: _Task) -> list[GivenAnswer]:
     from expert.jobs.validate.answering import answer_all
 
     if not task.cases:
@@ -409,12 +419,12 @@ def _answers(trained: Trained, task: _Task) -> list[Answer]:
     )
 
 
-def _said(case: Case, answer: Answer) -> str:
+def _said(case: Case, answer: GivenAnswer) -> str:
     """What is judged: of an answer that is to call tools, with the marks of its calls."""
     return answer.marked if case.check.get("marks") else answer.text
 
 
-def _judged(case: Case, answer: Answer, judgement: Judgement) -> Judged:
+def _judged(case: Case, answer: GivenAnswer, judgement: Judgement) -> Judged:
     from expert.judging.answers import normalised, unfenced
     from expert.judging.oracles.open_text import OPEN_KIND
     from expert.judging.oracles.oracle import wrong

@@ -19,7 +19,7 @@ from expert.judging.oracles.oracle import Judgement, JudgeOptions, right, unknow
 
 CALLS = "calls"
 NOT_UNDERSTOOD = (
-    "the template of the model writes these calls in a way that is not understood  (train with "
+    "the model's template writes calls in a form that cannot be read  (train with "
     "base_models[0].prompt_template: chatml)"
 )
 _ARGUMENTS = ("arguments", "parameters")
@@ -33,7 +33,7 @@ class NotACall(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Marks:
+class CallMarks:
     """How calls are told from text."""
 
     opening: str = "<tool_call>"
@@ -47,7 +47,7 @@ class Marks:
 def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     """`check` of a case: `calls`, those that are expected, and `marks`, what stands around them.
     Without `calls` they are read in the expected answer; one without any is held to its text."""
-    marks = Marks(**case.check.get("marks") or {})
+    marks = CallMarks(**case.check.get("marks") or {})
     given = case.check.get("calls")
     try:
         wanted = _given(given) if given else calls_in(case.expected, marks)
@@ -66,7 +66,7 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     return wrong(CALLS, place) if place else right(CALLS)
 
 
-def calls_in(answer: str, marks: Marks) -> list[Call]:
+def calls_in(answer: str, marks: CallMarks) -> list[Call]:
     """The calls in an answer, in their order; NotACall where something is marked and is none. What
     is thought before it, and what is said beside them, is passed over."""
     text = answer.rpartition("</think>")[2].strip()
@@ -83,13 +83,13 @@ def calls_in(answer: str, marks: Marks) -> list[Call]:
         try:
             value = parse(body.strip())
         except NotJson as fault:
-            raise NotACall(f"{where}: no JSON: {fault}") from None
+            raise NotACall(f"{where}: not JSON: {fault}") from None
         for each in value if isinstance(value, list) else [value]:
             found.append(_call(each, marks.arguments, f"call {len(found) + 1}"))
     return found
 
 
-def marks_of(written: str, name: str) -> Marks | None:
+def marks_of(written: str, name: str) -> CallMarks | None:
     """What a template puts around calls, by an answer of it that is one call of `name` and nothing
     else; None where that cannot be told."""
     text = written.rpartition("</think>")[2].strip()
@@ -105,7 +105,7 @@ def marks_of(written: str, name: str) -> Marks | None:
         field = next((field for field in _ARGUMENTS if field in each), "")
         if not field:
             return None
-        return Marks(opening=text[:place].strip(), closing=text[end:].strip(), arguments=field)
+        return CallMarks(opening=text[:place].strip(), closing=text[end:].strip(), arguments=field)
     return None
 
 
@@ -115,7 +115,7 @@ def check_of(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"calls": json.dumps(list(calls), ensure_ascii=False)}
 
 
-def _writes(calls: Sequence[Call], text: str, marks: Marks) -> bool:
+def _writes(calls: Sequence[Call], text: str, marks: CallMarks) -> bool:
     try:
         return not _difference(calls, calls_in(text, marks))
     except NotACall:
@@ -140,7 +140,7 @@ def _call(value: Any, field: str, where: str) -> Call:
         try:
             arguments = parse(arguments)
         except NotJson as fault:
-            raise NotACall(f"{where}: the {field} of {short(name)} are no JSON: {fault}") from None
+            raise NotACall(f"{where}: the {field} of {short(name)} are not JSON: {fault}") from None
     if not isinstance(arguments, Mapping):
         raise NotACall(f"{where}: {short(name)} has no {field}")
     return name, arguments
@@ -149,9 +149,9 @@ def _call(value: Any, field: str, where: str) -> Call:
 def _difference(wanted: Sequence[Call], found: Sequence[Call]) -> str:
     """Where calls differ from those that are wanted, in words; "" where they do not."""
     if not found and wanted:
-        return f"no call, where {wanted[0][0]} is to be called"
+        return f"no call; {wanted[0][0]} should be called"
     if found and not wanted:
-        return f"{short(found[0][0])} is called, where nothing is to be called"
+        return f"{short(found[0][0])} is called; nothing should be called"
     for number, (one, other) in enumerate(zip(wanted, found, strict=False), 1):
         if one[0] != other[0]:
             return f"call {number}: {short(other[0])} instead of {one[0]}"

@@ -95,16 +95,16 @@ def _held_to(
             rows = graph.result_of(found)
         except Refused as fault:
             if fault.dialect:
-                return unknown(f"Ladybug's dialect lacks something of the answer: {fault}")
+                return unknown(f"Ladybug's dialect does not support the answer: {fault}")
             return wrong("run", str(fault))
         untouched = graph.untouched(expected) if not wanted.reads else False
     place = difference(expected, rows, ordered=wanted.ordered)
     if place is not None:
         return wrong("rows" if wanted.reads else "state", place)
     if wanted.reads and not expected:
-        return unknown("the expected query returns no rows, as does the answer")
+        return unknown("the expected query and the answer both return no rows")
     if untouched:
-        return unknown("the expected statement changes nothing, as does the answer")
+        return unknown("the expected statement and the answer both change nothing")
     return right("rows" if wanted.reads else "state")
 
 

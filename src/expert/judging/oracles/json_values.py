@@ -41,14 +41,14 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
         expected = parse(case.expected) if equals else None
         validator = _validator(schema, how.seconds) if schema is not None else None
     except NotJson as fault:
-        return unknown(f"the expected answer is no JSON: {fault}")
+        return unknown(f"the expected answer is not JSON: {fault}")
     except NoOracle as none:
         return unknown(str(none))
     how.begin()
     try:
         value = parse(how.inside(answer))
     except NotJson as fault:
-        return wrong("parse", f"no JSON: {fault}")
+        return wrong("parse", f"not JSON: {fault}")
     if equals:
         place = difference(expected, value)
         if place is not None:
@@ -58,18 +58,18 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
             with _in_time(how.seconds):
                 broken = next(validator.iter_errors(_without_decimals(value)), None)
         except needed("referencing").exceptions.Unresolvable as error:
-            return unknown(f"the schema of the case names what is not in it: {error}")
+            return unknown(f"the schema of the case refers to something outside it: {error}")
         except _TooLong:
             return unknown(f"the schema of the case takes longer than {how.seconds:g} s")
         except RecursionError:
-            return unknown("the schema of the case refers to itself without an end")
+            return unknown("the schema of the case refers to itself endlessly")
         except Exception as error:  # noqa: BLE001 - a pattern may fail when it is first used
             return unknown(f"the schema of the case cannot be used: {short(str(error))}")
         if broken is not None:
             where = "".join(f"[{part!r}]" for part in broken.absolute_path)
             return wrong("schema", f"${where}: {short(broken.message)}")
     if not equals and validator is None:
-        return unknown("it parses, and the case says neither equals nor schema")
+        return unknown("it parses; the case has neither equals nor schema")
     return right("equal" if equals else "schema")
 
 
@@ -103,7 +103,9 @@ def difference(expected: Any, value: Any, path: str = "$") -> str | None:
         missing = [key for key in expected if key not in value]
         more = [key for key in value if key not in expected]
         if missing or more:
-            what = f"without {missing[0]!r}" if missing else f"with {more[0]!r} that is not wanted"
+            what = (
+                f"without the key {missing[0]!r}" if missing else f"with the extra key {more[0]!r}"
+            )
             return f"{path}: an object {short(what)}"
         found = (difference(expected[k], value[k], f"{path}.{short(k)}") for k in expected)
         return next((place for place in found if place is not None), None)
@@ -131,7 +133,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         counted = Counter(key for key, _ in pairs)
         twice = short(counted.most_common(1)[0][0])
-        raise ValueError(f"the key {twice!r} stands twice in an object")
+        raise ValueError(f"the key {twice!r} occurs twice in an object")
     return found
 
 
@@ -146,20 +148,20 @@ def _number(text: str) -> Decimal:
 
 
 def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _validator(schema: Any, seconds: float) -> Any:
     jsonschema, referencing = needed("jsonschema"), needed("referencing")
     if not isinstance(schema, Mapping | bool):
-        raise NoOracle("the schema of the case is no JSON Schema")
+        raise NoOracle("the schema of the case is not a JSON Schema")
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         with _in_time(seconds):
             kind.check_schema(schema)
     except jsonschema.SchemaError as error:
         raise NoOracle(
-            f"the schema of the case is no JSON Schema: {short(error.message)}"
+            f"the schema of the case is not a JSON Schema: {short(error.message)}"
         ) from None
     except (_TooLong, RecursionError, OverflowError):
         raise NoOracle("the schema of the case is too large or nested too deep") from None

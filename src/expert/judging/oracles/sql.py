@@ -190,7 +190,7 @@ def _held_to(
         same = state == expected.state
         if same and expected.tells:
             return unknown(expected.tells)
-        return right("state") if same else wrong("state", "the tables are left in another state")
+        return right("state") if same else wrong("state", "the tables differ afterwards")
     if expected.made and expected.tells:
         return unknown(expected.tells)
     kind = "made rows" if expected.made else "rows"

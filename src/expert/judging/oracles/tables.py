@@ -31,7 +31,7 @@ def difference(expected: Table, found: Table, *, ordered: bool) -> str | None:
     more = Counter(theirs) - Counter(ours)
     if more:
         place = theirs.index(next(iter(more)))
-        return f"a row {shown(found[place])} that is not expected"
+        return f"it returns an unexpected row {shown(found[place])}"
     return "the same rows in another order" if ordered else None
 
 

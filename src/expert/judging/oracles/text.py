@@ -12,4 +12,4 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     how.begin()
     pair = answer, case.expected
     same = pair[0] == pair[1] if how.strict else normalised(pair[0]) == normalised(pair[1])
-    return right("equal") if same else wrong("equal", "the text is another one")
+    return right("equal") if same else wrong("equal", "the text differs from the expected one")

@@ -52,7 +52,7 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     if found == wanted:
         return right("equal")
     if case.check.get("equals", True):
-        return wrong("equal", "another program than the expected one")
+        return wrong("equal", "the program differs from the expected one")
     for whose, program in (
         ("before", case.check.get("before")),
         ("after", case.check.get("after")),
@@ -66,7 +66,7 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     outside = reaches_out(how.inside(answer), tsx=tsx)
     if outside:
         return wrong(TYPES, outside)
-    none = "it parses; whether its types are right only the compiler tsc can say"
+    none = "it parses; only the compiler tsc can check its types"
     return Judgement(passed=None, reason=f"no oracle: {none}", kind=TYPES)
 
 
@@ -164,6 +164,6 @@ def _place_of_error(tree: Any) -> str:
     for node in _nodes(tree):
         if node.is_error or node.is_missing:
             row, column = node.start_point
-            what = f"{node.type} is missing" if node.is_missing else "this is no TypeScript"
+            what = f"{node.type} is missing" if node.is_missing else "this is not TypeScript"
             return f": line {row + 1}, column {column + 1}: {what}"
     return ""

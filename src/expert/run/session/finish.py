@@ -182,10 +182,11 @@ def evaluate_test(session: Session) -> EvalResult | None:
 def publish_final(session: Session) -> Path:
     """What a user takes away, whole or not at all."""
     from expert.core.publish import publishing
+    from expert.model.saving import save_trained
     from expert.training.checkpoint import bytes_needed, check_space
 
     loaded = model_of(session).loaded
     check_space(session.folder.path, bytes_needed({"weights": loaded.weights}))
     with publishing(session.folder.final) as folder:
-        loaded.save(folder)
+        save_trained(loaded, folder)
     return session.folder.final

@@ -1,0 +1,195 @@
+"""The code in a model card that loads an export and asks it, as `expert sample` would.
+
+It names the dtype, the base's quantisation, the prompt as it was written in training and the
+settings of the decoding: with the base in another dtype 60 of 100 answers were right instead of 68.
+A test runs it as it stands in the card and holds its answer to that of the run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from expert.core.install import how_to_get_it
+from expert.manifest.schema.manifest import CHAR_GPT
+
+if TYPE_CHECKING:
+    from expert.jobs.export.exported import Exported
+    from expert.jobs.export.portable_base import PortableBase
+    from expert.planning.run_plan import RunPlan
+    from expert.run.stored.load import Trained
+
+FOLDER = "PATH/TO/THIS/FOLDER"
+QUESTION = "{question}"
+_DTYPES = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}
+# Nothing computes in float16 on a CPU here: `expert sample` takes float32 there too.
+_HALF = 'torch.float16 if device == "cuda" else torch.float32'
+_QUANTISED = {
+    "int4": 'load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, '
+    "bnb_4bit_compute_dtype=dtype",
+    "int8": "load_in_8bit=True, llm_int8_threshold=0.0",
+}
+
+
+class Asking(NamedTuple):
+    """How a question is put to the model, and where its answer ends."""
+
+    text: str
+    """What the model is given, with `QUESTION` where the question goes."""
+    plain: bool
+    """A text is continued: nothing is stripped."""
+    stops: tuple[str, ...] = ()
+    """Texts that end an answer beside the tokens in generation_config.json."""
+
+
+def asked_as(trained: Trained) -> Asking | None:
+    """How `expert sample` would put a question to it; None for the character model."""
+    from expert.data.plain_text import FirstRow, trained_on_text
+    from expert.data.tokens.encoder import TextEncoder
+    from expert.jobs.sample.decoding import settle_decoding
+    from expert.jobs.sample.sample import prompt_text
+
+    template, encoder = trained.template, trained.encoder
+    if template is None:
+        return None
+    assert isinstance(encoder, TextEncoder)
+    first = FirstRow(trained.plan)
+    plain = trained_on_text(trained.plan, first)
+    stops = list(settle_decoding(trained.plan, {})[0].stop_sequences)
+    if not plain and encoder.tokenizer.token_to_id(template.stop) is None:
+        stops.append(template.stop)
+    text = prompt_text(template, QUESTION, plain=plain, tools="" if plain else first.tools)
+    return Asking(text, plain, tuple(stops))
+
+
+def loading_code(plan: RunPlan, done: Exported, base: PortableBase, asking: Asking | None) -> str:
+    """Python in Markdown that loads the export and answers a question."""
+    if plan.model.name == CHAR_GPT or asking is None:
+        return _fenced(_characters())
+    prompts = [prompt["name"] for prompt in plan.adapter.soft_prompts]
+    own = plan.kernels.precision if done.kind == "adapter" else done.dtype
+    adapter = done.kind == "adapter" and plan.adapter.type != "none"
+    quantised = _QUANTISED.get(plan.model.quantization, "") if done.kind == "adapter" else ""
+    names = ["AutoModelForCausalLM", "AutoTokenizer", "GenerationConfig"]
+    names = sorted([*names, *(["BitsAndBytesConfig"] if quantised else [])])
+    lines = ["import torch"]
+    lines += base.imports if done.kind == "adapter" else ()
+    lines += ["from peft import PeftModel"] if adapter else []
+    lines += ["from safetensors.torch import load_file"] if prompts else []
+    lines += [f"from transformers import {', '.join(names)}", ""]
+    lines += [f'folder = "{FOLDER}"']
+    lines += base.lines if done.kind == "adapter" else ()
+    lines += ['device = "cuda" if torch.cuda.is_available() else "cpu"']
+    lines += [f"dtype = {_DTYPES.get(own, _HALF)}  # as it was {_made(done)}: answers depend on it"]
+    source = base.arguments if done.kind == "adapter" else "folder"
+    lines += ["", *_model(plan, source, quantised=quantised, adapter=adapter), ""]
+    lines += _question(asking)
+    lines += _answer(asking, plan, [_place(plan, name) for name in prompts])
+    return _fenced(lines)
+
+
+def _made(done: Exported) -> str:
+    return "trained" if done.kind == "adapter" else "exported"
+
+
+def _model(plan: RunPlan, source: str, *, quantised: str, adapter: bool) -> list[str]:
+    call = f"model = AutoModelForCausalLM.from_pretrained({source}, dtype=dtype"
+    lines = ["tokenizer = AutoTokenizer.from_pretrained(folder)"]
+    if quantised:
+        lines += [f"eight_or_four_bits = BitsAndBytesConfig({quantised})"]
+        lines += [f"{call}, quantization_config=eight_or_four_bits, device_map=device)"]
+    else:
+        lines += [f"{call}).to(device)"]
+    if adapter:
+        lines += [f"model = PeftModel.from_pretrained(model, folder{_adapter_dtype(plan)})"]
+    return [*lines, "model.eval()"]
+
+
+def keeps_adapter_dtype(plan: RunPlan) -> bool:
+    """Whether adapters stay in the base's dtype: PEFT would make float32 of bfloat16. Beside a
+    float16 base, and for AdaLoRA, that is what was trained."""
+    return plan.kernels.precision == "bf16" and plan.adapter.type != "adalora"
+
+
+def _adapter_dtype(plan: RunPlan) -> str:
+    return ", autocast_adapter_dtype=False" if keeps_adapter_dtype(plan) else ""
+
+
+def _question(asking: Asking) -> list[str]:
+    if asking.text == QUESTION:
+        lines = ['text = "The beginning of a text"']
+    else:
+        what = "The beginning of a text" if asking.plain else "Your question"
+        lines = [
+            f"prompt = {_literal(asking.text)}",
+            f'question = "{what}"',
+            f'text = prompt.replace("{QUESTION}", question)',
+        ]
+    return [
+        *lines,
+        'tokens = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids',
+        "tokens = tokens.to(device)",
+    ]
+
+
+def _place(plan: RunPlan, name: str) -> str:
+    alone = plan.adapter.type == "none" and len(plan.adapter.soft_prompts) == 1
+    below = "" if alone else f"/soft_prompts/{name}"
+    return f"folder + {_literal(f'{below}/adapter_model.safetensors')}"
+
+
+def _answer(asking: Asking, plan: RunPlan, prompts: list[str]) -> list[str]:
+    lines = ["settings = GenerationConfig.from_pretrained(folder)"]
+    if prompts:
+        lines += [
+            "words = model.get_input_embeddings()(tokens)",
+            f"files = [{', '.join(prompts)}]",
+            'rows = torch.cat([load_file(file)["prompt_embeddings"] for file in files])',
+            "given = torch.cat([rows[None].to(words), words], dim=1)",
+            "seen = torch.ones(given.shape[:2], dtype=torch.long, device=device)",
+            "said = model.generate(",
+            "    inputs_embeds=given, attention_mask=seen, generation_config=settings",
+            ")[0]",
+        ]
+    else:
+        lines += [
+            "said = model.generate(",
+            "    input_ids=tokens, attention_mask=torch.ones_like(tokens), "
+            "generation_config=settings",
+            ")[0, tokens.shape[1] :]",
+        ]
+    if not asking.stops:
+        lines += ["answer = tokenizer.decode(said, skip_special_tokens=True)"]
+    else:
+        lines += [
+            "said = [token for token in said.tolist() if token not in settings.eos_token_id]",
+            "answer = tokenizer.decode(said)",
+            f"for stop in [{', '.join(map(_literal, asking.stops))}]:",
+            "    answer = answer.partition(stop)[0]",
+        ]
+    return [*lines, "print(answer)" if asking.plain else "print(answer.strip())"]
+
+
+def _characters() -> list[str]:
+    return [
+        "from pathlib import Path",
+        "",
+        "import torch",
+        f"from expert.model.chargpt import load_char_gpt  # {how_to_get_it().replace('`', '')}",
+        "",
+        f'model, characters = load_char_gpt(Path("{FOLDER}"))',
+        "model.eval()",
+        "text = characters[0]",
+        "tokens = torch.tensor([[characters.index(letter) for letter in text]])",
+        "seed = torch.Generator().manual_seed(0)",
+        "said = model.generate(tokens, 200, 0.8, None, seed)  # temperature, top k",
+        'print("".join(characters[number] for number in said[0].tolist()))',
+    ]
+
+
+def _literal(text: str) -> str:
+    """A text as Python has it, in a fence of Markdown: backticks would end that."""
+    return repr(text).replace("`", "\\x60")
+
+
+def _fenced(lines: list[str]) -> str:
+    return "\n".join(["```python", *lines, "```", ""])

@@ -1,0 +1,88 @@
+"""How tokens are chosen: the manifest's decoding with what was asked for on top."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from expert.core.errors import ExpertError
+
+if TYPE_CHECKING:
+    from expert.data.template.templates import Template
+    from expert.planning.run_plan import RunPlan
+
+CHARACTER_TEMPERATURE = 0.8
+"""For the character model where nothing is asked for: the likeliest character alone soon repeats
+itself."""
+
+
+class CannotSample(ExpertError):
+    """A prompt or a way of decoding that this model has no use for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingSettings:
+    """How tokens are chosen."""
+
+    temperature: float
+    top_p: float
+    top_k: int | None
+    min_p: float
+    repetition_penalty: float
+    max_new_tokens: int
+    stop_sequences: tuple[str, ...]
+
+
+def settle_decoding(plan: RunPlan, asked: Mapping[str, Any]) -> tuple[DecodingSettings, list[str]]:
+    """The manifest's decoding with what was asked for laid over it, and what is to be said."""
+    from expert.manifest.schema.dataset import Decoding as Defaults
+    from expert.manifest.schema.manifest import CHAR_GPT
+
+    given = {key: value for key, value in asked.items() if value is not None}
+    base = {**Defaults().model_dump(), **plan.decoding}
+    merged = {key: given.get(key, base[key]) for key in DecodingSettings.__annotations__}
+    merged["stop_sequences"] = tuple(merged["stop_sequences"])
+    how = DecodingSettings(**merged)
+    if plan.model.name != CHAR_GPT:
+        return how, []
+    notes = []
+    if "temperature" not in given and how.temperature == Defaults().temperature:
+        how = replace(how, temperature=CHARACTER_TEMPERATURE)
+        notes.append(f"temperature {CHARACTER_TEMPERATURE}: at 0 the text soon repeats itself")
+    for key, neutral in (("top_p", 1.0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
+        if getattr(how, key) == neutral:
+            continue
+        if key in given:
+            flag = "--" + key.replace("_", "-")
+            raise CannotSample(
+                f"{flag}: the character model supports only temperature and top-k  (use --top-k)"
+            )
+        notes.append(f"{key} of the manifest is ignored: the character model supports only top_k")
+        how = replace(how, **cast(Any, {key: neutral}))
+    return how, notes
+
+
+def generation_config(how: DecodingSettings, ends: Sequence[int]) -> Any:
+    """The settings of transformers' generate; at temperature 0 the likeliest token is taken."""
+    transformers: Any = importlib.import_module("transformers")
+    options: dict[str, Any] = {"do_sample": False}
+    if how.temperature > 0:
+        options = {"do_sample": True, "temperature": how.temperature, "top_p": how.top_p}
+        # Zero turns it off; left out, transformers would take the 50 likeliest.
+        options |= {"top_k": how.top_k or 0, "min_p": how.min_p or None}
+    return transformers.GenerationConfig(
+        **options,
+        max_new_tokens=how.max_new_tokens,
+        repetition_penalty=how.repetition_penalty,
+        eos_token_id=list(ends) or None,
+        pad_token_id=ends[0] if ends else 0,
+        use_cache=True,
+    )
+
+
+def end_tokens(encoder: Any, template: Template) -> list[int]:
+    """The tokens that end an answer: the template's, and the tokenizer's own."""
+    found = (encoder.tokenizer.token_to_id(text) for text in (template.stop, encoder.special.eos))
+    return list(dict.fromkeys(token for token in found if token is not None))

@@ -1,0 +1,186 @@
+"""By what the answers of a validation are judged, why, and which demands fit that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import ExpertError
+from expert.judging.domain import OPEN, TEXT
+from expert.judging.gate import MAX_REGRESSION, MIN_ACCURACY, Demands
+from expert.judging.judge_command import MIN_SCORE, SECONDS, JudgeCommand, NoJudge
+
+if TYPE_CHECKING:
+    from expert.core.rundir import RunFolder
+    from expert.jobs.validate.test_sets import TestSet
+    from expert.planning.run_plan import RunPlan
+
+
+class CannotValidate(ExpertError):
+    """A validation that makes no sense."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirements:
+    """What a person asks of an expert; None: nothing was said."""
+
+    min_accuracy: float | None = None
+    max_regression: float = MAX_REGRESSION
+    min_improvement: float | None = None
+    min_token_accuracy: float | None = None
+    judge_command: str | None = None
+    judge_seconds: float | None = None
+    min_score: float | None = None
+
+    def judge(self) -> JudgeCommand | None:
+        """The judge command; NoJudge where it cannot be run or has settings without it."""
+        if self.judge_command is None:
+            for flag, value in (
+                ("--min-score", self.min_score),
+                ("--judge-seconds", self.judge_seconds),
+            ):
+                if value is not None:
+                    raise NoJudge(
+                        f"{flag} {value:g}: is for the scores of a judge program  (name it with "
+                        "--judge-command)"
+                    )
+            return None
+        found = JudgeCommand(
+            command=self.judge_command,
+            seconds=SECONDS if self.judge_seconds is None else self.judge_seconds,
+            min_score=MIN_SCORE if self.min_score is None else self.min_score,
+        )
+        found.parts()
+        return found
+
+    def demands(self) -> Demands:
+        return Demands(
+            min_accuracy=MIN_ACCURACY if self.min_accuracy is None else self.min_accuracy,
+            max_regression=self.max_regression,
+            min_improvement=self.min_improvement or 0.0,
+            min_token_accuracy=self.min_token_accuracy,
+            min_score=MIN_SCORE if self.min_score is None else self.min_score,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeChoice:
+    """Who judges, and why."""
+
+    domain: str
+    """Of the cases that do not name their own."""
+    because: str
+    judge: JudgeCommand | None
+    is_open: bool
+    """Some answers are open text, and no judge command scores them."""
+    has_cases: bool
+    is_held: bool
+    """Some answers are held to an oracle or to the expected text."""
+    to_base: bool
+    """The loss on the rows is held to that of the base."""
+
+    def settings(self, demands: Demands) -> dict[str, Any]:
+        """The demands as validation.json has them: those that do not apply are None."""
+        found = asdict(demands)
+        if not self.is_held:
+            found["min_accuracy"] = None
+        if not self.to_base:
+            found |= {"min_improvement": None, "min_token_accuracy": None}
+        if self.judge is None:
+            found["min_score"] = None
+        return found
+
+
+def way_of(
+    folder: RunFolder, plan: RunPlan, test: TestSet, domain: str | None, asked: Requirements
+) -> JudgeChoice:
+    """By what was asked for, else what the cases say, else the manifest, else the expected answers
+    themselves."""
+    from expert.judging.oracles.oracle import oracle_for
+
+    whole = test.part_of or test  # a part is judged as the whole would be
+    cases = [case for own in whole.cases for case in own]
+    judge = asked.judge()
+    name, because = _decided(folder, plan, whole, domain)
+    for each in {name, *(case.domain for case in cases if case.domain)}:
+        oracle_for(each)  # an unknown one is told before anything is loaded
+    kinds = {case.domain or name for case in cases}
+    is_open = OPEN in kinds and judge is None
+    loss_asked = asked.min_improvement is not None or asked.min_token_accuracy is not None
+    way = JudgeChoice(
+        domain=name,
+        because=f"scored by --judge-command {judge.command}" if judge is not None else because,
+        judge=judge,
+        is_open=is_open,
+        has_cases=bool(cases),
+        is_held=bool(kinds - {OPEN}) and judge is None,
+        to_base=is_open or (not cases and loss_asked),
+    )
+    _refuse_what_does_not_fit(asked, way, plan, test.name)
+    return way
+
+
+def _decided(
+    folder: RunFolder, plan: RunPlan, test: TestSet, domain: str | None
+) -> tuple[str, str]:
+    from expert.judging.domain import domain_of, kind_of_answers
+
+    if domain:
+        return domain, f"--domain {domain}"
+    if test.domain:
+        return test.domain, f"{test.name} names its domain"
+    manifest: Mapping[str, Any] = json.loads(folder.manifest.read_text(encoding="utf-8"))
+    written = domain_of(manifest.get("capabilities") or (), plan.decoding)
+    if written:
+        return written, "the manifest names it (decoding or capabilities)"
+    own = [case for cases in test.cases for case in cases]
+    undecided = [case.expected for case in own if not case.domain]
+    if not undecided:
+        return TEXT, "every case names its own" if own else "there is no answer to judge"
+    return kind_of_answers(undecided)
+
+
+def _refuse_what_does_not_fit(
+    asked: Requirements, way: JudgeChoice, plan: RunPlan, name: str
+) -> None:
+    """Raise where a demand says nothing of the answers there are."""
+    from expert.manifest.schema.manifest import CHAR_GPT
+
+    if not way.has_cases:
+        if asked.min_accuracy:
+            raise CannotValidate(
+                f"--min-accuracy {asked.min_accuracy:g}: {name}: the rows have no answers to "
+                "judge  (leave it out and compare the loss with --baseline, or name rows with "
+                "answers with --test-set FILE)"
+            )
+        if way.judge is not None:
+            raise CannotValidate(
+                f"--judge-command: {name}: the rows have no answers to score  (name rows "
+                "with answers with --test-set FILE)"
+            )
+    elif asked.min_accuracy and not way.is_held:
+        other = "--min-score" if way.judge is not None else "--min-improvement"
+        raise CannotValidate(
+            f"--min-accuracy {asked.min_accuracy:g}: {name}: no accuracy is measured: "
+            f"{way.because}  ({other} sets the requirement; --domain text compares answers with "
+            "the expected text)"
+        )
+    for flag, value in (
+        ("--min-improvement", asked.min_improvement),
+        ("--min-token-accuracy", asked.min_token_accuracy),
+    ):
+        if value is None:
+            continue
+        if not way.to_base:
+            raise CannotValidate(
+                f"{flag} {value:g}: {name}: is for open text, but the answers are judged "
+                f"differently: {way.because}  (leave it out, or judge them as open text with "
+                "--domain open)"
+            )
+        if plan.model.name == CHAR_GPT:
+            raise CannotValidate(
+                f"{flag} {value:g}: the character model is trained from scratch, there is no base "
+                "to compare with  (leave it out, or name a run with --baseline RUN)"
+            )

@@ -1,0 +1,174 @@
+"""The validation.json of a run: what it says, and what may take its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.judged import outdated
+from expert.core.text import counted, loss
+from expert.judging.gate import MIN_ACCURACY
+
+if TYPE_CHECKING:
+    from expert.core.rundir import RunFolder
+    from expert.jobs.validate.test_sets import TestSet
+    from expert.run.stored.choose_checkpoint import Choice
+
+PARTIAL = "validation-partial.json"
+ENOUGH_CASES = 50
+"""So many cases tell something, as a set and as a part spread over one: with all of 50 right the
+true share is above 92.9 % (Wilson, 95 %), with all of 5 above 56.6 %."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedVerdict:
+    """What a validation.json says of the gate; what is not known is None or empty."""
+
+    passed: bool | None
+    """None: there was nothing to judge, neither an answer nor a baseline."""
+    reasons: str
+    checkpoint: str
+    test_set: str
+    """Of the whole set, where only some of it was judged."""
+    cases: int | None
+    rows: int | None
+    """That the cases are of; answers of one row say less than as many of several."""
+    of: int | None
+    """Cases of the whole set, where only some of it was judged."""
+    accuracy: float | None
+    interval: tuple[float, float] | None
+    learnt: Mapping[str, Any]
+    loss: float | None
+    """On the rows."""
+    examples: int | None
+    """Rows that the loss is of."""
+    asked: float | None = None
+    """The accuracy that the gate asked for."""
+    demands: tuple[str, ...] = ()
+    """All that it asked for, in words."""
+    base_loss: float | None = None
+    """Of the base on the same rows, where open text was held to it."""
+    token_accuracy: float | None = None
+    mean_score: float | None = None
+    """Of a judge command."""
+    outdated: str = ""
+    """Why it says nothing of the weights there are now; "" where it does."""
+
+    @property
+    def low_bar(self) -> str:
+        """What was asked for, where that is less than usual; else ""."""
+        if self.asked is None or not self.passed or self.asked >= MIN_ACCURACY:
+            return ""
+        return f"asked for at least {self.asked * 100:g}%"
+
+    @property
+    def count(self) -> int | None:
+        """The cases; of plain text, which has none, the rows."""
+        return self.examples if self.cases == 0 else self.cases
+
+    @property
+    def is_too_small(self) -> bool:
+        """Whether so few of the cases were judged that a pass says little."""
+        few = (self.rows or 0) < ENOUGH_CASES
+        return few and self.of is not None and self.cases != 0
+
+    @property
+    def by_loss(self) -> str:
+        """What open text was judged by; "" where it was judged by answers."""
+        if self.accuracy is not None or self.mean_score is not None or self.base_loss is None:
+            return ""
+        known = f"loss {loss(self.loss)}" if self.loss is not None else "no loss"
+        right = f", token accuracy {self.token_accuracy:.1%}" if self.token_accuracy else ""
+        return f"open text: {known}, the base's {loss(self.base_loss)}{right}"
+
+    def in_words(self) -> str:
+        """`accuracy 95.0% of 20 cases (95 % interval 76.4% to 99.1%), a part of 36`."""
+        if self.cases is None:
+            return ""
+        if not self.cases:
+            known = f"loss {loss(self.loss)}" if self.loss is not None else "no loss"
+            return f"{known}; no answer was judged: the rows have none that could be asked for"
+        text = counted(self.cases, "case")
+        if self.by_loss:
+            return f"{self.by_loss} ({text}{'' if self.of is None else f', a part of {self.of}'})"
+        if self.mean_score is not None:
+            text = f"mean score {self.mean_score:.3g} of {text}"
+        elif self.accuracy is not None:
+            text = f"accuracy {self.accuracy:.1%} of {text}"
+        if self.interval is not None and self.mean_score is None:
+            text += f" (95 % interval {self.interval[0]:.1%} to {self.interval[1]:.1%})"
+        if self.of is not None:
+            text += f", a part of {self.of}"
+        return f"{text}, {self.low_bar}" if self.low_bar else text
+
+
+def read_verdict(folder: RunFolder) -> SavedVerdict | None:
+    """What the validation of a run says; None where there is none. One that cannot be read did
+    not pass."""
+    if not folder.validation.is_file():
+        return None
+    try:
+        found = json.loads(folder.validation.read_text(encoding="utf-8"))
+        gate, part = found["gate"], found.get("partial") or {}
+        told, settings = found.get("rows") or {}, found.get("settings") or {}
+        told = found.get("new_rows") or told  # what the gate was judged by
+        ends, asked = found.get("interval"), settings.get("min_accuracy")
+        cases = found["cases"] if isinstance(found.get("cases"), list) else None
+        return SavedVerdict(
+            passed=None if gate["passed"] is None and cases == [] else gate["passed"] is True,
+            reasons="; ".join(map(str, gate.get("reasons") or ())) or "no reason is given",
+            checkpoint=str(found.get("checkpoint") or ""),
+            test_set=str(part.get("test_set") or found.get("test_set") or ""),
+            cases=None if cases is None else len(cases),
+            rows=None if cases is None else _rows(cases),
+            of=int(part["of"]) if part else None,
+            accuracy=found.get("accuracy"),
+            interval=(float(ends[0]), float(ends[1])) if ends else None,
+            learnt=found.get("learnt") or {},
+            loss=told.get("loss"),
+            examples=told.get("examples"),
+            asked=None if asked is None else float(asked),
+            demands=tuple(map(str, (found.get("asked") or {}).get("for") or ())),
+            base_loss=(found.get("base") or {}).get("loss"),
+            token_accuracy=told.get("token_accuracy"),
+            mean_score=found.get("mean_score"),
+            outdated=outdated(found, folder),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return SavedVerdict(
+            passed=False,
+            reasons="the file cannot be read",
+            checkpoint="",
+            test_set="",
+            cases=None,
+            rows=None,
+            of=None,
+            accuracy=None,
+            interval=None,
+            learnt={},
+            loss=None,
+            examples=None,
+        )
+
+
+def _rows(cases: Sequence[Mapping[str, Any]]) -> int:
+    """Of how many rows the cases are."""
+    return len({case.get("row", number) for number, case in enumerate(cases)})
+
+
+def place_for(folder: RunFolder, choice: Choice, test: TestSet) -> tuple[Path, str]:
+    """The file a validation goes to, and what is to be said of it: a part of the cases does not
+    take the place of more of the same cases, judged of the same state."""
+    before = read_verdict(folder)
+    whole = test.part_of
+    if whole is None or before is None or before.count is None or before.outdated:
+        return folder.validation, ""
+    other = before.checkpoint != choice.name or before.test_set != whole.name
+    if other or before.count <= test.count:
+        return folder.validation, ""
+    what = "judged {} of these cases" if before.cases else "looked at {} of these rows"
+    note = f"{folder.validation.name}, which {what.format(before.count)}, is kept"
+    return folder.path / PARTIAL, note

@@ -1,0 +1,346 @@
+"""What a validation found, and how validation.json tells it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.install import pip_install
+from expert.core.text import counted
+from expert.jobs.validate.saved_verdict import ENOUGH_CASES
+from expert.judging.gate import ENOUGH_NEW_CASES, Gate, ModelResult, Scores, score_for_the_gate
+from expert.judging.judge_command import JUDGE
+from expert.judging.oracles.open_text import OPEN_KIND
+from expert.judging.score import Comparison, Score, score_of
+
+if TYPE_CHECKING:
+    from expert.judging.cases import Case
+    from expert.judging.oracles.oracle import Judgement
+    from expert.judging.score import Score
+    from expert.training.evaluation import EvalResult
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """One case: what was asked, wanted and said, and what became of it."""
+
+    case: Case
+    answer: str
+    judgement: Judgement
+    exact: bool
+    """The answer is the expected one, letter by letter."""
+    normalised: bool
+    """The same but for white space and a Markdown fence."""
+    learnt: bool = False
+    """Prompt and answer stand among the rows that the run has learnt."""
+    score: float | None = None
+    """Of a judge command."""
+
+    @property
+    def is_open(self) -> bool:
+        """Open text: no part of an accuracy."""
+        return self.judgement.kind == OPEN_KIND
+
+    @property
+    def row(self) -> str:
+        """The row it is of; a case by itself is its own."""
+        return self.case.row or self.case.id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """What one state of a model reached on the test set."""
+
+    name: str
+    """final, best, step-000400, or base."""
+    run: str
+    """The run folder it is of."""
+    step: int | None
+    rows: EvalResult
+    cases: tuple[Judged, ...]
+    tokens: int
+    """Of all answers together."""
+    seconds: float
+    """For generating them."""
+    new_rows: EvalResult | None = None
+    """Of the rows that were not learnt, where some of them were and enough others are left."""
+
+    @property
+    def score(self) -> Score:
+        return _score(self.cases)
+
+    @property
+    def new_score(self) -> Score:
+        """Of the cases that were not learnt."""
+        return _score([each for each in self.cases if not each.learnt])
+
+    @property
+    def standing(self) -> ModelResult:
+        score = score_for_the_gate(self.score, self.new_score)
+        rows = self.new_rows or self.rows
+        return ModelResult(
+            score=score,
+            loss=rows.loss,
+            token_accuracy=rows.token_accuracy,
+            scores=self.scores if self.is_scored else None,
+        )
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether a judge command had the word."""
+        return any(each.judgement.kind == JUDGE for each in self.cases)
+
+    @property
+    def scores(self) -> Scores:
+        """What a judge command said, of the cases that were not learnt where enough are left."""
+        new = [each for each in self.cases if not each.learnt]
+        asked = new if len(new) >= min(ENOUGH_NEW_CASES, len(self.cases)) else self.cases
+        known = [each.score for each in asked if each.score is not None]
+        mean = sum(known) / len(known) if known else None
+        return Scores(mean=mean, scored=len(known), cases=len(asked))
+
+    def verdicts(self) -> dict[str, bool | None]:
+        return {each.case.id: each.judgement.passed for each in self.cases}
+
+    def rows_of_cases(self) -> dict[str, str]:
+        """The row that each case is of, by their ids."""
+        return {each.case.id: each.row for each in self.cases}
+
+    def by_task(self) -> dict[str, Score]:
+        """The score of every task, where cases name one."""
+        tasks = dict.fromkeys(each.case.task for each in self.cases)
+        return {
+            task: _score([each for each in self.cases if each.case.task == task])
+            for task in tasks
+            if task
+        }
+
+
+def _score(cases: Sequence[Judged]) -> Score:
+    held = [each for each in cases if not each.is_open]
+    return score_of([each.judgement.passed for each in held], [each.row for each in held])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """Everything that was found; `as_dict` is what validation.json holds."""
+
+    folder: Path
+    expert: str
+    model: str
+    domain: str
+    test_set: str
+    weights: str
+    """A sha256 of the weights that were judged: a run that goes on has others."""
+    reached: Reached
+    baseline: Reached | None
+    comparison: Comparison | None
+    base: EvalResult | None
+    """The base on the same rows, where open text is held to it."""
+    gate: Gate
+    because: str
+    """Why the answers are judged as they are."""
+    judge: str
+    """The judge command; "": there is none."""
+    checkpoints: tuple[Reached, ...]
+    """All states of the run, where they were compared; without them none."""
+    settings: Mapping[str, Any]
+    partial: Mapping[str, Any] | None
+    """Where only some of the cases were judged: the name of them all, and how many they are."""
+    file: Path
+    """Where it was written."""
+    notes: tuple[str, ...]
+    seconds: float
+
+    @property
+    def best(self) -> Reached | None:
+        """The state with the best scores or the most right answers, and of two the one with the
+        lower loss."""
+        if not self.checkpoints:
+            return None
+
+        def worth(each: Reached) -> tuple[float, float, float]:
+            return each.scores.mean or 0.0, each.score.accuracy or 0.0, -each.rows.loss
+
+        return max(self.checkpoints, key=worth)
+
+    @property
+    def learnt(self) -> dict[str, Any] | None:
+        """How many cases the run has learnt, and what it reached without them; None: none."""
+        count = sum(each.learnt for each in self.reached.cases)
+        if not count:
+            return None
+        new = self.reached.new_score
+        return {
+            "cases": count,
+            "others": new.cases,
+            "accuracy_of_others": new.accuracy,
+            "left_out_at_the_gate": self.reached.standing.score == new,
+        }
+
+    def learnt_remark(self) -> str:
+        """The same in words; "" where none was learnt."""
+        learnt = self.learnt
+        if learnt is None:
+            return ""
+        new = self.reached.new_score
+        text = (
+            f"{learnt['cases']} of {len(self.reached.cases)} cases were also in the training rows"
+        )
+        if self.base is not None and not self.reached.score.cases:
+            loss = "the loss is judged without them" if self.reached.new_rows else "it flatters"
+            return f"{text}: {loss}"
+        if new.accuracy is None:
+            return f"{text}: memorised answers pass"
+        text += f"; accuracy without them {new.accuracy:.1%} ({new.passed} of {new.judged})"
+        if learnt["left_out_at_the_gate"]:
+            return f"{text}, which the gate counts"
+        return f"{text}: too few for the gate, which counts all cases"
+
+    def as_dict(self) -> dict[str, Any]:
+        compared = asdict(self.comparison) if self.comparison else {}
+        return {
+            "version": VERSION,
+            "expert": self.expert,
+            "model": self.model,
+            "domain": self.domain,
+            "test_set": self.test_set,
+            "weights": self.weights,
+            **facts_of(self.reached),
+            "gate": {"passed": self.gate.passed, "reasons": list(self.gate.reasons)},
+            "asked": {
+                "for": list(self.gate.asked),
+                "because": self.because,
+                "judge_command": self.judge or None,
+            },
+            "base": rows_of(self.base) if self.base is not None else None,
+            "learnt": self.learnt,
+            "partial": dict(self.partial) if self.partial else None,
+            "baseline": facts_of(self.baseline) if self.baseline else None,
+            "comparison": compared or None,
+            "wins": list(compared.get("wins", ())),
+            "losses": list(compared.get("losses", ())),
+            "checkpoints": [facts_of(each, cases=False) for each in self.checkpoints],
+            "best_checkpoint": self.best.name if self.best else None,
+            "settings": dict(self.settings),
+            "notes": list(self.notes),
+            "seconds": self.seconds,
+        }
+
+
+def rows_of(rows: EvalResult) -> dict[str, Any]:
+    """Loss and token accuracy of a model on the rows, as JSON has them."""
+    perplexity = rows.perplexity
+    return {
+        "loss": rows.loss if math.isfinite(rows.loss) else None,
+        "perplexity": perplexity if math.isfinite(perplexity) else None,
+        "token_accuracy": rows.token_accuracy,
+        "tokens": rows.targets,
+        "examples": rows.examples,
+    }
+
+
+def facts_of(reached: Reached, *, cases: bool = True) -> dict[str, Any]:
+    """What a state reached, as JSON has it."""
+    score, rows = reached.score, reached.rows
+    facts: dict[str, Any] = {
+        "run": reached.run,
+        "checkpoint": reached.name,
+        "step": reached.step,
+        "rows": rows_of(rows),
+        "new_rows": rows_of(reached.new_rows) if reached.new_rows else None,
+        "mean_score": reached.scores.mean,
+        "open": sum(each.is_open for each in reached.cases),
+        "accuracy": score.accuracy,
+        "interval": list(score.interval) if score.interval else None,
+        "passed": score.passed,
+        "failed": score.failed,
+        "without_oracle": score.without_oracle,
+        "exact": sum(each.exact for each in reached.cases),
+        "normalised": sum(each.normalised for each in reached.cases),
+        "tasks": {
+            task: {"accuracy": own.accuracy, "passed": own.passed, "cases": own.cases}
+            for task, own in reached.by_task().items()
+        },
+        "generated_tokens": reached.tokens,
+        "generation_seconds": reached.seconds,
+    }
+    if cases:
+        facts["cases"] = [
+            {
+                "id": each.case.id,
+                "row": each.row,
+                "turn": each.case.turn or None,
+                "task": each.case.task,
+                "prompt": each.case.prompt,
+                "expected": each.case.expected,
+                "answer": each.answer,
+                "passed": each.judgement.passed,
+                "reason": each.judgement.reason,
+                "kind": each.judgement.kind,
+                "exact": each.exact,
+                "score": each.score,
+                "learnt": each.learnt,
+            }
+            for each in reached.cases
+        ]
+    return facts
+
+
+def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[str]:
+    """What the cases do not have, what is not installed, and what that leaves out; `left_out` rows
+    are none of the set."""
+    from expert.judging.oracles.oracle import missing_packages
+    from expert.judging.oracles.typecheck import find_tsc
+
+    told = []
+    if left_out:
+        told.append(
+            f"{counted(left_out, 'row')} more held out and not asked: nothing that is learnt comes "
+            "before max_seq_length"
+        )
+    if not cases:
+        return [
+            *told,
+            "the rows are plain text: there is a loss, and no answer to judge, so that no accuracy "
+            "is asked for",
+        ]
+    notes = told
+    if len({case.row for case in cases}) < len(cases):
+        notes.append(
+            "every answer of a conversation is a case, and those of one go together: intervals and "
+            "p count each row once"
+        )
+    domains = {case.domain or domain for case in cases}
+    for each in sorted(domains):
+        missing = missing_packages(each)
+        if missing:
+            names = ", ".join(name.replace("_", "-") for name in missing)
+            how = pip_install("validate")
+            notes.append(f"{each}: {names} not installed: cases have no oracle  ({how})")
+    typed = [case for case in cases if case.check.get("equals") is False]
+    if "typescript" in domains and typed and find_tsc() is None:
+        notes.append(
+            f"typescript: tsc is not installed: the types of {counted(len(typed), 'case')} are not "
+            "checked  (npm install --global typescript)"
+        )
+    return notes
+
+
+def few_cases(score: Score) -> str:
+    """How little an accuracy of few cases tells; "" where there are enough of them, or none."""
+    rows = score.judged if score.rows is None else score.rows
+    if score.interval is None or rows >= ENOUGH_CASES:
+        return ""
+    low, high = score.interval
+    of = f" of {counted(rows, 'row')}" if rows != score.judged else ""
+    tell = "tells" if score.judged == 1 else "tell"
+    return (
+        f"{counted(score.judged, 'case')}{of} {tell} little: the accuracy lies between {low:.1%} "
+        f"and {high:.1%}; {ENOUGH_CASES}{' rows' if of else ''} or more are better"
+    )
