@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from expert.cli.benchmark import BenchmarkView, line_of, show_ladder
-from expert.planning.ladder import RUNGS
+from expert.planning.ladder import SETTINGS
 from expert.planning.measurements import remember_rate
 from tests.cli.running import Runner
 from tests.insight.ladders import ladder, rung
-from tests.jobs.rigs import be_brisk
+from tests.jobs.benchmark.played import be_brisk
 from tests.jobs.runs import base_model, write_expert
 from tests.planning.test_measurements import rate as a_rate
 from tests.wording import wording
@@ -153,12 +153,12 @@ def test_the_time_left_is_what_the_benchmark_expects_less_what_has_passed(termin
     now = [0.0]
     shown = console(terminal=terminal)
     with BenchmarkView(shown, clock=lambda: now[0]) as view:
-        view.begins(RUNGS[0], 1, 11, 120.0)
+        view.begins(SETTINGS[0], 1, 11, 120.0)
         view.goes_on("training", 5, 10)
         view.crowded("other processes used 1.4 of 2 cores meanwhile")
         now[0] = 20.0
         view.ends(CLIMBED.rungs[0])
-        view.begins(RUNGS[1], 2, 11, 200.0)
+        view.begins(SETTINGS[1], 2, 11, 200.0)
         now[0] = 80.0
         view.goes_on("training", 1, 10)
         view.compares("packing", 15.0)

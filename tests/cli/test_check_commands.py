@@ -27,7 +27,7 @@ def test_a_manifest_is_looked_at_and_the_last_line_sums_it_up(run, tmp_path):
     manifest = write_expert(tmp_path, "tiny", {"save_strategy": "no"})
     ran = run("diagnose", "-m", str(manifest), "--no-kernels", "--gpu", "rtx-4090")
     assert ran.code == 0
-    assert "--set training.config.save_strategy=epoch" in ran.out
+    assert "training.config.save_strategy: epoch" in ran.out
     assert ran.out.splitlines()[-1] == wording("warning-run-would-start")
 
 

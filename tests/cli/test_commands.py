@@ -258,12 +258,9 @@ def test_a_fault_of_our_own_is_reported_in_plain_words_and_kept_in_a_file(run, m
     ("arguments", "code"),
     [
         ("--help", 0),
-        ("train --help", 0),
         ("nonsense 2>&1", 2),  # a complaint that nobody reads keeps its code
         ("plan nowhere.json 2>&1", 2),
         ("machine --cards --json", 0),  # written at once
-        ("machine --cards", 0),
-        ("manifest explain", 0),
         ("presets", 0),  # short enough to wait in a buffer until the end
         (f"plan -m {EXAMPLES / 'llama-8b' / 'manifest.yaml'} --vram 2GB --all", 3),
         (f"plan -m {EXAMPLES / 'llama-8b' / 'manifest.yaml'} --vram 2GB --json", 3),
@@ -336,7 +333,7 @@ def test_in_place_and_output_contradict_each_other(run, tmp_path):
     file = tmp_path / "old.json"
     file.write_text('{"base_model": "x", "dataset": "a.jsonl"}', encoding="utf-8")
     ran = run("manifest", "upgrade", str(file), "--in-place", "--output", "x.json")
-    assert (ran.code, wording("name-two-places") in ran.err) == (2, True)
+    assert (ran.code, "choose one" in ran.err) == (2, True)
 
 
 def test_output_that_a_narrow_encoding_cannot_write_still_comes_out(tmp_path):
@@ -366,7 +363,7 @@ def test_settings_of_a_flat_file_that_mean_nothing_are_reported(run, tmp_path):
 
 
 def test_every_view_of_a_plan_has_the_expected_time(run, tmp_path):
-    from tests.jobs.test_preparing import an_expert
+    from tests.run.test_preparing import an_expert
 
     file = str(an_expert(tmp_path, model="tiny"))
     for command in (("plan",), ("train", "--dry-run"), ("manifest", "check")):
@@ -382,6 +379,6 @@ def test_every_view_of_a_plan_has_the_expected_time(run, tmp_path):
     assert len(checked["expected_seconds"]) == 2
     dry = json.loads(run("train", "--dry-run", file, "--json").out)
     assert len(dry["plan"]["length"]["expected_seconds"]) == 2
-    found = run("diagnose", "--manifest", file, "--json").out
+    found = run("diagnose", "--manifest", file, "--json", "--no-kernels").out
     told = [each for each in json.loads(found)["findings"] if each["name"] == "length"]
     assert told[0]["numbers"]["seconds"] < told[0]["numbers"]["seconds_at_most"]

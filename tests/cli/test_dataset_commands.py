@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from tests.jobs.test_datasets import write
-from tests.jobs.test_preparing import ROWS, an_expert, lines
+from tests.jobs.datasets.test_datasets import write
+from tests.run.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
 
 
@@ -250,7 +250,7 @@ def test_where_a_row_is_cut_is_shown_with_what_is_lost(run, tmp_path):
     cut = wording("cut-at-tokens-lost")
     assert f"⟧\n  ┊ {cut}\n  ✂ " in ran.out
     split = run("dataset", "check", str(file), "--row", "6", "--set", "overlong=split")
-    assert "⟧\n  ┊ sequence 2 of 2 begins here\n  │ " in split.out
+    assert "⟧\n  ┊ sequence 2 of 2 starts here\n  │ " in split.out
 
 
 def test_nothing_in_a_row_reaches_the_terminal_as_a_command(run, tmp_path):

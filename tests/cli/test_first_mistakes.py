@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.jobs.test_preparing import ROWS, lines
+from tests.run.test_preparing import ROWS, lines
 from tests.wording import wording
 
 TINY = "name: fruit\nbase_model: {}\ndataset: {}\nbatch_size: 4\nepochs: 1\nmax_seq_length: 64\n"

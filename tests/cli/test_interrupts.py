@@ -147,13 +147,13 @@ def test_a_validation_that_is_stopped_writes_no_verdict(run, monkeypatch, number
 
 @SIGNALS
 def test_a_benchmark_that_is_stopped_leaves_no_folder(run, expert, monkeypatch, number, code, name):
-    from expert.jobs.benchmark.climbing import Climb
+    from expert.jobs.benchmark.measure import Benchmark
 
-    def climb(self: Climb, rig: Any, folder: Path) -> Any:
-        (folder / "rung").mkdir()
+    def measure(self: Benchmark, folder: Path, start: Any) -> Any:
+        (folder / "logs").mkdir()
         signal.raise_signal(number)
 
-    monkeypatch.setattr(Climb, "run", climb)
+    monkeypatch.setattr(Benchmark, "run", measure)
     ran = run("benchmark", "-m", str(expert), "--device", "cpu")
     again = wording("no-result-written-same")
     assert (ran.code, ran.err) == (code, f"expert benchmark: stopped by {name}: {again}\n")
@@ -164,13 +164,13 @@ def test_a_benchmark_that_is_stopped_leaves_no_folder(run, expert, monkeypatch, 
 def test_a_benchmark_that_is_stopped_keeps_the_settings_that_were_measured(
     run, expert, monkeypatch, number, code, name
 ):
-    from expert.jobs.benchmark.climbing import Climb
+    from expert.jobs.benchmark.measure import Benchmark
 
-    def climb(self: Climb, rig: Any, folder: Path) -> Any:
+    def measure(self: Benchmark, folder: Path, start: Any) -> Any:
         self.so_far = ladder(rung("baseline", 100.0), rung("packing", 250.0, gain=2.5))
         signal.raise_signal(number)
 
-    monkeypatch.setattr(Climb, "run", climb)
+    monkeypatch.setattr(Benchmark, "run", measure)
     ran = run("benchmark", "-m", str(expert), "--device", "cpu")
     file = next((expert.parent / "runs" / "benchmarks").glob("*/ladder.json"))
     assert ran.code == code

@@ -6,7 +6,7 @@ from tests.wording import wording
 
 
 def test_pretokenize_shows_hit_or_miss_and_shows_the_counts(run, tmp_path):
-    from tests.jobs.test_preparing import an_expert
+    from tests.run.test_preparing import an_expert
 
     file = str(an_expert(tmp_path))
     first = run("pretokenize", "--manifest", file)
@@ -18,7 +18,7 @@ def test_pretokenize_shows_hit_or_miss_and_shows_the_counts(run, tmp_path):
 
 
 def test_rows_that_are_held_out_of_the_training_rows_are_not_counted_twice(run, tmp_path):
-    from tests.jobs.test_preparing import an_expert
+    from tests.run.test_preparing import an_expert
 
     told = run("pretokenize", "--manifest", str(an_expert(tmp_path))).out
     (line,) = [line for line in told.splitlines() if line.startswith("rows read")]
@@ -26,7 +26,7 @@ def test_rows_that_are_held_out_of_the_training_rows_are_not_counted_twice(run, 
 
 
 def test_pretokenize_prepares_every_manifest_below_a_folder(run, tmp_path):
-    from tests.jobs.test_preparing import an_expert
+    from tests.run.test_preparing import an_expert
 
     for name in ("a", "b"):
         an_expert(tmp_path / name)
@@ -39,7 +39,7 @@ def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything
 ):
     import urllib.request
 
-    from tests.jobs.test_preparing import an_expert
+    from tests.run.test_preparing import an_expert
 
     def no_network(*_: object, **__: object) -> None:
         raise OSError("no network")
@@ -78,7 +78,7 @@ def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything
 def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_path, monkeypatch):
     from expert.data import line as preparing
     from expert.data.records import DataNotHere
-    from tests.jobs.test_preparing import an_expert
+    from tests.run.test_preparing import an_expert
 
     def no_model(plan: object, folder: object) -> None:
         raise DataNotHere("owner/model could not be fetched from the hub: no network  (put it …)")

@@ -108,7 +108,7 @@ def test_a_place_that_cannot_be_written_is_reported(run, tmp_path):
     ran = run("report", str(folder), "--to", str(tmp_path / "file"))
     assert ran.code == 2
     assert wording("no-report-can-written") in ran.err
-    assert f"{tmp_path / 'file'}: no report" in ran.err
+    assert f"{tmp_path / 'file'}: cannot write" in ran.err
     assert wording("name-another-place-with") in ran.err
 
 

@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 import pynvml
 import pytest
+from rich.console import Console
 
 from expert.core.errors import ExpertError
 from expert.planning.machine import nvml
@@ -251,19 +253,10 @@ class Refusing:
         raise ExpertError(f"no answer to {prompt}")
 
 
-def test_what_cannot_be_answered_is_reported_and_the_next_line_may_be():
-    from expert.cli.sample import talk
+def test_what_cannot_be_answered_is_reported_and_the_next_line_may_be(capsys):
+    from expert.cli.sample import _Writer, talk
 
-    typed = iter(["a", "b"])
-    said: list[str] = []
-    written: list[str] = []
-
-    class Writer:
-        def begin(self, prompt, plain): ...
-        def end(self): ...
-
-        def write(self, piece):
-            written.append(piece)
+    typed, notes = iter(["a", "b"]), list[str]()
 
     def read() -> str:
         try:
@@ -271,6 +264,8 @@ def test_what_cannot_be_answered_is_reported_and_the_next_line_may_be():
         except StopIteration:
             raise EOFError from None
 
-    talk(Refusing(), Writer(), said.append, read)
-    assert said[1:] == [wording("no-answer-to-a"), wording("no-answer-to-b")]
-    assert said[0] == wording("every-line-continued-by")
+    writer = _Writer(Console(), several=False, quiet=False)
+    talk(cast(Any, Refusing()), writer, notes.append, read)
+    assert notes[1:] == [wording("no-answer-to-a"), wording("no-answer-to-b")]
+    assert notes[0] == wording("every-line-continued-by")
+    assert capsys.readouterr().out == "\n"

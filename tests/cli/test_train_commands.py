@@ -58,7 +58,7 @@ def test_a_run_is_shown_in_plain_lines_and_ends_with_what_to_do_next(run, expert
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert lines[0] == wording("reading-the-data")
-    assert lines[1].startswith("demo: ")
+    assert any(line.startswith("demo: ") for line in lines)  # a busy host has lines of preparing
     assert wording("loading-model") in lines
     assert any(line.startswith("step 2/2  loss ") for line in lines)
     [folder] = (expert.parent / "runs").iterdir()

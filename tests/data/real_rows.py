@@ -11,7 +11,7 @@ import pytest
 
 from expert.data.examples.formats import example_of
 from expert.data.records import BadRow, Example, Row
-from tests.data.examples import understand
+from tests.data.examples.understood import understand
 from tests.wording import wording
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"

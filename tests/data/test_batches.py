@@ -14,13 +14,12 @@ from expert.data.feed.batches import (
     BatchArrays,
     BatchCounts,
     BatchShape,
-    PaddedArrays,
     fill_batch,
-    fill_padded_batch,
+    padded_batch,
 )
 from expert.data.pack.pack import Overlong, pack_best_fit, pack_concat, pack_none
 from expert.data.pack.pack_index import PackIndex
-from expert.data.tokens.flat_documents import FlatDocuments
+from expert.data.tokens.documents import FlatDocuments
 from tests.data.shards import shard_of
 from tests.wording import wording
 
@@ -150,11 +149,10 @@ def test_packed_batches_equal_one_document_at_a_time(some, rule, policy, length,
 def test_padded_batches_equal_one_document_at_a_time(some, rule, policy, length, rows, soft, cut):
     store = gather(some, cut, cut // 2)
     index = pack("none", store, length, policy, soft)
-    out = PaddedArrays.allocate(rows, length)
     to_longest = rule == "none"
     for begin in range(0, index.bins, rows):
         bins = list(range(begin, min(begin + rows, index.bins)))
-        batch = fill_padded_batch(out, index, bins, store, pad_id=PAD, to_longest=to_longest)
+        batch = padded_batch(index, bins, store, pad_id=PAD, width=None if to_longest else length)
         rows_of = [next(index.pieces(number)) for number in bins]
         longest = max(stop - start + soft for _, start, stop in rows_of)
         assert batch.tokens.shape == (len(bins), longest if to_longest else length)
@@ -168,15 +166,11 @@ def test_padded_batches_equal_one_document_at_a_time(some, rule, policy, length,
             assert batch.labels[row].tolist() == expected.labels
             assert batch.positions[row, :end].tolist() == expected.positions[:end]
             assert batch.soft_mask[row].tolist() == expected.soft
-            assert batch.attention_mask[row].tolist() == [
-                place < end for place in range(len(expected.tokens))
-            ]
             targets += [row * batch.tokens.shape[1] + at for at in expected.target_places]
         assert batch.counts.targets == len(targets)
         no_targets = [batch.tokens.size - 1] * (batch.tokens.size - len(targets))
         assert batch.target_places.tolist() == targets + no_targets
         assert batch.tokens.flags.c_contiguous
-        assert np.shares_memory(batch.tokens, out.tokens)
 
 
 def test_the_first_learnt_token_is_the_target_of_the_place_before_it():
@@ -199,13 +193,12 @@ def test_the_last_place_never_has_a_label(some, rule, policy, length, rows, soft
     store = gather(learnt, cut)
     index = pack(rule, store, length, policy, soft)
     out = spoiled(BatchArrays.allocate(BatchShape.for_index(index, 1)))
-    padded = PaddedArrays.allocate(1, length)
     for number in range(index.bins):
         counts = fill_batch(out, index, [number], store, pad_id=PAD)
         assert out.labels[-1] == -100
         assert length - 1 not in out.target_places[: counts.targets]
         if index.rule == "none":
-            batch = fill_padded_batch(padded, index, [number], store, pad_id=PAD)
+            batch = padded_batch(index, [number], store, pad_id=PAD)
             assert batch.labels[0, -1] == -100
             assert batch.labels.size - 1 not in batch.target_places[: batch.counts.targets]
 
@@ -248,10 +241,11 @@ def test_more_than_the_shape_holds_is_refused():
         fill_batch(BatchArrays.allocate(BatchShape(1, 4, 8)), index, [0], store, pad_id=0)
     with pytest.raises(ValueError, match=wording("bins-places-do")):
         fill_batch(BatchArrays.allocate(BatchShape(1, 6, 8)), index, [0, 0], store, pad_id=0)
-    with pytest.raises(ValueError, match=wording("bins-places-do")):
-        fill_padded_batch(PaddedArrays.allocate(1, 6), index, [0, 0], store, pad_id=0)
     with pytest.raises(ValueError, match=wording("padded-row-holds-one")):
-        fill_padded_batch(PaddedArrays.allocate(1, 6), index, [0], store, pad_id=0)
+        padded_batch(index, [0], store, pad_id=0)
+    alone = pack_none(store.lengths, 6)
+    with pytest.raises(ValueError, match=wording("row-does-not-go-into")):
+        padded_batch(alone, [0], store, pad_id=0, width=1)
 
 
 def test_arrays_are_filled_in_place_with_constant_shapes_and_types():

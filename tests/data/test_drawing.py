@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.data.pack.drawing import draw_documents, repeats_held_out
+from expert.data.tokens.documents import FlatDocuments
 from expert.data.tokens.encoder import EncodedBatch
-from expert.data.tokens.flat_documents import FlatDocuments
 from expert.data.tokens.row_keys import RowKeys, keys_of_batch
 from tests.data.shards import shard_of
 from tests.wording import wording

@@ -15,7 +15,7 @@ from expert.data.feed.feed import PackedFeed, UpdateWork
 from expert.data.feed.order import DataOrder, micro_batches
 from expert.data.pack.pack import pack_best_fit
 from expert.data.pack.pack_index import PackIndex
-from expert.data.tokens.flat_documents import FlatDocuments
+from expert.data.tokens.documents import FlatDocuments
 from tests.data.shards import shard_of
 from tests.wording import wording
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.tokens.flat_documents import FlatDocuments
+from expert.data.tokens.documents import FlatDocuments
 from tests.data.shards import shard_of
 
 NO_PLACE = -1

@@ -10,9 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from expert.core.publish import DONE
 from expert.data.records import BadRow, DataError
 from expert.data.tokens import shards as module
-from expert.data.tokens.prepare import DONE, prepare
+from expert.data.tokens.prepare import prepare
 from expert.data.tokens.shards import Helper
 from tests.data.test_prepare import RECIPE, good_rows, work
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from expert.data.feed.loader import LoaderOptions, PaddedFeed, PreparedBins, RowsTokenisedLate
+from expert.data.feed.loader import PaddedFeed, PreparedBins, RowsTokenisedLate
 from expert.data.feed.order import DataOrder, Grouping
 from expert.data.pack.pack import pack_none
 from expert.data.records import BadRow, DataError, Row, Segment
 from expert.data.tokens.documents import DocumentStore, write_dataset_files, write_shard
 from expert.data.tokens.encoder import CharacterEncoder
+from tests.data.shards import loader_plan
 from tests.wording import wording
 
 LINES = [f"line {number}: {'la ' * (number % 7)}" for number in range(23)]
@@ -58,7 +59,7 @@ def a_feed(dataset, *, done=0, total=14, rows=2, grouped=False, **options) -> Pa
         total=total,
         rows=rows,
         device=CPU,
-        options=LoaderOptions(**options),
+        options=loader_plan(**options),
     )
 
 

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from expert.core.publish import DONE
 from expert.data.records import BadRow, DataError, Dropped, Row, Segment
 from expert.data.tokens import prepare as module
 from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.encoder import EncodedBatch, TextEncoder
-from expert.data.tokens.prepare import DONE, Recipe, prepare
+from expert.data.tokens.prepare import Recipe, prepare
 from expert.data.tokens.shards import Tokenising
 from tests.data.tokenizers import small_encoder
 from tests.wording import wording

@@ -13,7 +13,7 @@ from expert.data.read.rows import read_rows
 from expert.data.records import Example, Row, Segment
 from expert.data.template.templates import Template, named_template, plain_segments
 from expert.data.tokens.encoder import TextEncoder
-from tests.data.examples import understand
+from tests.data.examples.understood import understand
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 TOKENIZER = SHARED / "tokenizers" / "qwen3"
@@ -76,6 +76,6 @@ def test_exactly_the_answers_are_learnt(name: str, encoder: TextEncoder):
 @pytest.mark.parametrize("name", ["json/corpus.jsonl", "sql/train.jsonl", "cypher/train.jsonl"])
 def test_real_rows_fill_sequences_to_98_percent(name: str, encoder: TextEncoder):
     template = named_template("chatml", eos="<|im_end|>")
-    examples = examples_of(name, 4000)
+    examples = examples_of(name, 1500)
     lengths = encoder.encode([template.segments(example) for example in examples]).lengths
     assert pack_best_fit(lengths, 2048, 42).statistics().fill >= 0.98

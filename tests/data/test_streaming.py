@@ -12,11 +12,11 @@ import torch
 
 from expert.data.feed.batches import BatchArrays, fill_batch
 from expert.data.feed.feed import PackedFeed
-from expert.data.feed.loader import LoaderOptions
 from expert.data.feed.streaming import Place, Stream, StreamedRows, divided
 from expert.data.pack.pack import pack_best_fit
 from expert.data.records import BadRow, DataError, Row, Segment
 from expert.data.tokens.encoder import CharacterEncoder
+from tests.data.shards import loader_plan
 from tests.wording import wording
 
 ENCODER = CharacterEncoder("abcdefghijklmnopqrstuvwxyz0123456789 ")
@@ -52,7 +52,7 @@ def pack(store, seed):
 
 def a_stream(source: Source, workers: int = 0, **more) -> Stream:
     streamed = StreamedRows(source, lambda: segments_of, ENCODER, window_rows=40)
-    options = LoaderOptions(workers=workers)
+    options = loader_plan(workers=workers)
     return Stream(streamed, pack, examples_per_update=10, seed=2, options=options, **more)
 
 
@@ -137,7 +137,7 @@ def test_an_empty_stream_is_an_error():
 def test_a_stream_with_nothing_to_learn_is_an_error():
     streamed = StreamedRows(Source(), lambda: lambda row: [Segment("abc", False)], Unlearnt())
     with pytest.raises(DataError, match=wording("nothing-to-learn")):
-        Stream(streamed, pack, examples_per_update=4, seed=0, options=LoaderOptions())
+        Stream(streamed, pack, examples_per_update=4, seed=0, options=loader_plan())
 
 
 class Unlearnt(CharacterEncoder):
@@ -186,7 +186,7 @@ def test_a_window_of_which_nothing_is_learnt_makes_no_update():
         return pack_best_fit(store.lengths, LENGTH, seed, unlearnt=gone)
 
     streamed = StreamedRows(Source(), lambda: segments_of, ENCODER, window_rows=40)
-    options = LoaderOptions()
+    options = loader_plan()
     stream = Stream(
         streamed, nothing_after_the_first, examples_per_update=10, seed=2, options=options
     )
@@ -202,4 +202,4 @@ def test_a_stream_whose_first_rows_teach_nothing_is_an_error():
     streamed = StreamedRows(Source(), lambda: segments_of, ENCODER, window_rows=40)
     words = wording("first-rows-stream-nothing")
     with pytest.raises(DataError, match=words):
-        Stream(streamed, nothing, examples_per_update=4, seed=0, options=LoaderOptions())
+        Stream(streamed, nothing, examples_per_update=4, seed=0, options=loader_plan())

@@ -18,7 +18,7 @@ from expert.data.records import Example, Row, Segment
 from expert.data.template.templates import named_template
 from expert.data.tokens.encoder import SpecialTokens, TextEncoder
 from expert.data.tokens.text_pieces import PieceEncoder, find_cuts, without_normalizer
-from tests.data.examples import understand
+from tests.data.examples.understood import understand
 from tests.data.tokenizers import small_tokenizer
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from expert.insight.ladder.ladder import Ladder, Measured, RungResult
+from expert.insight.ladder.ladder import Ladder, Measured, SettingResult
 
 
 def measured(
@@ -36,7 +36,7 @@ def measured(
     return Measured(**{**facts, **more})
 
 
-def rung(name: str, rate: float | None, status: str = "kept", **more: Any) -> RungResult:
+def rung(name: str, rate: float | None, status: str = "kept", **more: Any) -> SettingResult:
     facts: dict[str, Any] = {
         "name": name,
         "adds": "something",
@@ -48,10 +48,10 @@ def rung(name: str, rate: float | None, status: str = "kept", **more: Any) -> Ru
         "seconds": 3.0,
         "measured": None if rate is None else measured(rate),
     }
-    return RungResult(**{**facts, **more})
+    return SettingResult(**{**facts, **more})
 
 
-def ladder(*rungs: RungResult, **more: Any) -> Ladder:
+def ladder(*rungs: SettingResult, **more: Any) -> Ladder:
     facts: dict[str, Any] = {
         "name": "demo",
         "date": "2026-01-02T03:04:05+00:00",

@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from expert.insight.ladder.ladder import Ladder, Measured, RungResult
-from expert.insight.page.blocks import Block, Card, Cards, Figure, Folded, Grid, Page, Words
+from expert.insight.ladder.ladder import Ladder, Measured, SettingResult
+from expert.insight.page.blocks import Block, Figure, Folded, Grid, Page, Tile, Tiles, Words
 from expert.insight.page.contents import make_page
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
@@ -203,8 +203,8 @@ def check_harmless(html: str) -> Tags:
     return tags
 
 
-def cards_of(page: Page) -> dict[str, Card]:
-    found = [card for b in blocks_of(page) if isinstance(b, Cards) for card in b.cards]
+def cards_of(page: Page) -> dict[str, Tile]:
+    found = [card for b in blocks_of(page) if isinstance(b, Tiles) for card in b.cards]
     return {card.name: card for card in found}
 
 
@@ -279,8 +279,8 @@ def ladder() -> Ladder:
         "seconds": 1.0,
     }
     rungs = [
-        RungResult(name="baseline", status="kept", because="", measured=seen, **common),
-        RungResult(name="<b>", status="failed", because="no <room>", **common),
+        SettingResult(name="baseline", status="kept", because="", measured=seen, **common),
+        SettingResult(name="<b>", status="failed", because="no <room>", **common),
     ]
     return Ladder(
         name="demo", date="2026-01-01", command="expert benchmark", version="1", card="a card",

@@ -8,7 +8,7 @@ from typing import Any
 from expert.core.events import Event
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Finding
-from expert.insight.findings.table import find_faults
+from expert.insight.findings.table import find
 from expert.insight.record import RunRecord
 from expert.insight.step.anatomy import dissect
 
@@ -156,4 +156,4 @@ def evidence(run: RunRecord) -> Evidence:
 
 
 def found_in(run: RunRecord) -> dict[str, Finding]:
-    return {finding.name: finding for finding in find_faults(evidence(run))}
+    return {finding.name: finding for finding in find(evidence(run))}

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from expert.insight.ladder.doubts import crowded, doubts_of
-from expert.insight.ladder.ladder import Ladder
+from expert.insight.ladder.ladder import Ladder, crowded, doubts_of
 from expert.insight.ladder.pairs import in_turns
 from tests.insight.ladders import ladder, measured, rung
 from tests.wording import wording

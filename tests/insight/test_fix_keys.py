@@ -9,16 +9,12 @@ from pathlib import Path
 import pytest
 
 import expert
+from expert.insight.findings.finding import CONFIG
 from expert.manifest.reader import read_manifest
 from tests.jobs.runs import write_expert
 
-SOURCE = Path(expert.__file__).parent
-FILES = [
-    *(SOURCE / "insight").glob("*.py"),
-    *(SOURCE / "jobs" / "faults").glob("*.py"),
-    *(SOURCE / "jobs").glob("*check*.py"),
-]
-SETTING = re.compile(r"(?:training|base_model)\.[a-z_.0-9]+=\S+")
+FILES = sorted((Path(expert.__file__).parent / "insight" / "findings").glob("*.py"))
+SETTING = re.compile(r"(?:training\.[a-z_.]+\.)?[a-z0-9_]+=\S+")
 
 
 def settings() -> list[str]:
@@ -28,7 +24,7 @@ def settings() -> list[str]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found |= {node.value} if SETTING.fullmatch(node.value) else set()
-    return sorted(found)
+    return sorted(each if "." in each.partition("=")[0] else f"{CONFIG}.{each}" for each in found)
 
 
 def test_there_are_fixes():

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from expert.insight.ladder.comparison import compare
 from expert.insight.ladder.ladder import (
     Ladder,
     NoLadder,
-    RungResult,
-    compare,
+    SettingResult,
     loss_difference,
     read_ladder,
     verdict,
@@ -68,7 +68,7 @@ def test_speed_decides_beyond_the_spread_and_what_costs_nothing_stays_within_it(
         (measured(150.0, loss=float("nan")), "disagrees", wording("loss-on-held-out-rows")),
     ],
 )
-def test_a_rung_holds_only_when_its_loss_agrees(here, status, words):
+def test_a_setting_holds_only_when_its_loss_agrees(here, status, words):
     assert verdict(measured(100.0), here, 0.001, paired=FASTER) == (status, words)
 
 
@@ -100,7 +100,7 @@ def test_what_is_no_result_is_refused_in_words(tmp_path, text, words):
         read_ladder(file)
 
 
-def test_every_rung_has_a_row_of_the_tables_width():
+def test_every_setting_has_a_row_of_the_tables_width():
     rows = table_rows(CLIMBED)
     assert [row[0] for row in rows] == ["✓ baseline", "✓ packing", "– compile", "↓ attention"]
     assert {len(row) for row in rows} == {len(COLUMNS)}
@@ -110,19 +110,19 @@ def test_every_rung_has_a_row_of_the_tables_width():
     assert [row[-1] for row in rows] == ["", "", "for a reason", "slower: for a reason"]
 
 
-def test_rungs_held_to_themselves_share_a_footnote_by_the_reason():
-    def other(name: str, why: str, apart: float) -> RungResult:
+def test_settings_judged_by_their_own_loss_share_a_footnote_by_the_reason():
+    def other(name: str, why: str, apart: float) -> SettingResult:
         return rung(
             name,
             250.0,
             own_difference=apart,
             tolerance=0.001,
-            tolerance_because=f"{why}: held to itself",
+            tolerance_because=f"{why}: judged by its own loss",
         )
 
     shown = ladder(
         rung("baseline", 100.0),
-        other("packing", "other rows share an update", -0.0009),
+        other("packing", "other rows share a step", -0.0009),
         other("attention", "dropout draws other numbers", 0.0001),
         other("fused loss", "dropout draws other numbers", -0.0002),
     )
@@ -130,9 +130,9 @@ def test_rungs_held_to_themselves_share_a_footnote_by_the_reason():
     assert row["off by"] == "itself -0.09%* (±0.1%)"
     one, two = [line for line in how_measured(shown) if line.startswith("* ")]
     assert one.startswith(wording("packing-other-rows-share"))
-    assert one.endswith("at most 0.09% apart")
+    assert one.endswith("at most 0.09%")
     assert two.startswith(wording("attention-fused-loss-dropout"))
-    assert two.endswith("at most 0.02% apart")
+    assert two.endswith("at most 0.02%")
 
 
 def test_it_is_said_how_the_gain_over_the_baseline_was_got():
@@ -174,7 +174,7 @@ def test_what_cannot_be_told_from_the_baseline_is_not_called_so_many_times_as_fa
 
 
 def test_a_loss_that_cannot_be_compared_is_not_said_to_agree():
-    def own(name: str) -> RungResult:
+    def own(name: str) -> SettingResult:
         return rung(name, 250.0, own_difference=0.0, loss_difference=0.2)
 
     rungs = [rung("baseline", 100.0, cumulative=1.0), own("packing"), own("attention")]
@@ -185,7 +185,7 @@ def test_a_loss_that_cannot_be_compared_is_not_said_to_agree():
     assert both.endswith(agrees)
 
 
-def _pair() -> list[RungResult]:
+def _pair() -> list[SettingResult]:
     gained = in_turns("baseline", [(100.0, 250.0)] * 3)
     return [
         rung("baseline", 100.0, cumulative=1.0),
@@ -204,7 +204,7 @@ def test_a_result_of_the_format_before_is_still_read():
     assert found.against_baseline is None
 
 
-def test_the_headline_is_the_last_rung_that_held():
+def test_the_headline_is_the_last_setting_that_held():
     assert headline(CLIMBED) == wording("demo-on-test")
     nothing = ladder(rung("baseline", None, "failed"))
     assert headline(nothing) == wording("demo-on-test-cpu-nothing")
@@ -219,7 +219,7 @@ def test_a_name_cannot_break_out_of_the_markdown_table():
     assert len(table) == 3
 
 
-def test_two_results_are_compared_rung_by_rung(tmp_path):
+def test_two_results_are_compared_setting_by_setting(tmp_path):
     other = ladder(rung("baseline", 200.0), rung("loader", 220.0))
     for name, one in (("a.json", CLIMBED), ("b.json", other)):
         (tmp_path / name).write_text(one.model_dump_json(), encoding="utf-8")
@@ -272,7 +272,7 @@ def test_a_run_is_not_compared_with_a_result(tmp_path):
 
 
 @pytest.mark.parametrize("comparable", [True, False])
-def test_a_rung_whose_steps_hold_rows_of_one_length_does_not_hold(comparable):
+def test_a_setting_whose_steps_hold_rows_of_one_length_does_not_hold(comparable):
     """Its weights come from other rows than those below, so that no loss would tell."""
     mixed, sorted_rows = (
         measured(150.0, own_loss=2.0, clumping=clumping) for clumping in (1.1, 15.3)

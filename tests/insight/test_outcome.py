@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from expert.insight.outcome import judge_learning
-from expert.insight.page.blocks import Example, Folded
+from expert.insight.page.blocks import CaseExample, Folded
 from expert.insight.page.html import page_html
 from tests.insight.pages import (
     START,
@@ -157,7 +157,7 @@ def test_answers_right_and_wrong_come_right_after_the_numbers(tmp_path: Path):
     folds = [b for b in page.sections[1].inside if isinstance(b, Folded)]
     opened = [fold for fold in folds if fold.shown]
     assert [fold.title for fold in opened] == ["Wrong answers: 3 of 6", "Correct answers: 3 of 6"]
-    assert all(isinstance(block, Example) for fold in opened for block in fold.inside)
+    assert all(isinstance(block, CaseExample) for fold in opened for block in fold.inside)
     assert [f.title for f in folds if not f.shown] == [
         "3 more wrong answers",
         "3 more correct answers",

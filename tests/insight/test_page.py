@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from expert.insight.findings.finding import Finding
-from expert.insight.page.blocks import Example, Folded, LineChart
+from expert.insight.page.blocks import CaseExample, Folded, LineChart
 from expert.insight.page.contents import ladder_page, make_page
 from expert.insight.page.environment import FIRST_EDGE
 from expert.insight.page.html import page_html
@@ -184,7 +184,7 @@ def test_fallbacks_and_warnings_are_reported_with_their_reasons(tmp_path: Path):
     warned = {"event": "warning", "time": START + 6, "text": "the disk is nearly full"}
     page = page_of(write_run(tmp_path / "run", [*usual()[:5], fell, warned, finished(9)]))
     texts = [row[3] for grid in grids_of(page, "story") for row in grid.rows]
-    assert "fell back: OutOfMemory: 1 GiB too much – batch.micro_batch = 2  (b)" in texts
+    assert "fell back: OutOfMemory: 1 GiB too much – batch.micro_batch = 2 (b)" in texts
     assert f"warning: {warned['text']}" in texts
     assert "No fallback" not in words_of(page)
 
@@ -208,7 +208,7 @@ def test_validation_shows_its_accuracy_and_the_wrong_answers_first(tmp_path: Pat
     page = page_of(write_run(tmp_path / "run", usual(), validation=facts))
     card = cards_of(page)["Correct answers"]
     assert (card.value, card.note) == ("50.0%", "10.0% to 90.0%")
-    examples = [block for block in blocks_of(page) if isinstance(block, Example)]
+    examples = [block for block in blocks_of(page) if isinstance(block, CaseExample)]
     assert [example.passed for example in examples] == [False, True]
     assert "&lt;b&gt;a2&lt;/b&gt;" in page_html(page)
 

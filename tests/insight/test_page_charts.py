@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from expert.insight.page.blocks import (
     Bar,
+    BarPart,
     Bars,
+    Chart,
     Histogram,
     LineChart,
     Mark,
-    Marks,
-    Segment,
     Series,
     StackChart,
+    Timeline,
     Unit,
     WideBar,
 )
@@ -28,7 +29,6 @@ from expert.insight.page.scales import (
     BUCKETS,
     clock_words,
     labels,
-    running_total,
     scale_of,
     si,
     smoothed,
@@ -57,30 +57,32 @@ def test_every_value_is_inside_its_scale(values: list[float], from_zero: bool):
     assert 1 <= len(scale.ticks) <= 12
 
 
-def test_one_value_alone_is_in_the_middle_of_its_scale():
-    assert scale_of([5.0], tight=True, whole=True).share(5.0) == 0.5
+@pytest.mark.parametrize(
+    ("values", "kind", "unit", "expected"),
+    [
+        ([1, 3], {"whole": True, "tight": True}, "count", "1|2|3"),
+        ([0.0, 30 * 2**30], {"from_zero": True, "binary": True}, "bytes",
+         "0 GiB|8 GiB|16 GiB|24 GiB|32 GiB"),
+        ([0.0, 170.0], {"clock": True, "tight": True, "wanted": 6}, "seconds",
+         "0|30 s|1:00 min|1:30 min|2:00 min|2:30 min"),
+        ([0.02, 50.0], {"log": True}, "number", "0.01|0.1|1|10|100"),
+    ],
+    ids=["steps", "bytes", "clock", "logarithmic"],
+)  # fmt: skip
+def test_ticks_are_round_numbers_of_their_kind(values, kind, unit, expected):
+    assert labels(scale_of(values, **kind).ticks, unit) == expected.split("|")
 
 
-def test_steps_get_whole_ticks_only():
-    assert scale_of([1, 3], whole=True, tight=True).ticks == (1, 2, 3)
-
-
-def test_bytes_get_ticks_that_are_powers_of_two():
-    scale = scale_of([0.0, 30 * 2**30], from_zero=True, binary=True)
-    assert labels(scale.ticks, "bytes") == ["0 GiB", "8 GiB", "16 GiB", "24 GiB", "32 GiB"]
-
-
-def test_a_clock_gets_ticks_at_half_minutes():
-    scale = scale_of([0.0, 170.0], clock=True, tight=True, wanted=6)
-    assert labels(scale.ticks, "seconds") == [
-        "0", "30 s", "1:00 min", "1:30 min", "2:00 min", "2:30 min"
-    ]  # fmt: skip
-
-
-def test_a_logarithmic_scale_has_powers_of_ten():
-    scale = scale_of([0.02, 50.0], log=True)
-    assert labels(scale.ticks, "number") == ["0.01", "0.1", "1", "10", "100"]
-    assert scale.share(1.0) == pytest.approx(0.5)  # of four powers the middle
+@pytest.mark.parametrize(
+    ("values", "kind", "value", "share"),
+    [
+        ([5.0], {"tight": True, "whole": True}, 5.0, 0.5),  # one value alone is in the middle
+        ([0.02, 50.0], {"log": True}, 1.0, 0.5),  # of four powers the middle
+        ([0.999], {"share": True}, 1.0, 1.0),  # shares end at 100 %
+    ],
+)
+def test_a_value_has_its_place_on_the_scale(values, kind, value, share):
+    assert scale_of(values, **kind).share(value) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
@@ -99,14 +101,9 @@ def test_labels_have_the_digits_their_distance_needs(
     assert labels(ticks, unit) == expected
 
 
-@pytest.mark.parametrize(
-    ("value", "words"), [(0, "0"), (850, "850"), (9999, "9,999"), (12_000, "12k"), (1.5e6, "1.5M")]
-)
-def test_large_numbers_are_short_on_an_axis(value: float, words: str):
-    assert si(value) == words
-
-
-def test_a_time_is_reported_in_its_unit():
+def test_numbers_and_times_are_short_on_an_axis():
+    numbers = (0, 850, 9999, 12_000, 1.5e6)
+    assert [si(value) for value in numbers] == ["0", "850", "9,999", "12k", "1.5M"]
     assert [clock_words(t) for t in (0, 43.0857, 84, 4500)] == ["0", "43.1 s", "1:24 min", "1:15 h"]
 
 
@@ -142,7 +139,6 @@ def test_smoothing_is_the_mean_of_the_neighbours_by_their_tokens():
 def test_smoothing_passes_over_what_is_missing():
     points = [(0.0, 1.0), (1.0, None), (2.0, 3.0)]
     assert smoothed(points, [1.0, 1.0, 1.0]) == [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]
-    assert running_total([1, 2, 3]) == [1, 3, 6]
 
 
 def test_a_course_becomes_a_line_of_blocks():
@@ -165,6 +161,11 @@ def drawn_paths(chart: LineChart) -> list[str]:
     return [found["d"] for name, found in tags.found if name == "path" and "line" in found["class"]]
 
 
+def tags_of(drawn: Chart | str, name: str) -> list[tuple[str, dict[str, str]]]:
+    html = drawn if isinstance(drawn, str) else draw(drawn)
+    return [found for found in Tags(html).found if found[0] == name]
+
+
 def test_a_line_runs_from_edge_to_edge_and_goes_down_where_the_value_is_high():
     assert drawn_paths(line_chart(0.0, 1.0)) == ["M0.0 1000L1000.0 0"]
 
@@ -173,35 +174,32 @@ def test_a_line_is_broken_where_nothing_was_measured():
     assert drawn_paths(line_chart(0.0, None, 1.0))[0].count("M") == 2
 
 
-def test_a_single_point_is_a_dot():
-    html = draw(line_chart(2.0))
-    assert 'class="dot c1" d="M500.0 500z"' in html
-
-
-def test_the_pointer_is_reported_the_values_below_it():
-    assert "step 2\nloss 1.5" in draw(line_chart(0.5, 1.5, 2.0))
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [
+        ((2.0,), 'class="dot c1" d="M500.0 500z"'),  # a single point is a dot
+        ((0.5, 1.5, 2.0), "step 2\nloss 1.5"),  # the values under the pointer
+    ],
+)
+def test_a_line_chart_has_its_dots_and_values(values, drawn):
+    assert drawn in draw(line_chart(*values))
 
 
 def test_parts_of_a_stack_fill_the_whole_height():
     chart = StackChart(
         parts=("a", "b"), colours=(1, 2), at=(1.0, 2.0), columns=((1.0, 3.0), (2.0, 2.0))
     )
-    fills = [
-        found["d"] for name, found in Tags(draw(chart)).found if "fill" in found.get("class", "")
-    ]
-    assert (
-        fills[0]
-        == "M0.0 750L500.0 750L500.0 500L1000.0 500L1000.0 1000L500.0 1000L500.0 1000L0.0 1000z"
-    )
+    fills = [found["d"] for name, found in tags_of(chart, "path") if "fill" in found["class"]]
+    upper, lower = "M0.0 750L500.0 750L500.0 500L1000.0 500", "L1000.0 1000L500.0 1000L500.0 1000"
+    assert fills[0] == f"{upper}{lower}L0.0 1000z"
     assert fills[1].startswith("M0.0 0L500.0 0L500.0 0L1000.0 0L1000.0 500")
 
 
 def test_a_wide_bar_gives_every_part_its_share_and_names_it():
-    forward = Segment(name="forward", amount=3.0, words="3 ms", colour=1)
-    backward = Segment(name="backward", amount=1.0, words="1 ms", colour=4)
+    forward = BarPart(name="forward", amount=3.0, words="3 ms", colour=1)
+    backward = BarPart(name="backward", amount=1.0, words="1 ms", colour=4)
     html = draw(WideBar(segments=(forward, backward)))
-    widths = [float(found["width"]) for name, found in Tags(html).found if name == "rect"]
-    assert widths == [750.0, 250.0]
+    assert [float(found["width"]) for _, found in tags_of(html, "rect")] == [750.0, 250.0]
     assert "forward 3 ms, 75.0%" in html
 
 
@@ -211,25 +209,19 @@ def test_the_longest_bar_is_as_wide_as_its_space_and_a_marked_one_is_grey():
         Bar(name="top", amount=40.0, words="40"),
         Bar(name="bad", amount=None, words="failed", marked=True),
     ))  # fmt: skip
-    html = draw(bars)
-    rects = [found for name, found in Tags(html).found if name == "rect"]
+    rects = [found for _, found in tags_of(bars, "rect")]
     assert [float(rect["width"]) for rect in rects] == [250.0, 1000.0, 0.0]
     assert rects[2]["class"] == "fill c7"
 
 
 def test_a_histogram_has_a_column_for_every_count():
     html = draw(Histogram(labels=("≤16", "≤32"), counts=(5, 10), what="rows"))
-    heights = [
-        float(f["height"])
-        for name, f in Tags(html).found
-        if name == "rect" and "fill" in f["class"]
-    ]
-    assert heights == [500.0, 1000.0]
+    assert [float(found["height"]) for _, found in tags_of(html, "rect")] == [500.0, 1000.0]
     assert "≤16: 5 rows" in html
 
 
 def test_marks_are_where_they_happened():
-    marks = Marks(
+    marks = Timeline(
         lanes=("saves",), counts=(7,), marks=(Mark(lane="saves", at=5.0, words="x"),), end=10.0
     )
     html = draw(marks)
@@ -245,7 +237,6 @@ def test_no_value_makes_a_drawing_fail(values: tuple[float, ...], log: bool):
     assert math.isfinite(len(html))
 
 
-def test_shares_end_at_one_hundred_percent():
-    assert scale_of([0.999], share=True).high == 1.0
+def test_shares_end_at_one_hundred_percent_and_nothing_is_cut_off():
     assert scale_of([0.2, 0.9], share=True).high <= 1.0
-    assert scale_of([0.5, 1.2], share=True).high >= 1.2  # no share at all: nothing is cut off
+    assert scale_of([0.5, 1.2], share=True).high >= 1.2  # not a share at all

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from expert.insight.ladder.ladder import doubts_about
+from expert.insight.ladder.comparison import doubts_about
 from expert.insight.page.html import page_html
 from tests.insight.pages import page_of, usual, words_of, write_run
 from tests.wording import wording
@@ -66,7 +66,7 @@ def test_the_same_file_with_more_rows_is_other_data(tmp_path: Path):
     ("change", "words"),
     [
         ({"validation": "val.jsonl"}, wording("validated-on-different-rows")),
-        ({"base": "x"}, "bases"),
+        ({"base": "x"}, "base models"),
     ],
 )
 def test_other_validation_rows_and_other_bases_are_told(tmp_path: Path, change, words):

@@ -51,6 +51,7 @@ def test_rows_an_eighth_of_a_sequence_long(samples, told):
     """108,997 tokens a second are rows of 260 or 253 tokens, and 2,048 are 8 of 256."""
     steps = step_events(samples_per_second=samples)
     assert level("short-rows-alone", steps, planned(**ALONE)) == told
+    assert level("packing-off", steps, planned(**ALONE)) == (None if told else "note")
 
 
 @pytest.mark.parametrize(("waited", "told"), [(0.15, None), (0.18, "warning")])

@@ -25,7 +25,7 @@ from expert.judging.oracles.calls import CALLS, CallMarks, check_of
 from expert.judging.oracles.oracle import JudgeOptions, oracle_for
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import load_trained, read_plan
-from tests.data.chat_templates import family, qwen3_source
+from tests.data.template.chat_templates import family, qwen3_source
 from tests.jobs.runs import WORDS, base_model, run, write_expert
 from tests.jobs.trained_runs import place
 from tests.jobs.validated_runs import as_it_was, written

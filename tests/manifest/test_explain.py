@@ -24,7 +24,7 @@ def paths(key: str | None) -> list[str]:
     return [entry.path for entry in explain(key)]
 
 
-def test_without_a_key_every_key_is_told_in_the_order_of_the_schema():
+def test_without_a_key_every_key_is_reported_in_the_order_of_the_schema():
     told = paths(None)
     assert [path for path in told if "." not in path and "[" not in path] == list(
         Manifest.model_fields
@@ -50,7 +50,7 @@ def test_a_meaning_that_takes_two_lines_in_the_source_is_one_sentence():
     assert wording("leave-rows-out-go") in entry.meaning
 
 
-def test_a_key_is_told_with_its_range_default_meaning_and_other_names():
+def test_a_key_is_reported_with_its_range_default_meaning_and_other_names():
     (entry,) = explain("batch_size")
     assert entry == KeyHelp(
         "training.config.batch_size",
@@ -76,7 +76,7 @@ def test_the_default_is_shown_as_it_would_be_written(key, default):
     assert explain(key)[0].default == default
 
 
-def test_a_section_is_told_with_everything_in_it():
+def test_a_section_is_reported_with_everything_in_it():
     told = paths("training.config")
     assert told[0] == "training.config"
     assert told == [path for path in paths(None) if path.startswith("training.config")]

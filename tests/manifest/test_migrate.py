@@ -259,7 +259,7 @@ def test_a_switch_for_mixed_precision_leaves_the_kind_to_the_plan(name: str):
     assert (off.manifest.training.config.bf16, off.manifest.training.config.fp16) == (False, False)
 
 
-def test_an_auto_flag_gives_way_to_the_word_and_a_contradiction_is_told():
+def test_an_auto_flag_gives_way_to_the_word_and_a_contradiction_is_reported():
     data = _file(dtype="bf16")
     data["training"]["config"] = {"bf16": "auto", "fp16": False}
     assert read_data(data).manifest.training.config.bf16 is True

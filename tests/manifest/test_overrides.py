@@ -122,7 +122,7 @@ def test_an_index_may_be_the_last_step():
     assert _config(text, "training.config.target_modules[0]=k").target_modules == ["k", "v"]
 
 
-def test_the_data_set_may_be_given_as_a_path_that_climbs():
+def test_the_data_set_may_be_given_as_a_path_that_leaves_the_folder():
     manifest = _manifest(MINIMAL, "dataset=../rows.jsonl", "output_dir=/runs")
     assert manifest.training.dataset.path == "../rows.jsonl"
     assert manifest.training.config.output_dir == "/runs"
@@ -151,13 +151,13 @@ def test_a_name_that_two_keys_have_is_refused_with_both():
     assert str(caught.value) == wording("several-keys-called-name")
 
 
-def test_a_renamed_override_is_told():
+def test_a_renamed_override_is_reported():
     assert "--set lr: read as training.config.learning_rate" in notices_of(
         MINIMAL, overrides=["lr=0.1"]
     )
 
 
-def test_an_override_mends_a_broken_file():
+def test_an_override_fixes_a_broken_file():
     assert error_of(MINIMAL + "epochs: three")
     assert _config(MINIMAL + "epochs: three", "epochs=3").epochs == 3
 
@@ -211,11 +211,9 @@ def test_a_wrong_value_names_the_override(override: str, text: str):
     assert error_of(MINIMAL, overrides=[override]).startswith(text)
 
 
-def test_an_override_of_a_model_that_is_no_list_leaves_the_problem_to_be_told():
+def test_an_override_of_a_model_that_is_not_a_list_leaves_the_problem_reported():
     text = error_of("base_models: {a: 1}\ndataset: a", overrides=["model=Y"])
-    assert text.endswith(
-        "base_models: got an object, expected a non-empty list of names or objects"
-    )
+    assert text.endswith(wording("got-object-expected-list"))
 
 
 def test_a_path_is_taken_apart_into_steps():

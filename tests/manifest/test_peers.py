@@ -268,7 +268,7 @@ def test_what_cannot_be_read_of_a_listed_set_is_refused(tmp_path, about, words):
     assert words in refused(tmp_path, f"{FACTORY}dataset: x\n", {"x": about})
 
 
-def test_a_name_that_is_not_in_the_list_is_told_what_is(tmp_path):
+def test_a_name_that_is_not_in_the_list_is_reported_what_is(tmp_path):
     text = refused(tmp_path, f"{FACTORY}dataset: mein\n", {"mine": {"file_name": "mine.json"}})
     assert wording("mein-is-not-in") in text
     assert "(it has mine)" in text
@@ -288,7 +288,7 @@ def test_a_path_stays_a_path_beside_a_list(tmp_path):
     assert data.path == "rows.jsonl"
 
 
-def test_a_broken_list_of_data_sets_is_told(tmp_path):
+def test_a_broken_list_of_data_sets_is_reported(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset_info.json").write_text("{", encoding="utf-8")
     assert wording("dataset-info-json-cannot") in refused(tmp_path, f"{FACTORY}dataset: a,b\n")

@@ -155,7 +155,7 @@ def test_a_manifest_without_a_name_is_called_after_its_folder_or_file(tmp_path: 
         assert read_manifest(folder / file).manifest.name == name
 
 
-def test_a_file_without_a_suffix_is_told_apart_by_its_first_character(tmp_path: Path):
+def test_a_file_without_a_suffix_is_distinguished_by_its_first_character(tmp_path: Path):
     (tmp_path / "a").write_text(' \n{"base_model": "X", "dataset": "a.jsonl"}')
     (tmp_path / "b").write_text(MINIMAL)
     assert read_manifest(tmp_path / "a").manifest.base_models[0].name == "X"
@@ -251,7 +251,7 @@ def test_strict_refuses_unknown_keys_everywhere_but_comments():
     )
 
 
-def test_a_misplaced_key_is_told_where_it_belongs():
+def test_a_misplaced_key_is_reported_where_it_belongs():
     notices = notices_of(MINIMAL + "training: {decoding: {batch_size: 4}, temperature: 0.1}")
     assert notices[1:] == [wording("line-warning-kept-metadata"), wording("line-warning-kept")]
 

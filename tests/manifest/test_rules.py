@@ -15,7 +15,7 @@ CHAR = "base_model: {name: char-gpt, architecture: {heads: 6, width: 384}}\ndata
 
 
 def _texts(method: str) -> list[str]:
-    """The longest fixed piece of text of every call of say.wrong or say.tell in rules.py."""
+    """The longest fixed piece of text of every call of found.wrong or found.tell in rules.py."""
     found: list[str] = []
     tree = ast.parse(inspect.getsource(rules))
     for function in ast.walk(tree):
@@ -29,7 +29,7 @@ def _texts(method: str) -> list[str]:
             if isinstance(target, ast.Name)
         }
         for node in ast.walk(function):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == f"say.{method}":
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == f"found.{method}":
                 text = node.args[1 if method == "wrong" else 2]
                 if isinstance(text, ast.Name) and text.id in assigned:
                     text = assigned[text.id]
@@ -42,7 +42,9 @@ def _texts(method: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("method", "folder", "least"), [("wrong", "bad", 20), ("tell", "good", 8)])
+@pytest.mark.parametrize(
+    ("method", "folder", "least"), [("wrong", "bad", 20), ("report", "good", 8)]
+)
 def test_every_rule_is_shown_by_a_manifest(method: str, folder: str, least: int):
     shown = "".join(path.read_text() for path in (MANIFESTS / folder).glob("*.expected.txt"))
     texts = _texts(method)

@@ -55,7 +55,7 @@ def test_the_optimised_settings_of_a_manifest_are_taken_as_they_are():
     assert holds(read(json.dumps(data), "json").manifest.training.config, OPTIMISED)
 
 
-def test_group_by_length_is_told_what_packing_does_for_it():
+def test_group_by_length_is_reported_what_packing_does_for_it():
     told = notices_of(MANIFEST + "group_by_length: true\n")
     assert any(wording("superseded-packing-leaves-no") in each for each in told)
 
@@ -83,7 +83,7 @@ def test_quantised_weights_are_computed_with_in_bf16():
     assert made.manifest.training.config.bf16 is True
 
 
-def test_the_number_of_processes_that_tokenise_is_told_to_be_every_core():
+def test_the_number_of_processes_that_tokenise_is_reported_to_be_every_core():
     told = notices_of(MANIFEST + "num_proc: 8\n")
     assert any(wording("superseded-rows-tokenised-once") in each for each in told)
 
@@ -126,7 +126,7 @@ def test_what_the_notes_put_off_is_a_setting(text, expected):
 
 
 @pytest.mark.parametrize("line", ["deepspeed: zero3.json", "fsdp: [full_shard]"])
-def test_what_shards_over_several_gpus_is_told_that_there_is_one(line):
+def test_what_shards_over_several_gpus_is_answered_that_there_is_one(line):
     assert any(wording("superseded-run-uses") in each for each in notices_of(MANIFEST + line))
 
 
@@ -303,6 +303,6 @@ def test_the_commands_are_those_of_the_document():
         assert f"expert {command.split()[0]}" in text
 
 
-def test_a_class_instead_of_its_lines_is_told_what_to_keep():
+def test_a_class_instead_of_its_lines_is_refused_with_what_to_keep():
     text = "from dataclasses import dataclass\n\n@dataclass\nclass Config:\n    epochs: int = 3\n"
     assert wording("keep-name-type-value") in error_of(text)

@@ -33,7 +33,7 @@ def test_the_tables_are_not_empty():
 
 
 @pytest.mark.parametrize(("key", "word", "meaning"), _CONFIG)
-def test_a_spelling_in_the_config_is_understood_and_told(key: str, word: Any, meaning: str):
+def test_a_spelling_in_the_config_is_understood_and_reported(key: str, word: Any, meaning: str):
     read_back = read_data(_file({key: word, "save_steps": 5, "eval_steps": 5}))
     assert getattr(read_back.manifest.training.config, key) == meaning
     assert [notice.text for notice in read_back.notices if notice.kind == "read as"] == [
@@ -42,7 +42,7 @@ def test_a_spelling_in_the_config_is_understood_and_told(key: str, word: Any, me
 
 
 @pytest.mark.parametrize(("key", "word", "meaning"), _MODEL)
-def test_a_spelling_of_the_model_is_understood_and_told(key: str, word: Any, meaning: str):
+def test_a_spelling_of_the_model_is_understood_and_reported(key: str, word: Any, meaning: str):
     read_back = read_data(_file({}, **{key: word}))
     assert getattr(read_back.manifest.base_models[0], key) == meaning
     assert [notice.text for notice in read_back.notices] == [f'"{meaning}"']

@@ -159,7 +159,7 @@ def test_a_bare_name_means_the_smallest_memory_and_a_size_picks_its_own(typed, s
 
 
 @pytest.mark.parametrize("typed", ["", "rtx", "nvidia", "4095", "gtx 4090", "rtx 6000", "4090 ti"])
-def test_what_is_no_card_or_several_is_never_guessed(typed):
+def test_what_is_not_a_card_or_several_is_never_guessed(typed):
     assert find_card(typed) is None
 
 
@@ -187,7 +187,7 @@ def test_a_laptop_gpu_is_never_taken_for_the_desktop_card():
         ("NVIDIA H200", 143771, "h200"),
     ],
 )
-def test_one_driver_name_with_two_sizes_is_told_apart_by_memory(nvml_name, mib, slug):
+def test_one_driver_name_with_two_sizes_is_distinguished_by_memory(nvml_name, mib, slug):
     card = card_named(nvml_name, mib * MIB)
     assert card is not None
     assert card.slug == slug
@@ -205,7 +205,7 @@ def test_one_driver_name_with_two_sizes_is_told_apart_by_memory(nvml_name, mib, 
         ("", 0),
     ],
 )
-def test_a_slice_a_modified_or_an_unknown_card_is_no_card_of_ours(nvml_name, mib):
+def test_a_slice_a_modified_or_an_unknown_card_is_not_a_card_of_ours(nvml_name, mib):
     assert card_named(nvml_name, mib * MIB) is None
 
 

@@ -114,7 +114,7 @@ def test_attention_is_the_fastest_that_keeps_rows_apart(config, card, value, sou
         ("rtx-4090", {"packing": False}, None),
     ],
 )
-def test_use_sdpa_is_told_to_be_superseded_only_where_another_kernel_runs(card, config, instead):
+def test_use_sdpa_is_reported_as_superseded_only_where_another_kernel_runs(card, config, instead):
     made = plan(manifest({"use_sdpa": True, **config}), card)
     told = [text for text in remarks(made, "superseded") if "use_sdpa" in text]
     assert made.kernels.attention == (instead or "sdpa")

@@ -9,7 +9,7 @@ import pytest
 
 from expert.manifest.schema.config import TrainingConfig
 from expert.planning import ladder
-from expert.planning.ladder import BASELINE, RUNGS, Ground, as_overrides, changes, not_here
+from expert.planning.ladder import BASELINE, SETTINGS, Ground, as_overrides, changes, not_here
 from expert.planning.run_plan import RunPlan
 from tests.planning.planning import gpu, machine, manifest, plan
 from tests.wording import wording
@@ -33,42 +33,42 @@ def planned(values: dict[str, Any], *, on_gpu: bool = True) -> RunPlan:
 
 
 def climbed(ground: Ground) -> list[tuple[str, dict[str, Any], str]]:
-    """Every rung with what it changes, and why it changes nothing."""
+    """Every setting with what it changes, and why it changes nothing."""
     values = BASELINE.values(ground)
     below = planned(values, on_gpu=ground.on_gpu)
     found: list[tuple[str, dict[str, Any], str]] = []
-    for rung in RUNGS:
-        reason = rung.needs(ground)
+    for setting in SETTINGS:
+        reason = setting.needs(ground)
         if reason:
-            found.append((rung.name, {}, reason))
+            found.append((setting.name, {}, reason))
             continue
-        values = {**values, **rung.values(ground)}
+        values = {**values, **setting.values(ground)}
         here = planned(values, on_gpu=ground.on_gpu)
-        found.append((rung.name, dict(changes(below, here)), not_here(rung, below, here)))
+        found.append((setting.name, dict(changes(below, here)), not_here(setting, below, here)))
         below = here
     return found
 
 
-def test_the_rungs_come_in_the_order_of_the_ladder():
-    assert [rung.name for rung in RUNGS] == [
+def test_the_settings_come_in_the_order_of_the_ladder():
+    assert [setting.name for setting in SETTINGS] == [
         *("pre-tokenised", "loader", "packing", "bf16 + TF32", "attention", "fused AdamW"),
         *("fused loss", "compile", "batch size", "no checkpointing", "CUDA graphs"),
     ]
 
 
-def test_rungs_set_keys_that_exist_and_the_baseline_begins_with_every_one_of_them():
+def test_settings_set_keys_that_exist_and_the_baseline_begins_with_every_one_of_them():
     known = TrainingConfig.model_fields.keys()
-    set_above = {key for rung in RUNGS for key in rung.settings}
+    set_above = {key for setting in SETTINGS for key in setting.settings}
     assert set_above <= BASELINE.settings.keys() <= known
 
 
-def test_every_rung_changes_what_it_is_about_on_a_card():
-    for rung, (name, changed, reason) in zip(RUNGS, climbed(GROUND), strict=True):
+def test_every_setting_changes_what_it_is_about_on_a_card():
+    for setting, (name, changed, reason) in zip(SETTINGS, climbed(GROUND), strict=True):
         if name == "CUDA graphs":  # these updates are large
             assert reason.startswith(wording("false-already-host-keeps"))
             continue
         assert reason == "", name
-        assert set(rung.about) & changed.keys(), name
+        assert set(setting.about) & changed.keys(), name
 
 
 def test_the_baseline_is_what_people_begin_with():
@@ -83,16 +83,16 @@ def test_the_baseline_is_what_people_begin_with():
 
 def test_the_top_of_the_ladder_is_the_plan_that_nobody_touched_but_compiled():
     values = BASELINE.values(GROUND)
-    for rung in RUNGS:
-        values |= rung.values(GROUND)
+    for setting in SETTINGS:
+        values |= setting.values(GROUND)
     assert changes(planned({"torch_compile": True}), planned(values)) == {}
 
 
-def test_rows_of_an_update_are_the_same_on_every_rung():
+def test_rows_of_an_step_are_the_same_on_every_setting():
     values = BASELINE.values(GROUND)
-    for rung in RUNGS:
-        values |= rung.values(GROUND)
-        assert planned(values).batch.examples_per_update == 32, rung.name
+    for setting in SETTINGS:
+        values |= setting.values(GROUND)
+        assert planned(values).batch.examples_per_update == 32, setting.name
 
 
 def test_what_a_cpu_cannot_do_is_passed_over_with_the_plans_own_reason():
@@ -114,24 +114,24 @@ def test_what_a_cpu_cannot_do_is_passed_over_with_the_plans_own_reason():
         ("compile", replace(GROUND, windows=True), wording("triton-does-not-ship")),
     ],
 )
-def test_a_rung_that_cannot_be_tried_says_why(name, ground, words):
-    rung = ladder.find_rung(name)
-    assert rung is not None
-    assert words in rung.needs(ground)
+def test_a_setting_that_cannot_be_tried_says_why(name, ground, words):
+    setting = ladder.find_setting(name)
+    assert setting is not None
+    assert words in setting.needs(ground)
 
 
 def test_packing_takes_as_many_rows_at_once_as_before():
-    rung = ladder.find_rung("packing")
-    assert rung is not None
-    assert rung.values(replace(GROUND, rows_at_once=24))["micro_batch_size"] == 3
-    assert rung.values(replace(GROUND, rows_at_once=2))["micro_batch_size"] == 1
-    assert rung.values(replace(GROUND, rows_at_once=900))["micro_batch_size"] == 4
+    setting = ladder.find_setting("packing")
+    assert setting is not None
+    assert setting.values(replace(GROUND, rows_at_once=24))["micro_batch_size"] == 3
+    assert setting.values(replace(GROUND, rows_at_once=2))["micro_batch_size"] == 1
+    assert setting.values(replace(GROUND, rows_at_once=900))["micro_batch_size"] == 4
 
 
-def test_a_rung_is_found_however_it_is_written():
-    assert ladder.find_rung("BF16+tf32") is RUNGS[3]
-    assert ladder.find_rung("Fused-AdamW") is RUNGS[5]
-    assert ladder.find_rung("rocket") is None
+def test_a_setting_is_found_however_it_is_written():
+    assert ladder.find_setting("BF16+tf32") is SETTINGS[3]
+    assert ladder.find_setting("Fused-AdamW") is SETTINGS[5]
+    assert ladder.find_setting("rocket") is None
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def with_kernels(made: RunPlan, **values: Any) -> RunPlan:
         (60, 40, False),
     ],
 )
-def test_a_rung_costs_memory_where_it_needs_more_of_what_is_short(before, after, costs):
+def test_a_setting_costs_memory_where_it_needs_more_of_what_is_short(before, after, costs):
     made = planned({})
     found = ladder.cost_of(with_memory(made, before), with_memory(made, after))
     assert (found != "") == costs
@@ -222,12 +222,12 @@ def test_a_rung_costs_memory_where_it_needs_more_of_what_is_short(before, after,
         ({"precision": "bf16"}, {"precision": "fp32"}, ""),
     ],
 )
-def test_a_rung_costs_precision_where_it_computes_with_fewer_bits(before, after, words):
+def test_a_setting_costs_precision_where_it_computes_with_fewer_bits(before, after, words):
     made = planned({})
     assert ladder.cost_of(with_kernels(made, **before), with_kernels(made, **after)) == words
 
 
-def test_rungs_fit_together_when_the_sum_of_their_peaks_does():
+def test_settings_fit_together_when_the_sum_of_their_peaks_does():
     made = planned({})
     small, large = with_memory(made, 40), with_memory(made, 61)
     assert ladder.fit_together(small, small)

@@ -158,7 +158,7 @@ def test_a_later_plan_takes_what_won_and_says_so(home):
     assert decision(made, "optim.optimizer") == ("adamw_torch", words, "measurement")
 
 
-def test_the_rows_at_once_that_won_are_taken_where_more_would_fit(home, tmp_path):
+def test_the_micro_batch_that_won_are_taken_where_more_would_fit(home, tmp_path):
     rows = "\n".join(json.dumps({"text": "word " * 300}) for _ in range(64))
     (tmp_path / "train.jsonl").write_text(rows, encoding="utf-8")
     before = planned(home, folder=tmp_path)
@@ -203,7 +203,7 @@ def test_what_the_manifest_says_is_not_overruled(home):
         {"settings": {}},
     ],
 )
-def test_a_ladder_of_something_else_settles_nothing(home, changes):
+def test_a_benchmark_of_something_else_settles_nothing(home, changes):
     remember_rate(home, rate(**changes))
     found = planned(home)
     sources = {each.source for each in found.decisions if each.path.startswith("kernels.")}
@@ -288,7 +288,7 @@ def test_the_rate_of_a_run_holds_for_rows_about_as_long(home, tmp_path, longer, 
     assert (planned(home, folder=tmp_path).length.seconds is not None) is known
 
 
-def test_runs_and_ladders_take_only_the_place_of_their_like(home, tmp_path):
+def test_runs_and_benchmarks_take_only_the_place_of_their_like(home, tmp_path):
     (tmp_path / "train.jsonl").write_text(ROWS, encoding="utf-8")
     run = a_run(planned(home, folder=tmp_path), settings={"optim.optimizer": "sgd"}, row_tokens=100)
     remember_rate(home, rate())

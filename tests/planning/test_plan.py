@@ -33,7 +33,7 @@ def leaves(value: Any, path: str = "") -> dict[str, Any]:
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(any_manifest(), st.sampled_from([*(card.slug for card in CARDS), None]))
-def test_any_plan_is_settled_keeps_the_update_and_knows_whether_it_fits(data, card):
+def test_any_plan_is_settled_keeps_the_rows_per_step_and_knows_whether_it_fits(data, card):
     made = plan(data, card)
     settled = made.model_dump(mode="json", exclude={"decisions", "remarks"})
     del settled["data"]["dataset"], settled["decoding"]
@@ -284,7 +284,7 @@ def test_an_explicit_micro_batch_is_honoured_even_where_it_does_not_fit():
     assert not made.fits
 
 
-def test_memory_held_by_others_is_told_and_left_alone():
+def test_memory_held_by_others_is_reported_and_left_alone():
     here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9), held_gib=10))
     made = plan(manifest(), None, machine=here)
     assert made.memory.budget_bytes == 14 * GIB

@@ -55,7 +55,7 @@ def test_what_is_said_to_fit_does_fit(config, base, card):
     assert plan(manifest(config, base_models=[model]), card).fits
 
 
-def test_a_character_model_is_never_told_to_take_an_adapter():
+def test_a_character_model_is_never_advised_to_take_an_adapter():
     data = {
         "name": "bard",
         "base_models": [{"name": "char-gpt"}],
@@ -105,7 +105,7 @@ def test_choices_leave_a_margin_where_they_can():
         ({"eval_batch_size": 4096}, "rtx-3060", "warning", wording("at-once-will-not")),
     ],
 )
-def test_what_is_not_done_as_written_is_told(config, card, kind, text):
+def test_what_is_not_done_as_written_is_reported(config, card, kind, text):
     told = [line.partition(": ")[2] for line in remarks(plan(manifest(config), card), kind)]
     assert text in told
 
@@ -116,7 +116,7 @@ def with_data(**dataset: Any) -> dict[str, Any]:
     return data
 
 
-def test_an_evaluation_without_rows_is_told():
+def test_an_evaluation_without_rows_is_reported():
     data = with_data(validation_split=0)
     data["training"]["config"] |= {"evaluation_strategy": "epoch", "load_best_model_at_end": True}
     told = remarks(plan(data), "warning")
@@ -124,14 +124,14 @@ def test_an_evaluation_without_rows_is_told():
     assert wording("no-evaluation-to-choose") in told
 
 
-def test_too_many_workers_for_the_cores_are_told():
+def test_too_many_workers_for_the_cores_are_reported():
     data = with_data(streaming=True)
     data["training"]["config"] |= {"dataloader_num_workers": 64}
     told = remarks(plan(data, None, machine=machine(cores=2)), "warning")
     assert wording("workers-on-cores-get") in told
 
 
-def test_no_rows_at_all_are_told(tmp_path):
+def test_no_rows_at_all_are_reported(tmp_path):
     (tmp_path / "train.jsonl").write_text("", encoding="utf-8")
     made = plan(manifest(), folder=tmp_path)
     told = wording("no-rows-to-train")
@@ -153,7 +153,7 @@ def test_the_character_model_s_own_sizes_win_over_lengths_and_packing():
     assert wording("packing-corpus-cut-into") in told
 
 
-def test_a_disk_that_is_too_small_is_told(tmp_path):
+def test_a_disk_that_is_too_small_is_reported(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 1000, encoding="utf-8")
     here = replace(machine(), disk_free_bytes=Fact(1000, "test"))
     made = plan(manifest(), None, machine=here, folder=tmp_path)

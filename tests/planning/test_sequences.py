@@ -15,7 +15,7 @@ def test_sequences_keep_their_length_where_whole_ones_hold_the_rows():
     assert packing_of(8, mean=2000, longest=2048, length=2048) == (8, 2048, None)
 
 
-def test_sequences_are_shorter_where_one_holds_more_rows_than_an_update():
+def test_sequences_are_shorter_where_one_holds_more_rows_than_a_step():
     made = packing_of(16, mean=22, longest=40, length=1024)
     assert made == (1, 360, None)  # 16 · 22 / 0.99 = 355.6, to a multiple of 8
 
@@ -32,11 +32,11 @@ def test_a_long_row_keeps_sequences_long_and_rows_few():
     assert packing_of(16, mean=22, longest=900, length=1024) == (1, 904, 16)
 
 
-def test_an_update_of_one_row_is_one_row():
+def test_a_step_of_one_row_is_one_row():
     assert packing_of(1, mean=20, longest=40, length=512) == (1, 40, 1)
 
 
-def test_rows_that_go_on_in_the_next_sequence_make_updates_of_the_rows_asked_for():
+def test_rows_that_continue_in_the_next_sequence_make_steps_of_the_rows_asked_for():
     assert concatenation_of(64, mean=100, length=1024) == (6, 1024, None)
     assert concatenation_of(16, mean=25, length=1024) == (1, 400, None)
     assert concatenation_of(16, mean=100, length=1024) == (2, 800, None)
@@ -92,7 +92,7 @@ def on_cpu(**config):
     return plan(data, None, survey=survey if packed else None)
 
 
-def test_a_cpu_computes_no_more_at_once_than_its_caches_like():
+def test_a_cpu_computes_no_larger_micro_batch_than_its_caches_like():
     made = on_cpu()
     assert (made.batch.sequences_per_update, made.batch.micro_batch) == (19, 4)
     assert (made.batch.accumulation, made.batch.eval_batch) == (5, 4)
@@ -101,7 +101,7 @@ def test_a_cpu_computes_no_more_at_once_than_its_caches_like():
     assert on_cpu(max_seq_length=100_000).batch.eval_batch == 1
 
 
-def test_what_the_manifest_says_goes_at_once_on_a_cpu_too():
+def test_what_the_manifest_says_is_the_micro_batch_on_a_cpu_too():
     made = on_cpu(micro_batch_size=16, eval_batch_size=32)
     assert (made.batch.micro_batch, made.batch.eval_batch) == (16, 32)
 
@@ -158,7 +158,7 @@ def test_rows_that_were_packed_say_what_a_sequence_holds():
     assert made.batch.sequences_per_update == 4
 
 
-def test_rows_of_unknown_length_are_planned_as_long_ones_and_told_to_be():
+def test_rows_of_unknown_length_are_planned_as_long_ones_and_reported_to_be():
     made = plan(manifest({"batch_tokens": 4096}), survey=Survey(None, None, "not there"))
     assert made.batch.examples_per_update == 2
     told = [r.text for r in made.remarks if r.path == "batch.tokens_per_step"]
@@ -182,7 +182,7 @@ def asking_for(rows: int, card: str | None, *, exact: bool = True, **config):
 
 
 @pytest.mark.parametrize("card", CARDS)
-def test_more_at_once_than_a_step_has_are_planned_as_what_a_step_has(card):
+def test_a_micro_batch_larger_than_a_step_has_are_planned_as_what_a_step_has(card):
     asked, fitting = asking_for(32, card), asking_for(4, card)
     assert asked.batch.sequences_per_update == 4
     assert (asked.batch.micro_batch, asked.batch.accumulation) == (4, 1)

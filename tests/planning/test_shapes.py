@@ -13,8 +13,10 @@ from tests.wording import wording
 
 def _config(kind: str, *sizes: int, **more: Any) -> dict[str, Any]:
     """A config.json: layers, hidden, feed-forward, heads, vocabulary, context, and what else."""
-    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
-    names += ("vocab_size", "max_position_embeddings")
+    names = (
+        *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),
+        *("vocab_size", "max_position_embeddings"),
+    )
     return {"model_type": kind, **dict(zip(names, sizes, strict=True)), **more}
 
 

@@ -91,7 +91,7 @@ def test_windows_separators_work_everywhere(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["~nosuchuser/a.jsonl", "x" * 400 + ".jsonl"])
-def test_paths_that_no_file_can_have_are_told(tmp_path, path):
+def test_paths_that_no_file_can_have_are_reported(tmp_path, path):
     found = survey(tmp_path, path=path)
     assert found.rows is None
     assert (
@@ -100,7 +100,7 @@ def test_paths_that_no_file_can_have_are_told(tmp_path, path):
     )
 
 
-def test_rows_of_a_large_file_are_told_by_parts_all_over_it(tmp_path, monkeypatch):
+def test_rows_of_a_large_file_are_counted_by_parts_all_over_it(tmp_path, monkeypatch):
     monkeypatch.setattr(survey_module, "_COUNTED_BYTES", 16_000)
     lines = ["x" * 9] * 5000 + ["x" * 99] * 5000  # by its first part it would have 55,000
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")

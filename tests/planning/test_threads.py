@@ -56,7 +56,7 @@ def test_a_run_resumed_on_as_many_cores_keeps_its_threads():
 
 
 @pytest.mark.parametrize(("threads", "began_on"), [(64, 64), (1, 1), (2, None), (None, 2), (0, 2)])
-def test_a_run_resumed_on_other_cores_chooses_anew(threads, began_on):
+def test_a_run_resumed_on_other_cores_chooses_again(threads, began_on):
     assert before(threads, began_on, granted=2, cores=2) is None
 
 

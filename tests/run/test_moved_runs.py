@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.jobs.diagnose.one_step import read_again
+from expert.jobs.diagnose.first_fix import read_again
 from expert.jobs.export.export import export
 from expert.jobs.report import report
 from expert.jobs.sample.sample import sample

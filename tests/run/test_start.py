@@ -44,7 +44,7 @@ def test_with_every_core_taken_one_thread_is_left(free_to_choose):
     assert (found.count, found.lowered) == (1, True)
 
 
-def test_a_run_tells_its_threads_and_gives_torch_its_own_number_back(tmp_path, free_to_choose):
+def test_a_run_reports_its_threads_and_gives_torch_its_own_number_back(tmp_path, free_to_choose):
     manifest = write_expert(tmp_path, base_model(tmp_path / "models"), {"max_steps": 2})
     with neighbours(len(cores_seen())):
         folder = run(manifest).folder

@@ -84,7 +84,7 @@ def test_what_is_no_run_is_reported(tmp_path):
 # --- how it stands -------------------------------------------------------------------------------
 
 
-def test_a_finished_run_tells_where_it_ended(tmp_path):
+def test_a_finished_run_says_where_it_ended(tmp_path):
     saved = {"event": "saved", "time": 2.5, "path": "checkpoints/step-000004"}
     eval_ = {"event": "eval", "time": 2.4, "step": 4, "loss": 1.6}
     test = {"event": "eval", "time": 2.4, "step": 4, "loss": 9.0, "split": "test"}
@@ -151,7 +151,7 @@ def test_the_best_and_the_last_loss_on_the_validation_rows_are_reported_apart(tm
     assert (undone.eval_loss, undone.best_eval_loss, undone.best_eval_step) == (1.4, 1.4, 3)
 
 
-def test_a_run_that_continues_tells_of_the_last_step_it_told_of(tmp_path):
+def test_a_run_that_continues_shows_the_last_step_it_reported(tmp_path):
     import os
 
     saved = {"event": "saved", "time": 2.5, "step": 6, "path": "checkpoints/step-000006"}
@@ -173,7 +173,7 @@ def test_a_run_whose_trainer_lives_is_running_and_one_whose_trainer_died_is_gone
     assert run_status(a_run(tmp_path / "a", STARTED, STEP, pid=os.getpid())).state == "running"
     gone = run_status(a_run(tmp_path / "b", STARTED, STEP, pid=NO_SUCH_PID))
     assert gone.state == "gone"
-    assert wording("ended-without-a-word") in gone.because
+    assert wording("trainer-ended-without-word") in gone.because
     assert run_status(a_run(tmp_path / "c", STARTED, STEP)).state == "gone"
 
 

@@ -52,7 +52,9 @@ def test_a_run_says_that_its_epochs_end_before_max_steps(base, tmp_path):
     folder = run(write_expert(tmp_path, base, {"max_steps": 1000, "epochs": 1})).folder
     (told,) = [e["text"] for e in events_of(folder, "warning") if "max_steps" in e["text"]]
     done = events_of(folder, "finished")[0]["step"]
-    assert told.startswith(f"1 epoch ends after {done} updates, before the 1000 of max_steps")
+    assert told.startswith(
+        f"length.max_steps: 1 epoch ends after {done} steps, before the 1000 of max_steps"
+    )
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, tmp_path):
@@ -211,7 +213,7 @@ def test_the_test_rows_are_reported_with_the_step_whose_weights_they_judge(base,
     assert events_of(done.folder, "finished")[0]["eval_loss"] is None
 
 
-def test_a_run_tells_of_the_evaluations_that_are_to_come_and_of_the_time_that_was_waited(
+def test_a_run_reports_the_evaluations_that_are_to_come_and_of_the_time_that_was_waited(
     base, tmp_path
 ):
     told = []
@@ -245,7 +247,7 @@ def test_a_run_that_max_steps_ends_early_says_how_many_epochs_it_makes(base, tmp
     assert "epochs_to_come" not in started
 
 
-def test_on_a_cpu_the_trial_before_the_first_step_tells_how_long_evaluations_take(
+def test_on_a_cpu_the_trial_before_the_first_step_says_how_long_evaluations_take(
     base, tmp_path, monkeypatch
 ):
     measured = []

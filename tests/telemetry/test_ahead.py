@@ -54,7 +54,7 @@ def test_after_the_last_step_the_time_left_is_that_of_the_evaluations():
     assert meter.eta_seconds() == 10.0
 
 
-def test_an_evaluation_that_was_measured_tells_how_long_the_next_ones_take():
+def test_an_evaluation_that_was_measured_says_how_long_the_next_ones_take():
     clock = HandClock()
     ahead = Ahead(total_steps=30, every=10, at_end=True, validation=6.0, test=3.0)
     meter = Meter(clock, total_steps=30, ahead=ahead, settling=0)

@@ -95,7 +95,7 @@ def test_the_loss_of_a_line_is_never_the_mean_of_the_others_where_one_is_no_numb
     assert [(line["step"], str(line["loss"])) for line in told] == [(2, "nan")]
 
 
-def test_lines_of_a_card_that_tells_late_cover_their_own_steps_to_the_last(monkeypatch):
+def test_lines_of_a_card_that_reports_late_cover_their_own_steps_to_the_last(monkeypatch):
     """A line without time or tokens would be read as a step that takes none."""
     monkeypatch.setattr(recorder_module, "LateNumbers", lambda device: LateNumbers(device, lag=1))
     told = []
@@ -208,7 +208,7 @@ def test_due(step, every, expected):
     assert due(step, every) is expected
 
 
-def test_the_first_step_tells_how_long_compiling_took():
+def test_the_first_step_reports_how_long_compiling_took():
     told = []
     recorder, clock = made(told, compiles=True, log_every=0)
     for step in range(3):

@@ -315,7 +315,7 @@ def test_more_than_the_cores_asked_for_by_hand_are_not_taken_away_while_it_starv
 @pytest.mark.parametrize(
     "failure", [NotFinite(step=3, bins=(1, 2)), LossSpike(step=3, z=20.0, loss=9.0, median=1.0)]
 )
-def test_numbers_gone_wrong_are_not_mended_by_another_plan(usual, failure):
+def test_numbers_gone_wrong_are_not_fixed_by_another_plan(usual, failure):
     assert plan_after(usual, failure) is None
 
 

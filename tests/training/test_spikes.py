@@ -18,9 +18,6 @@ from expert.training.spikes import (
     SpikeTest,
     SpikeWatch,
     Stability,
-    Tally,
-    after_not_finite,
-    after_spike,
 )
 
 # Of real runs of the built-in model on rows that repair JSON, without a spike in either.
@@ -211,17 +208,6 @@ def test_a_watch_from_a_checkpoint_sees_what_the_first_one_would_have(losses, cu
 # --- reactions -----------------------------------------------------------------------------------
 
 
-def reactions(react, policy: Stability, count: int) -> list[str]:
-    so_far, seen = Tally(), []
-    for _ in range(count):
-        seen.append(react(policy, so_far))
-        so_far = Tally(
-            skips=so_far.skips + (seen[-1] == "skip"),
-            rollbacks=so_far.rollbacks + (seen[-1] == "rollback"),
-        )
-    return seen
-
-
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
@@ -232,7 +218,7 @@ def reactions(react, policy: Stability, count: int) -> list[str]:
     ],
 )
 def test_numbers_that_are_not_finite_stop_the_run_at_last(policy, expected):
-    assert reactions(after_not_finite, policy, 3) == expected
+    assert [policy.after_not_finite(skips=n, rollbacks=n) for n in range(3)] == expected
 
 
 @pytest.mark.parametrize(
@@ -243,13 +229,7 @@ def test_numbers_that_are_not_finite_stop_the_run_at_last(policy, expected):
     ],
 )
 def test_spikes_are_rolled_back_only_so_often(policy, expected):
-    assert reactions(after_spike, policy, 3) == expected
-
-
-def test_rollbacks_for_either_reason_are_counted_together():
-    policy = Stability(on_not_finite="rollback", on_spike="rollback", max_rollbacks=1)
-    assert after_not_finite(policy, Tally(rollbacks=1)) == "stop"
-    assert after_spike(policy, Tally(rollbacks=1)) == "stop"
+    assert [policy.after_spike(rollbacks=n) for n in range(3)] == expected
 
 
 @pytest.mark.parametrize(("left", "steps"), [(10**6, 100), (1000, 100), (120, 12), (60, 6), (3, 5)])

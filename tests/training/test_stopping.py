@@ -152,7 +152,7 @@ def child():
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_first_signal_lets_the_run_save_and_tells_its_exit_code(child, number, code):
+def test_the_first_signal_lets_the_run_save_and_sets_its_exit_code(child, number, code):
     process = child("quick")
     process.send_signal(number)
     assert process.stdout.read() == "saving\nsaved\n"

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from expert.insight.ladder.ladder import Ladder, RungResult
-    from expert.jobs.benchmark.benchmark import Asked, Watcher
-    from expert.planning.ladder import Rung
+    from expert.insight.ladder.ladder import Ladder, SettingResult
+    from expert.jobs.benchmark.benchmark import BenchmarkRequest, Watcher
+    from expert.planning.ladder import Setting
 else:
     Watcher = object  # importing it takes as long as all of --help
 
-ALWAYS = ("rung", "tokens/s", "gain", "in all", "loss", "")
+ALWAYS = ("setting", "tokens/s", "gain", "in all", "loss", "")
 """Columns that are shown even where no value is known."""
 FIRST_TO_GO = ("±", "rows/s", "epoch", "MFU", "off by", "GPU", "memory", "loss")
 """Columns that a narrow terminal has no room for, in this order."""
@@ -94,7 +94,7 @@ def benchmark(
     as_json: options.ResultAsJson = False,
 ) -> None:
     """Measure every optimization, from the settings most people start with to the full plan."""
-    from expert.jobs.benchmark.benchmark import Asked
+    from expert.jobs.benchmark.benchmark import BenchmarkRequest
     from expert.run.stored.locate import run_or_result
 
     console = make_console(error=as_json, needed=compare is not None)
@@ -113,7 +113,7 @@ def benchmark(
             "nothing to measure  (expert benchmark --manifest FILE; or a text for the built-in "
             "character GPT: expert benchmark --dataset shakespeare)"
         )
-    asked = Asked(
+    asked = BenchmarkRequest(
         read=lambda more: options.asked_manifest(manifest, dataset, (*changes, *more)),
         command=shlex.join(["expert", *sys.argv[1:]]),
         model=model,
@@ -130,7 +130,7 @@ def benchmark(
         _measure(asked, to, console, as_json=as_json)
 
 
-def _forget(asked: Asked | None, console: Console) -> None:
+def _forget(asked: BenchmarkRequest | None, console: Console) -> None:
     from expert.jobs.benchmark.benchmark import forget
 
     file, removed = forget(asked)
@@ -140,7 +140,7 @@ def _forget(asked: Asked | None, console: Console) -> None:
         show(console, f"nothing to forget: {file}")
 
 
-def _measure(asked: Asked, to: Path | None, console: Console, *, as_json: bool) -> None:
+def _measure(asked: BenchmarkRequest, to: Path | None, console: Console, *, as_json: bool) -> None:
     """Runs the benchmark, shows the result, and writes it; interrupted, what was measured."""
     from expert.insight.ladder.ladder import FILE
     from expert.jobs.benchmark.benchmark import benchmark as benchmark_job
@@ -195,7 +195,7 @@ class BenchmarkView(Watcher):
         if self._preparing is not None:
             self._preparing(name, rows, tokens)
 
-    def begins(self, rung: Rung, number: int, of: int, left: float) -> None:
+    def begins(self, rung: Setting, number: int, of: int, left: float) -> None:
         """A setting starts."""
         self._of = of
         if self._preparing is not None:
@@ -231,7 +231,7 @@ class BenchmarkView(Watcher):
         self._bar.update(self._task, completed=self._number - 1 + min(1.0, share), facts=facts)
         self._bar.refresh()
 
-    def ends(self, result: RungResult) -> None:
+    def ends(self, result: SettingResult) -> None:
         """Prints the result of a setting."""
         style = {"kept": "green", "no difference": "green", "not here": "dim"}
         show(self._out, line_of(result), style.get(result.status, "yellow"))
@@ -266,7 +266,7 @@ class BenchmarkView(Watcher):
             self._task = self._bar.add_task("", total=self._of, facts="")
 
 
-def line_of(result: RungResult) -> str:
+def line_of(result: SettingResult) -> str:
     """The result of one setting in a line."""
     from expert.insight.ladder.ladder import MARKS, outcome
     from expert.insight.ladder.table import gain_words
@@ -318,7 +318,7 @@ def _columns(columns: tuple[str, ...], rows: list[tuple[str, ...]], room: int | 
     return kept
 
 
-def _bar(rung: RungResult, ladder: Ladder) -> tuple[str, float, str]:
+def _bar(rung: SettingResult, ladder: Ladder) -> tuple[str, float, str]:
     """The speed against the baseline, or tokens per second where that is unknown."""
     assert rung.measured is not None
     if ladder.is_held_against_baseline and rung.cumulative is not None:
@@ -329,7 +329,7 @@ def _bar(rung: RungResult, ladder: Ladder) -> tuple[str, float, str]:
 
 def show_compared(first: Path, second: Path, console: Console, *, as_json: bool) -> None:
     """Two results or two runs, with their ratio."""
-    from expert.insight.ladder.ladder import compare, doubts_about
+    from expert.insight.ladder.comparison import compare, doubts_about
 
     found = compare(first, second)
     for doubt in doubts_about(first, second):  # with --json: on standard error

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from expert.insight.step.anatomy import RunTimes, StepAnatomy
     from expert.jobs.diagnose.check import Check
     from expert.jobs.diagnose.diagnose import Diagnosis
+    from expert.jobs.diagnose.first_fix import Measured, Tried
     from expert.jobs.diagnose.kernel_trials import Tried as TriedKernel
-    from expert.jobs.diagnose.one_step import Measured, Tried
     from expert.jobs.diagnose.parity import Parity
     from expert.jobs.diagnose.profile import Profile
     from expert.manifest.reader import ReadManifest
@@ -84,7 +84,7 @@ class DiagnoseOptions:
 
     def read(self, more: tuple[str, ...] = ()) -> ReadManifest:
         """The given manifest, or that of the given run, with further overrides."""
-        from expert.jobs.diagnose.one_step import read_again
+        from expert.jobs.diagnose.first_fix import read_again
         from expert.manifest.reader import read_manifest
         from expert.run.stored.locate import find_trained
 
@@ -213,7 +213,7 @@ def _profile(asked: DiagnoseOptions, steps: int) -> Profile:
 
 
 def _try_first_fix(asked: DiagnoseOptions) -> Tried:
-    from expert.jobs.diagnose.one_step import first_fix, try_fix
+    from expert.jobs.diagnose.first_fix import first_fix, try_fix
 
     title, name = "", ""
     keys: tuple[str, ...] = ()

@@ -192,7 +192,7 @@ def _aligned(rows: Sequence[Row], widths: Sequence[int]) -> list[str]:
 
 def _in_columns(parts: Row, widths: Sequence[int]) -> list[str]:
     """One line, or several: what follows a word that is longer than its column, such as a path,
-    stands in its own column on the next."""
+    is in its own column on the next."""
     lines, line, start = [], "", 0
     for part, width in zip(parts, widths, strict=True):
         if part and line and len(line) > start - len(GAP):

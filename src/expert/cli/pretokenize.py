@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from expert.data.prepared import PreparedData, PreparedSplit
     from expert.data.tokens.statistics import DocumentStatistics
-    from expert.jobs.pretokenize import Outcome
+    from expert.jobs.pretokenize import Attempted
 
 
 def pretokenize(
@@ -85,7 +85,7 @@ def show_prepared(data: PreparedData, console: Console) -> None:
     _show_histogram(data.train, console)
 
 
-def _show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
+def _show_outcomes(outcomes: Sequence[Attempted], console: Console) -> None:
     """The result of every manifest; failures on standard error."""
     by_state = {
         state: [each for each in outcomes if each.state == state]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import webbrowser
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -52,7 +53,7 @@ def report(
     others = [*(compare or ()), *named[1:]]
     done = report_job(named[0] if named else None, compare=others, ladder=ladder, to=to)
     if as_json:
-        write_json(_as_dict(done))
+        write_json({**asdict(done), "verdict": done.verdict.as_dict()})
     else:
         show_lines(make_console(), _lines(done))
     if open_it:
@@ -75,18 +76,3 @@ def _lines(done: Written) -> list[Line]:
         lines.append((f"  {counts}: {where}", _STYLES[bad[0]]))
     size = f"{gib(done.html_bytes)}, {len(done.figures)} figures"
     return [*lines, (f"✓ wrote {done.html}  ({size})", ""), (f"  and {done.markdown}", "dim")]
-
-
-def _as_dict(done: Written) -> dict[str, Any]:
-    return {
-        "run": str(done.run),
-        "html": str(done.html),
-        "markdown": str(done.markdown),
-        "html_bytes": done.html_bytes,
-        "state": done.state,
-        "verdict": done.verdict.as_dict(),
-        "learning": done.learning.as_dict() if done.learning is not None else None,
-        "findings": [finding.as_dict() for finding in done.findings],
-        "figures": list(done.figures),
-        "compared": [str(run) for run in done.compared],
-    }

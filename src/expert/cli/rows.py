@@ -69,7 +69,7 @@ def _head(row: ShownRow) -> str:
 
 
 def _lines(row: ShownRow, marks: tuple[str, str] | None) -> list[Text]:
-    """The row in lines, each behind a bar; what is lost behind scissors."""
+    """The row in lines, each after a bar; what is lost after scissors."""
     page = _Page(marks)
     for one in row.segments:
         if one.is_gap:
@@ -81,7 +81,7 @@ def _lines(row: ShownRow, marks: tuple[str, str] | None) -> list[Text]:
                 f"{row.lost_answer_tokens:,} of them would be trained on"
             )
         elif one.piece != page.piece and one.seen:
-            page.aside(f"sequence {one.piece + 1:,} of {row.pieces:,} begins here")
+            page.aside(f"sequence {one.piece + 1:,} of {row.pieces:,} starts here")
         page.margin(SEEN_LINE if one.seen or row.left_out else LOST_LINE)
         page.seen, page.piece = one.seen, one.piece
         page.write(one)

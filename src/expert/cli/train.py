@@ -12,23 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from expert.cli import options
 from expert.cli.display import make_console, show, write_json
-from expert.cli.options import (
-    AllowRemoteCode,
-    BaseModelName,
-    ManifestFile,
-    MemoryLimit,
-    Overrides,
-    ResultAsJson,
-    Rows,
-    UsageError,
-    WhereToTrain,
-    asked_manifest,
-    flag_overrides,
-    manifest_option,
-    one_manifest,
-    output_option,
-)
 from expert.cli.plan import show_notices, show_plan, show_warnings
 from expert.cli.progress import PreparingView, RunView
 from expert.cli.rows import show_rows
@@ -78,32 +63,35 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show plan and data; wri
 
 
 def train(
-    file: ManifestFile = None,
-    manifest: Annotated[Path | None, manifest_option("The manifest to train")] = None,
-    dataset: Rows = None,
-    output: Annotated[Path | None, output_option("Folder for runs; default: runs/.")] = None,
+    file: options.ManifestFile = None,
+    manifest: Annotated[Path | None, options.manifest_option("The manifest to train")] = None,
+    dataset: options.Rows = None,
+    output: Annotated[
+        Path | None, options.output_option("Folder for runs; default: runs/.")
+    ] = None,
     epochs: Epochs = None,
-    device: WhereToTrain = None,
+    device: options.WhereToTrain = None,
     resume: Resume = None,
     allow_changed: AllowChanged = False,
-    remote_code: AllowRemoteCode = False,
-    model: BaseModelName = None,
-    vram: MemoryLimit = None,
+    remote_code: options.AllowRemoteCode = False,
+    model: options.BaseModelName = None,
+    vram: options.MemoryLimit = None,
     dry_run: DryRun = False,
-    overrides: Overrides = None,
-    as_json: ResultAsJson = False,
+    overrides: options.Overrides = None,
+    as_json: options.ResultAsJson = False,
 ) -> None:
     """Train an expert from its manifest, or the built-in character GPT on a text."""
     from expert.run.open import open_run, refuse_absent_gpu
 
-    flags = flag_overrides(dataset=dataset, output=output, epochs=epochs, device=device)
-    read = asked_manifest(one_manifest(file, manifest), dataset, (*flags, *(overrides or ())))
+    flags = options.flag_overrides(dataset=dataset, output=output, epochs=epochs, device=device)
+    manifest = options.one_manifest(file, manifest)
+    read = options.asked_manifest(manifest, dataset, (*flags, *(overrides or ())))
     if vram is not None and read.manifest.training.config.device == "cpu":
-        raise UsageError("--vram limits GPU memory, but device is cpu  (leave one out)")
+        raise options.UsageError("--vram limits GPU memory, but device is cpu  (leave one out)")
     if resume not in (None, "auto") and not Path(resume or "").is_dir():
         what = "not a folder" if Path(resume or "").exists() else "folder not found"
         fix = "give a run folder such as those in runs/; put the manifest before --resume"
-        raise UsageError(f"--resume {resume}: {what}  ({fix})")
+        raise options.UsageError(f"--resume {resume}: {what}  ({fix})")
     console = make_console(error=as_json, needed=False)
     asked: dict[str, Any] = {"model": model, "vram": vram, "resume": resume}
     if dry_run:
@@ -113,8 +101,8 @@ def train(
         _show_dry_run(opened, console, as_json=as_json)
         return
     show_warnings(read, console)
-    options = {"allow_changed": allow_changed, "allow_remote_code": remote_code}
-    result, plan = _run(read, console, asked, **options)
+    allowed = {"allow_changed": allow_changed, "allow_remote_code": remote_code}
+    result, plan = _run(read, console, asked, **allowed)
     _show_result(result, plan, console, as_json=as_json)
     if result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
@@ -130,7 +118,7 @@ def _show_resumed(opened: Opened, resume: str | None) -> None:
 
 
 def _run(
-    read: ReadManifest, console: Console, asked: dict[str, Any], **options: Any
+    read: ReadManifest, console: Console, asked: dict[str, Any], **allowed: Any
 ) -> tuple[RunResult, RunPlan]:
     from expert.jobs.train import train as train_job
     from expert.run.open import open_run
@@ -149,7 +137,7 @@ def _run(
             _show_resumed(opened, resume)
             result = train_job(
                 opened,
-                **options,
+                **allowed,
                 sinks=(show_event,),
                 acknowledge=_show_stopping,
                 progress=view.progress,

@@ -44,7 +44,7 @@ class Domain(StrEnum):
     open = "open"
 
 
-class Checkpoints(StrEnum):
+class CheckpointChoice(StrEnum):
     """Which checkpoints of a run are compared."""
 
     all = "all"
@@ -97,7 +97,8 @@ JudgeSeconds = Annotated[
 MinScore = Annotated[float | None, _share("Mean score of --judge-command required; default: 0.5.")]
 MaxRegression = Annotated[float, _share("How much worse than the baseline it may be, as a share.")]
 Compared = Annotated[
-    Checkpoints | None, typer.Option(help="Compare all checkpoints of the run and name the best.")
+    CheckpointChoice | None,
+    typer.Option(help="Compare all checkpoints of the run and name the best."),
 ]
 Judge = Annotated[
     Domain | None,

@@ -1,0 +1,1 @@
+"""Errors, events, files, run folders, child processes, text. Standard library only."""

@@ -57,7 +57,7 @@ class EventLog:
             given = fields if step is None else {"step": step, **fields}
             fact |= plain(given, secrets_of_environment() if _has_text(fields) else ())
             self._put(fact)
-            self._tell(fact)
+            self._send(fact)
 
     def close(self) -> None:
         """Write what waits, if it can be written, and close the file."""
@@ -105,7 +105,7 @@ class EventLog:
             self._torn = written < len(rest)
             rest = rest[written:]
 
-    def _tell(self, fact: Event) -> None:
+    def _send(self, fact: Event) -> None:
         for index, sink in enumerate(self._sinks):
             try:
                 sink(dict(fact))

@@ -315,10 +315,10 @@ def holder_of(path: Path) -> Holder | None:
         return Holder(
             pid=int(told["pid"]),
             host=str(told["host"]),
-            since=str(told["since"]),
-            process=str(told["process"]),
+            since=str(told.get("since", "")),
+            process=str(told.get("process", "")),
         )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -1,0 +1,1 @@
+"""Rows to batches: read, examples, segments, tokens, index, batches."""

@@ -101,7 +101,7 @@ def _prepared(line: Line) -> Counts | None:
     try:
         made = prepare_splits(line)
     except NothingLeft as error:
-        return Counts(survey, remarks=(Remark(kind="warning", path=MAX_LENGTH, text=str(error)),))
+        return Counts(survey, remarks=(Remark.warning(MAX_LENGTH, str(error)),))
     if made is not None:
         return replace(counts_of(line, made.train), remarks=made.doubts)
     if not line.is_text:  # one text, all of which is trained on
@@ -215,7 +215,7 @@ def _read_source(source: Source, line: Line | None) -> tuple[int, float, str] | 
         whole = sum(path.stat().st_size for path in source.files if path.is_file())
         if any(path.suffix.lower() in _PACKED for path in source.files) or not whole:
             return None
-        times, because = max(1.0, whole / size), f"told by the first {MOST_READ:,} rows"
+        times, because = max(1.0, whole / size), f"estimated from the first {MOST_READ:,} rows"
     rows = round(rows * times)
     if line is None:
         return rows, size * times / FILE_BYTES_PER_TOKEN, because

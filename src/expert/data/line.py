@@ -341,7 +341,7 @@ def unread_columns(line: Line) -> list[Remark]:
     """Warnings about columns of the training rows that look like content and are not read."""
     key = "training.dataset.field_mapping"
     return [
-        Remark(kind="warning", path=key, text=f"{source.name}: {text}")
+        Remark.warning(key, f"{source.name}: {text}")
         for source, columns, seen in _text_sources(line)
         if (text := columns.worth_a_warning(seen))
     ]
@@ -416,7 +416,7 @@ def remarks_on_tokens(line: Line) -> list[Remark]:
         why = misfit(line.cache.folder, recipe)
         if why:
             text = f"{CACHE_KEY}: {line.cache.folder} is left as it is: {why}. The tokens are in "
-            found.append(Remark(kind="warning", path=CACHE_KEY, text=f"{text}{folder}"))
+            found.append(Remark.warning(CACHE_KEY, f"{text}{folder}"))
     return found
 
 

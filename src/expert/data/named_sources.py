@@ -91,7 +91,7 @@ def sources_of(
     if without:
         text = f"{without[0].name} has no input_ids: its rows are tokenised here"
         text = f"{FLAG_KEY}: {text}  (set it to false, or name token rows)"
-        return NamedSources(rows, remarks=(_warning(FLAG_KEY, text),))
+        return NamedSources(rows, remarks=(Remark.warning(FLAG_KEY, text),))
     has_text = all(_has_text(source, spec) for source in trains)
     return NamedSources(rows if has_text else None, rows, PATH_KEY)
 
@@ -180,10 +180,11 @@ def choose_sources(
         misfits += [f"{source.name}: {text}" for text in checks[source].misfits]
     if misfits:
         return _fallen_back(named, misfits)
-    remarks = [_warning(named.key, text) for check in checks.values() for text in check.doubts()]
+    found = [text for check in checks.values() for text in check.doubts()]
+    remarks = [Remark.warning(named.key, text) for text in found]
     if spec.validation is not None:
         text = "training.dataset.validation: its checks need text and are not applied to tokens"
-        remarks.append(_warning("training.dataset.validation", text))
+        remarks.append(Remark.warning("training.dataset.validation", text))
     return ChosenSources(named.tokens, tokens, checks, tuple(remarks))
 
 
@@ -196,11 +197,7 @@ def _fallen_back(named: NamedSources, misfits: list[str]) -> ChosenSources:
         )
     text = f"{named.key}: the tokens do not fit and are left as they are: {why}. The rows are"
     text += " tokenised instead  (remove the key, or tokenise again)"
-    return ChosenSources(named.rows, remarks=(_warning(named.key, text),))
-
-
-def _warning(path: str, text: str) -> Remark:
-    return Remark(kind="warning", path=path, text=text)
+    return ChosenSources(named.rows, remarks=(Remark.warning(named.key, text),))
 
 
 def checked_before(folder: Path) -> TokenCheck | None:

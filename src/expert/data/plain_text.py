@@ -1,4 +1,4 @@
-"""Whether a run learnt plain text or conversations: a prompt is continued, or answered."""
+"""Whether rows are plain text or conversations: a prompt is continued, or answered."""
 
 from __future__ import annotations
 

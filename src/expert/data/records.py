@@ -16,7 +16,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class DataError(ExpertError):
-    """Data that cannot be used as a whole; its text says where, what, and what to do."""
+    """Data that cannot be used as a whole: where, what, and what to do."""
 
 
 class DataNotHere(DataError):
@@ -85,14 +85,14 @@ class Turn:
     role: Role
     text: str
     learn: bool = True
-    """Of an answer: whether it is learnt."""
+    """Of an answer: whether it is trained on."""
     extra: str = ""
     """Further fields of the message as JSON: the calls of an answer, which call a tool answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A row understood: a conversation, or plain text that is learnt whole."""
+    """A row understood: a conversation, or plain text that is trained on as a whole."""
 
     turns: tuple[Turn, ...] = ()
     text: str = ""
@@ -102,7 +102,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of the text that is fed to the model, and whether it is learnt."""
+    """A stretch of the text that is fed to the model, and whether it is trained on."""
 
     text: str
     learn: bool

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from expert.data.feed.loader import RowsTokenisedLate
     from expert.data.feed.streaming import Stream
-    from expert.data.tokens.flat_documents import FlatDocuments
+    from expert.data.tokens.documents import FlatDocuments
     from expert.data.tokens.prepare import Prepared
     from expert.manifest.schema.dataset import DatasetSpec
     from expert.planning.choose.sequences import Packing
@@ -105,19 +105,15 @@ def prepare_splits(line: Line) -> PreparedData | None:
         template=line.template.name if line.template else "characters",
         doubts=(
             *remarks_on_tokens(line),
-            *([_warning("training.dataset.validation_split", repeats)] if repeats else []),
+            *([Remark.warning("training.dataset.validation_split", repeats)] if repeats else []),
             *unread_columns(line),
-            *(_warning(each.key, each.told(line.listed_by)) for each in shared if each),
+            *(Remark.warning(each.key, each.told(line.listed_by)) for each in shared if each),
             *remarks_on_length(line.plan, train, validation, test),
         ),
         shared=tuple(each for each in shared if each is not None),
         columns=columns_read(line),
         notes=tuple(line.chosen.notes()),
     )
-
-
-def _warning(path: str, text: str) -> Remark:
-    return Remark(kind="warning", path=path, text=text)
 
 
 def all_tokens(line: Line, split: str) -> tuple[Prepared, ...] | None:
@@ -251,7 +247,6 @@ def packed_counts(plan: RunPlan, split: PreparedSplit) -> PackedCounts:
 
 def stream_of(line: Line) -> Stream:
     """The training rows, tokenised and packed as they are read."""
-    from expert.data.feed.loader import LoaderOptions
     from expert.data.feed.streaming import Stream, StreamedRows
 
     source = line.chosen.sources.train
@@ -275,7 +270,7 @@ def stream_of(line: Line) -> Stream:
         pack,
         examples_per_update=plan.batch.examples_per_update,
         seed=plan.optim.seed,
-        options=LoaderOptions(workers=plan.loader.workers, prefetch=plan.loader.prefetch),
+        options=plan.loader,
         max_bad_rows=line.spec.max_bad_rows,
     )
 

@@ -1,1 +1,1 @@
-"""What a run was and why: read from its folder alone, on any machine, without torch."""
+"""What a run was and why: read from its folder alone, without torch."""

@@ -66,12 +66,12 @@ def _unknown(seen: _Losses) -> Outcome:
 
 def held_out_losses(found: Evidence) -> list[tuple[int, float]]:
     """Step and loss of the validations in order; of one taken twice the second."""
-    told: dict[int, float] = {}
+    recorded: dict[int, float] = {}
     for event in found.run.of("eval"):
         value, step = number(event, "loss"), number(event, "step")
         if value is not None and step is not None and event.get("split") in (None, "validation"):
-            told[int(step)] = value
-    return sorted(told.items())
+            recorded[int(step)] = value
+    return sorted(recorded.items())
 
 
 def took_best(found: Evidence, step: int) -> bool:
@@ -108,8 +108,8 @@ class _Losses:
 
     def diverged(self) -> Outcome | None:
         fix = "training.config.learning_rate: lower, or a longer warmup_steps; look at the rows"
-        told = self.newest.get("loss")
-        lost = isinstance(told, str) or (isinstance(told, float) and told != told)
+        recorded = self.newest.get("loss")
+        lost = isinstance(recorded, str) or (isinstance(recorded, float) and recorded != recorded)
         stopped = any(event.get("policy") == "stop" for event in self.found.run.of("not_finite"))
         if lost or stopped:
             what = "The loss is no longer a number: the run diverged."

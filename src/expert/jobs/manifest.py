@@ -1,4 +1,4 @@
-"""The jobs behind `expert manifest check` and `expert manifest upgrade`."""
+"""The jobs of `expert manifest check` and `expert manifest upgrade`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checked:
-    """A file that was read, or the problems that kept it from being read."""
+    """A manifest that was read, or its problems."""
 
     source: str
     read: ReadManifest | None
     error: ManifestError | None
     doubts: tuple[Notice, ...] = ()
-    """What it names and is not there."""
+    """What it names but is missing."""
     plan: RunPlan | None = None
-    """For this machine; None where none can be made."""
+    """The plan for this machine; None where none can be made."""
 
 
 def check_manifests(
     paths: Sequence[Path], *, overrides: Sequence[str] = (), strict: bool = False
 ) -> Iterator[Checked]:
-    """Read every file, one broken one not keeping the others from being checked."""
+    """Check every file, whatever is wrong with the others."""
     from expert.manifest.notices import Notice
     from expert.manifest.reader import read_manifest
     from expert.run.missing import missing_things
@@ -59,12 +59,12 @@ def _planned(read: ReadManifest) -> RunPlan | None:
 
     try:
         return plan(read)
-    except (ExpertError, OSError):  # a plan that is asked for says why
+    except (ExpertError, OSError):  # expert plan shows why
         return None
 
 
 def _settings_of_tiny(read: ReadManifest) -> Iterator[Notice]:
-    """Of every base model that it names, settings that suit `tiny` alone."""
+    """For every base model, settings that suit only `tiny`."""
     from expert.manifest.notices import Notice
     from expert.planning.choose.starting_points import made_for_tiny
     from expert.planning.models.resolve import resolve_model
@@ -73,7 +73,7 @@ def _settings_of_tiny(read: ReadManifest) -> Iterator[Notice]:
     for number, spec in enumerate(read.manifest.base_models):
         try:
             shape = resolve_model(spec, read.folder).shape
-        except ExpertError:  # told among the doubts
+        except ExpertError:  # reported among the doubts
             shape = None
         for path, text in made_for_tiny(spec, config, shape):
             key = path.rpartition(".")[2]
@@ -85,7 +85,7 @@ def _settings_of_tiny(read: ReadManifest) -> Iterator[Notice]:
 
 @dataclass(frozen=True)
 class Upgraded:
-    """Where the 2.0 manifest was written, and what the reader had to tell."""
+    """Where the 2.0 manifest was written, with the notices of the reader."""
 
     path: Path
     backup: Path | None
@@ -93,7 +93,7 @@ class Upgraded:
 
 
 class WouldOverwrite(ExpertError):
-    """A file that is in the way and that nobody said may be replaced."""
+    """A file that would be overwritten."""
 
 
 def upgraded_text(path: Path) -> tuple[str, tuple[Notice, ...]]:
@@ -106,9 +106,9 @@ def upgraded_text(path: Path) -> tuple[str, tuple[Notice, ...]]:
 
 
 def upgrade_file(path: Path, *, output: Path | None = None, in_place: bool = False) -> Upgraded:
-    """Write the 2.0 manifest beside the old one, to `output`, or in its place with a backup."""
+    """Write the 2.0 manifest next to the old one, to `output`, or in its place with a backup."""
     if in_place and output:
-        raise WouldOverwrite("--in-place and --output name two places  (keep one of the two)")
+        raise WouldOverwrite("--in-place and --output: choose one")
     text, notices = upgraded_text(path)
     target = path if in_place else output or path.with_name(f"{path.stem}-2.0{path.suffix}")
     backup = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Attempted:
     """What became of one manifest; a reason where it was not prepared."""
 
     manifest: Path
@@ -85,7 +85,7 @@ _OWN_KEYS = frozenset(
 
 def attempt(
     manifest: Path, *, model: str | None, overrides: tuple[str, ...], tell: Tell
-) -> Outcome:
+) -> Attempted:
     """Prepare what a manifest names. It is skipped where there is nothing to prepare on this
     machine, and has failed where there is."""
     from expert.data.records import DataNotHere
@@ -94,14 +94,14 @@ def attempt(
 
     if is_foreign(manifest):
         reason = "it names neither a model nor rows to train on"
-        return Outcome(manifest=manifest, state="skipped", reason=reason)
+        return Attempted(manifest=manifest, state="skipped", reason=reason)
     try:
         data = prepare(manifest, model=model, overrides=overrides, tell=tell)
     except (DataNotHere, NothingToPrepare) as error:
-        return Outcome(manifest=manifest, state="skipped", reason=str(error))
+        return Attempted(manifest=manifest, state="skipped", reason=str(error))
     except ExpertError as error:
-        return Outcome(manifest=manifest, state="failed", reason=str(error))
+        return Attempted(manifest=manifest, state="failed", reason=str(error))
     except OSError as error:
         reason = f"{error.filename or manifest}: {error.strerror or error}"
-        return Outcome(manifest=manifest, state="failed", reason=reason)
-    return Outcome(manifest=manifest, state="prepared", data=data)
+        return Attempted(manifest=manifest, state="failed", reason=reason)
+    return Attempted(manifest=manifest, state="prepared", data=data)

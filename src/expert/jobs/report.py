@@ -1,4 +1,4 @@
-"""The job behind `expert report`: reads run folders and writes the page beside the run."""
+"""The job of `expert report`: reads run folders and writes the page."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MARKDOWN = "report.md"
 
 
 class ReportError(ExpertError):
-    """A report that cannot be written, with the reason."""
+    """A report that cannot be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """A report that was written, and what it says first."""
+    """A report that was written, and its verdict."""
 
     run: Path
     html: Path
@@ -41,7 +41,7 @@ class Written:
     learning: Outcome | None
     findings: tuple[Finding, ...]
     figures: tuple[str, ...]
-    """Names of the figures, as their ids in the page have them."""
+    """Names of the figures, as in their ids."""
     compared: tuple[Path, ...]
 
 
@@ -53,8 +53,8 @@ def report(
     to: Path | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Written:
-    """Write report.html and report.md of a run into its folder, or into the folder `to`; a name
-    that ends in .html is that of the page itself."""
+    """Write report.html and report.md into the run folder, or into the folder `to`; a name that
+    ends in .html is the page itself."""
     from expert.core.files import write_text_atomically
     from expert.insight.page.blocks import Figure
     from expert.insight.page.contents import make_page
@@ -72,8 +72,7 @@ def report(
     except OSError as error:
         where = made.run.record.folder if to is None else to
         raise ReportError(
-            f"{where}: no report can be written here: {error.strerror}  (name another place "
-            "with --to)"
+            f"{where}: cannot write a report: {error.strerror}  (give another place with --to)"
         ) from error
     blocks = (block for section in page.sections for block in section.inside)
     return Written(
@@ -91,14 +90,14 @@ def report(
 
 
 def _places(to: Path) -> tuple[Path, Path]:
-    """Where the page and its Markdown twin go."""
+    """The page and its Markdown twin."""
     if to.suffix.lower() == ".html" and not to.is_dir():
         return to, to.with_suffix(".md")
     return to / HTML, to / MARKDOWN
 
 
 def _refuse_to_overwrite(markdown: Path, html: Path) -> None:
-    """The page was named by the user, its twin was not: only an earlier twin makes room."""
+    """The user named the page but not its twin: only an earlier twin is overwritten."""
     from expert.core.links import refuse_links
     from expert.insight.page.markdown import is_page
 
@@ -108,8 +107,8 @@ def _refuse_to_overwrite(markdown: Path, html: Path) -> None:
         return
     if not is_page(markdown.read_text(encoding="utf-8", errors="replace")):
         raise ReportError(
-            f"{html}: the same page in Markdown would overwrite {markdown}, which is no report  "
-            "(name another place with --to)"
+            f"{html}: its Markdown twin would overwrite {markdown}, which is not a report  (give "
+            "another place with --to)"
         )
 
 
@@ -145,7 +144,7 @@ def _facts(found: Diagnosis) -> RunFacts:
 
 
 def _ladder(record: RunRecord, named: Path | None) -> Ladder | None:
-    """The benchmark that was named, or the one that lies in the run folder."""
+    """The given benchmark result, or the one in the run folder."""
     from expert.insight.ladder.ladder import FILE, read_ladder
 
     if named is not None:

@@ -1,1 +1,1 @@
-"""What an answer must be: cases, oracles for each domain, and the score over many of them."""
+"""What an answer must be: cases, judges for each domain, the score and the gate."""

@@ -1,0 +1,1 @@
+"""What was asked: reads, checks, migrates and explains manifests of every layout."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from expert.manifest.text.item import Item
-
 Kind = Literal["read as", "superseded", "note", "warning"]
 
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing the reader tells: a renamed key, a superseded one, or one to look at."""
+    """One thing the reader reports: a renamed key, a superseded one, or one to look at."""
 
     kind: Kind
     path: str
@@ -27,8 +25,3 @@ class Notice:
     def where(self) -> str:
         """Line and key."""
         return f"line {self.line}: {self.path}" if self.line else self.path
-
-
-def notice(kind: Kind, item: Item, text: str) -> Notice:
-    """A notice about the place where the user wrote `item`."""
-    return Notice(kind, item.path, text, item.line)

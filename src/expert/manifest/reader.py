@@ -25,7 +25,7 @@ from expert.manifest.text.item import Item, is_comment
 
 @dataclass(frozen=True)
 class ReadManifest:
-    """A manifest, where it came from, and what the reader has to tell about it."""
+    """A manifest, where it came from, and what the reader reports of it."""
 
     manifest: Manifest
     source: str
@@ -65,7 +65,7 @@ def understand(
     problems += violations
     findings = check_rules(manifest, root) if manifest is not None else Findings(root)
     problems += [found for found in findings.problems if not _rests_on(found, problems)]
-    if "no rows" in work.seen:  # told in words of its own
+    if "no rows" in work.seen:  # reported in words of its own
         problems = [each for each in problems if each.path not in ("training", "training.dataset")]
     if problems or manifest is None:
         problems.sort(key=lambda problem: problem.line or 0)
@@ -100,13 +100,13 @@ def _data(item: Item, node: Mapping[str, Any] | None) -> Any:
     return data
 
 
-def _validate(root: Item, told: set[str]) -> tuple[Manifest | None, list[Problem]]:
+def _validate(root: Item, reported: set[str]) -> tuple[Manifest | None, list[Problem]]:
     """The manifest and its schema problems; broken keys are left out so that rules still run."""
     data = _data(root, schema())
     try:
         return Manifest.model_validate(data), []
     except ValidationError as error:
-        problems = [found for found in schema_problems(error, root) if found.path not in told]
+        problems = [found for found in schema_problems(error, root) if found.path not in reported]
         for place in broken_places(error, root):
             _remove(data, place)
     try:
@@ -127,10 +127,10 @@ def _remove(data: Any, place: tuple[str | int, ...]) -> None:
     holder.pop(key, None)
 
 
-def _is_flat(told: Sequence[Notice]) -> bool:
+def _is_flat(notices: Sequence[Notice]) -> bool:
     """Settings were found at the top level of the file."""
     home = f"{CONFIG}."
-    return any(n.kind == "read as" and "." not in n.path and home in n.text for n in told)
+    return any(n.kind == "read as" and "." not in n.path and home in n.text for n in notices)
 
 
 def _name_after_place(root: Item, document: Document) -> None:

@@ -1,0 +1,1 @@
+"""Loads models, adds adapters, sets attention, loss and compilation."""

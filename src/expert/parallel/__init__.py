@@ -1,0 +1,1 @@
+"""The engine that the loop drives, the world it runs in, CUDA graphs."""

@@ -30,3 +30,7 @@ class Remark(BaseModel):
     kind: Literal["warning", "superseded", "advice"]
     path: str
     text: str
+
+    @classmethod
+    def warning(cls, path: str, text: str) -> Remark:
+        return cls(kind="warning", path=path, text=text)

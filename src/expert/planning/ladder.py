@@ -1,7 +1,7 @@
-"""The ladder of `expert benchmark`: from the way most people begin to all that a plan can do.
+"""The settings of `expert benchmark`: from what most people start with to all that a plan can do.
 
-A rung is a few keys of training.config. It stands on every rung below that held, and adds one
-thing. Another kernel joins with one more entry of `RUNGS`.
+A setting is a few keys of training.config. It is added to the settings before it that were kept,
+and changes one thing. Another kernel joins with one more entry of `SETTINGS`.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ from typing import Any
 
 from expert.planning.run_plan import RunPlan
 
-# Rows at once where the manifest names none: what transformers' Trainer takes by default.
+# Micro-batch size where the manifest sets none: what transformers' Trainer takes by default.
 USUAL_ROWS_AT_ONCE = 8
-# How far the loss on the held-out rows may be from that of the rung below, as a share of it.
-# float32 in another order: sums differ in the last bits, 1.2e-7 each, and grow update by update;
-# 6e-8 was seen after 14 updates of the built-in model on a CPU (eager or SDPA, plain or fused loss,
+# How far the loss on the held-out rows may be from that of the setting below, as a share of it.
+# float32 in another order: sums differ in the last bits, 1.2e-7 each, and grow step by step;
+# 6e-8 was seen after 14 steps of the built-in model on a CPU (eager or SDPA, plain or fused loss,
 # rate 2e-4). A high rate makes more of it, hence the room; other rows or a wrong mask show in
 # percent. 16 bits: one rounding of bfloat16 is 2**-8, 0.4 %.
 TOLERANCE_FP32 = 0.001
 TOLERANCE_16_BITS = 0.01
-# A rung that needs this much more memory than the one below costs memory: less is the estimate's
-# own error (the worst of 96 peaks was off by 5.1 %). Where half of the budget does, none lacks.
+# A setting that needs this much more memory than the one below costs memory: less is the estimate's
+# own error (the worst of 96 peaks was off by 5.1 %). Below half of the budget memory is plentiful.
 MORE_MEMORY = 1.1
 PLENTY = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """What the ladder stands on, as far as its rungs depend on it."""
+    """What the settings depend on: the device, the model and the rows."""
 
     on_gpu: bool
     characters: bool
     """The built-in character model: its corpus is cut into blocks."""
     rows_at_once: int
-    """Rows of a micro-batch as the manifest has them."""
+    """Micro-batch size of the manifest."""
     rows_per_sequence: float
     """Rows that a packed sequence holds on average."""
     sequences_per_update: int
-    """Packed sequences that make up the rows of an update."""
+    """Packed sequences that hold the rows of a step."""
     packed: bool
-    """Whether the rungs so far pack the rows."""
+    """Whether the settings so far pack the rows."""
     not_late: str = ""
-    """Why rows cannot be tokenised when a batch asks for them; empty where they can."""
+    """Why rows cannot be tokenised on the fly; empty where they can."""
     windows: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung:
-    """One thing that is added to the rungs below."""
+class Setting:
+    """One change to the settings before it."""
 
     name: str
     adds: str
-    """What it adds, in words."""
+    """The change, in words."""
     settings: Mapping[str, Any]
     """Keys of training.config; a function of the ground where a value depends on it."""
     about: tuple[str, ...]
@@ -80,19 +80,19 @@ def _compiles(ground: Ground) -> str:
     if ground.windows:
         return "Triton does not ship for Windows"
     if not (ground.packed or ground.characters):
-        return "widths of padded rows vary: each would be compiled anew"
+        return "widths of padded rows vary: each would be compiled again"
     return ""
 
 
 def _sequences_at_once(ground: Ground) -> int:
-    """As many packed sequences as hold the rows that went at once before."""
+    """As many packed sequences as hold the rows of a micro-batch before."""
     sequences = round(ground.rows_at_once / ground.rows_per_sequence)
     return max(1, min(ground.sequences_per_update, sequences))
 
 
-BASELINE = Rung(
+BASELINE = Setting(
     name="baseline",
-    adds="rows tokenised when asked for, eager kernels, everything recomputed",
+    adds="rows tokenised on the fly, eager kernels, all activations checkpointed",
     settings={
         "tokenize": lambda ground: "ahead" if ground.not_late else "late",
         "packing": False,
@@ -115,15 +115,15 @@ BASELINE = Rung(
     },
     about=(),
 )
-RUNGS: tuple[Rung, ...] = (
-    Rung(
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
         name="pre-tokenised",
         adds="tokens prepared once and memory-mapped",
         settings={"tokenize": "ahead"},
         about=("data.tokenize",),
         needs=lambda ground: ground.not_late,
     ),
-    Rung(
+    Setting(
         name="loader",
         adds="batches made ahead, in page-locked memory where there is a card",
         settings={
@@ -134,7 +134,7 @@ RUNGS: tuple[Rung, ...] = (
         },
         about=("loader.workers", "loader.pin_memory", "loader.prefetch"),
     ),
-    Rung(
+    Setting(
         name="packing",
         adds="several rows to a sequence, no padding, copies on a stream of their own",
         settings={
@@ -146,52 +146,52 @@ RUNGS: tuple[Rung, ...] = (
         about=("data.packing",),
         needs=_only_rows,
     ),
-    Rung(
+    Setting(
         name="bf16 + TF32",
         adds="bfloat16 arithmetic without loss scaling, TF32 for what is left",
         settings={"bf16": "auto", "fp16": "auto", "use_tf32": "auto", "cudnn_benchmark": "auto"},
         about=("kernels.precision", "kernels.tf32"),
     ),
-    Rung(
+    Setting(
         name="attention",
         adds="the plan's attention kernel",
         settings={"attention": "auto"},
         about=("kernels.attention",),
     ),
-    Rung(
+    Setting(
         name="fused AdamW",
-        adds="one kernel for the update of all weights",
+        adds="one kernel for the optimizer step of all weights",
         settings={"optim": "auto"},
         about=("optim.optimizer",),
     ),
-    Rung(
+    Setting(
         name="fused loss",
         adds="cross-entropy in chunks, the whole logits are never stored",
         settings={"fused_loss": "auto"},
         about=("kernels.fused_loss",),
     ),
-    Rung(
+    Setting(
         name="compile",
         adds="each block compiled",
         settings={"torch_compile": True},
         about=("kernels.compile",),
         needs=_compiles,
     ),
-    Rung(
+    Setting(
         name="batch size",
-        adds="as many rows at once as fit",
+        adds="the largest micro-batch size that fits",
         settings={"micro_batch_size": "auto"},
         about=("batch.micro_batch",),
     ),
-    Rung(
+    Setting(
         name="no checkpointing",
-        adds="as little recomputed as fits",
+        adds="as few checkpointed blocks as fit",
         settings={"gradient_checkpointing": "auto"},
         about=("kernels.checkpointing", "kernels.recomputed_blocks"),
     ),
-    Rung(
+    Setting(
         name="CUDA graphs",
-        adds="forward, backward and update recorded, each replayed with one launch",
+        adds="forward, backward and optimizer step captured, each replayed with one launch",
         settings={"use_cuda_graphs": "auto"},
         about=("kernels.cuda_graphs",),
     ),
@@ -201,22 +201,22 @@ THE_REST = "the rest"
 
 
 def together(
-    rungs: Sequence[Rung],
+    chosen: Sequence[Setting],
     values: Mapping[str, Any],
     ground_of: Callable[[Mapping[str, Any]], Ground],
-) -> Rung:
-    """Several rungs as one, on top of what stands."""
+) -> Setting:
+    """Several settings as one, on top of what was kept."""
     settings: dict[str, Any] = {}
     names = []
-    for rung in rungs:
+    for setting in chosen:
         ground = ground_of({**values, **settings})
-        if not rung.needs(ground):
-            settings |= rung.values(ground)
-            names.append(rung.name)
-    return Rung(name=THE_REST, adds=f"{', '.join(names)}, together", settings=settings, about=())
+        if not setting.needs(ground):
+            settings |= setting.values(ground)
+            names.append(setting.name)
+    return Setting(name=THE_REST, adds=f"{', '.join(names)}, together", settings=settings, about=())
 
 
-# What of a plan decides how fast the same update is made.
+# What of a plan decides how fast the same step is made.
 _DECIDES = (
     *("model.quantization", "optim.optimizer", "batch.micro_batch"),
     *("data.packing", "data.group_by_length", "data.tokenize"),
@@ -226,7 +226,7 @@ _DECIDES = (
     "kernels.cuda_graphs",
     *("kernels.checkpointing", "kernels.recomputed_blocks", "kernels.cudnn_benchmark"),
 )
-# Numbers of these alone change nothing: batches made ahead are another's to change.
+# These alone change nothing that is worth measuring.
 _BESIDE = ("loader.prefetch", "loader.persistent_workers", "kernels.loss_scaling")
 
 
@@ -236,16 +236,16 @@ def as_overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def changes(before: RunPlan, after: RunPlan) -> dict[str, tuple[Any, Any]]:
-    """What another plan does otherwise, by path: the value before and after."""
+    """What differs in another plan, by path: the value before and after."""
     found = {path: (value_at(before, path), value_at(after, path)) for path in _DECIDES}
     return {path: pair for path, pair in found.items() if pair[0] != pair[1]}
 
 
-def not_here(rung: Rung, before: RunPlan, after: RunPlan) -> str:
-    """Why a rung would change nothing of this plan; empty where it does."""
+def not_here(setting: Setting, before: RunPlan, after: RunPlan) -> str:
+    """Why a setting would change nothing of this plan; empty where it does."""
     if any(path not in _BESIDE for path in changes(before, after)):
         return ""
-    path = rung.about[0]
+    path = setting.about[0]
     because = next(decision.because for decision in after.decisions if decision.path == path)
     value = value_at(after, path)
     return f"{path} is {json.dumps(value)} already: {because}"
@@ -258,7 +258,7 @@ def value_at(plan: RunPlan, path: str) -> Any:
 
 
 def has_dropout(plan: RunPlan) -> bool:
-    """Whether random numbers of the device take part, which other kernels draw otherwise."""
+    """Whether random numbers of the device take part, which other kernels draw differently."""
     return bool(plan.adapter.dropout or (plan.model.architecture or {}).get("dropout"))
 
 
@@ -270,21 +270,21 @@ def tolerance(before: RunPlan, after: RunPlan) -> tuple[float, str]:
 
 
 def not_comparable(before: RunPlan, after: RunPlan) -> str:
-    """Why the weights of two rungs differ even where both compute right; empty: they should not.
+    """Why the weights of two settings differ even where both compute right; empty: they should not.
 
-    What was learnt of other rows may be far apart: after ten updates of expert-json with other
-    seeds the loss was between 0.35 and 0.61. Such a rung is held to itself: its weights must have
-    the same loss computed in its own way as in the way all are judged.
+    Weights trained on other rows may be far apart: after ten steps of expert-json with other seeds
+    the loss was between 0.35 and 0.61. Such a setting is judged by its own loss: its weights must
+    have the same loss computed in its own way as in the way all are judged.
     """
     if "data.packing" in changes(before, after):
-        return "other rows share an update"
+        return "other rows share a step"
     return "dropout draws other numbers" if has_dropout(after) else ""
 
 
 def cost_of(before: RunPlan, after: RunPlan) -> str:
-    """What a rung takes besides time, as `needs …` or `computes …`; empty where it takes nothing.
+    """What a setting costs besides time, as `needs …` or `computes …`; empty where it is free.
 
-    A rung that is no faster stays only without such a cost.
+    A setting that is no faster is kept only without such a cost.
     """
     bits = {"fp32": 32, "fp16": 16, "bf16": 16}
     if bits[after.kernels.precision] < bits[before.kernels.precision]:
@@ -298,8 +298,8 @@ def cost_of(before: RunPlan, after: RunPlan) -> str:
 
 
 def fit_together(*plans: RunPlan) -> bool:
-    """Whether runs of all these plans have room on the device at the same time, each with a
-    context of its own; where nobody knows, they have on a CPU only."""
+    """Whether runs of all these plans fit on the device at the same time, each with a context of
+    its own; where that is unknown, they do on a CPU only."""
     peaks = [plan.memory.peak_bytes for plan in plans]
     known = [peak for peak in peaks if peak is not None]
     if len(known) < len(peaks):
@@ -308,18 +308,18 @@ def fit_together(*plans: RunPlan) -> bool:
 
 
 def plan_hash(plan: RunPlan) -> str:
-    """SHA-256 of what the plan settles; reasons and remarks do not count."""
+    """SHA-256 of the values of the plan, without reasons and remarks."""
     settled = plan.model_dump(mode="json", exclude={"decisions", "remarks"})
     return hashlib.sha256(json.dumps(settled, sort_keys=True).encode()).hexdigest()
 
 
-def find_rung(name: str) -> Rung | None:
-    """The rung of this name, however it is written; None where there is none."""
+def find_setting(name: str) -> Setting | None:
+    """The setting of this name, however it is written; None for an unknown one."""
 
     def plain(text: str) -> str:
         return "".join(letter for letter in text.lower() if letter.isalnum())
 
-    for rung in (BASELINE, *RUNGS):
-        if plain(rung.name) == plain(name):
-            return rung
+    for setting in (BASELINE, *SETTINGS):
+        if plain(setting.name) == plain(name):
+            return setting
     return None

@@ -155,7 +155,7 @@ class MemoryPlan(Slice):
     parts: dict[str, int] | None
     fits: bool | None
     workload: dict[str, Any] | None = None
-    """What was estimated: planning.calibration makes a Workload of it again."""
+    """What was estimated: memory.calibration makes a Workload of it again."""
 
 
 class DiskPlan(Slice):
@@ -205,8 +205,10 @@ class RunPlan(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Its warnings, each with the key that it is about."""
-        return tuple(f"{each.path}: {each.text}" for each in self.remarks if each.kind == "warning")
+        """Its warnings, each with the key that it is about; a max_steps that the epochs end before
+        is one, since the run is shorter than asked for."""
+        found = (r for r in self.remarks if r.kind == "warning" or r.path == "length.max_steps")
+        return tuple(f"{each.path}: {each.text}" for each in found)
 
     @property
     def fits(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from expert.core.errors import ManifestError, Problem
 from expert.planning.choose.expected_time import scaled
 from expert.planning.choose.length import MAX_STEPS, not_reached
-from expert.planning.memory.calibration import Calibrations, estimated_again
+from expert.planning.memory.calibration import Calibrations
 from expert.planning.memory.fitting import even_split, most_at_once
 from expert.planning.run_plan import LengthPlan, RunPlan
 
@@ -61,12 +61,11 @@ def settled_by_rows(plan: RunPlan, counted: PackedCounts, known: Calibrations) -
     return _with_time_of(plan, before)
 
 
-def settled_by_stream(plan: RunPlan, sequences: int, known: Calibrations) -> RunPlan:
+def settled_by_stream(plan: RunPlan, sequences: int) -> RunPlan:
     """The plan with the sequences of a step that the first rows of a stream make: a batch with
-    room for more of them would be empty there, and memory is that of the batch there is."""
+    room for more of them would be empty there."""
     values = _batches_of(plan, sequences, plan.batch.micro_batch)
-    plan = plan.with_values(values, "the first rows of the stream", "measurement")
-    return estimated_again(plan, known)
+    return plan.with_values(values, "the first rows of the stream", "measurement")
 
 
 def _with_time_of(plan: RunPlan, before: LengthPlan) -> RunPlan:

@@ -52,7 +52,7 @@ class Survey:
     rows: int | None
     tokens: int | None
     because: str
-    tokens_from: str = f"from bytes: {FILE_BYTES_PER_TOKEN} of the file a token"
+    tokens_from: str = f"from the file size: {FILE_BYTES_PER_TOKEN} bytes per token"
     """How the tokens were counted."""
     longest_tokens: int | None = None
     """Of the longest row, where all of them were counted."""
@@ -76,12 +76,12 @@ def survey_data(spec: DatasetSpec, folder: Path, *, characters: bool) -> Survey:
     try:
         return _survey(spec, folder, characters)
     except OSError as error:
-        return Survey(None, None, f"{spec.path} cannot be looked at: {error.strerror}")
+        return Survey(None, None, f"{spec.path} cannot be read: {error.strerror}")
 
 
 def _survey(spec: DatasetSpec, folder: Path, characters: bool) -> Survey:
     if spec.streaming:
-        return Survey(None, None, "streamed rows are not counted beforehand")
+        return Survey(None, None, "streamed rows are not counted in advance")
     if spec.tasks:
         parts = [
             survey_file(local_path(task.train, folder)).of_first(spec.max_samples)
@@ -209,8 +209,8 @@ def count_lines(text: bytes) -> int:
 
 def how_lines_were_counted(paths: Sequence[Path], *, exact: bool) -> str:
     """What there is to say about a number of rows that is one of lines."""
-    spread = f"lines of {_COUNTED_BYTES // 2**20} MiB, spread over all of it"
+    spread = f"estimated from the lines of {_COUNTED_BYTES // 2**20} MiB spread over the file"
     how = "lines counted" if exact else spread
     if any(path.suffix.lower() == ".csv" for path in paths):
-        how += ", fewer rows where a quoted cell holds a line break"
+        how += "; fewer rows if a quoted cell holds a line break"
     return how

@@ -1,0 +1,1 @@
+"""What several commands share: opens a manifest once, builds the model."""

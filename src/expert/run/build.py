@@ -213,23 +213,19 @@ def cap_memory(plan: RunPlan, device: torch.device) -> None:
 
 def environment(machine: Machine | None = None) -> dict[str, Any]:
     """What the run ran on: versions, the machine and the card; it is looked at where nobody has."""
-    import importlib.metadata
     import platform
 
     import torch
 
     from expert.core.install import NAME
     from expert.core.version import __version__
+    from expert.planning.machine.host import package_version
     from expert.planning.machine.machine import describe_machine, machine_as_dict
 
     names = ("torch", "transformers", "peft", "tokenizers", "numpy", "pyarrow")
     optional = ("bitsandbytes", "liger-kernel", "datasets", "triton")
-    versions: dict[str, str | None] = {NAME: __version__}
-    for name in (*names, *optional):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
+    found = {name: package_version(name).value for name in (*names, *optional)}
+    versions = {NAME: __version__, **found}
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -66,7 +66,7 @@ def _about_model(
     except NotATextModel as error:
         return Problem(path, str(error).partition(": ")[2])
     except ExpertError as error:
-        return _warning(path, str(error))
+        return Remark.warning(path, str(error))
     if model.place != "hub" or model.shape is not None:
         return None
     near = near_model(spec.name, read.folder, environ)
@@ -74,11 +74,7 @@ def _about_model(
         return None  # nobody here can know whether the hub has it
     where = "is not on this machine, and is no model that is known by name"
     fix = f"did you mean {near!r}?" if near else "put its folder into models/, or name owner/model"
-    return _warning(path, f"{spec.name}: {where}  ({fix})")
-
-
-def _warning(path: str, text: str) -> Remark:
-    return Remark(kind="warning", path=path, text=text)
+    return Remark.warning(path, f"{spec.name}: {where}  ({fix})")
 
 
 def _about_rows(read: ReadManifest, *, of_characters: bool) -> Iterator[Remark]:
@@ -99,7 +95,7 @@ def _about_rows(read: ReadManifest, *, of_characters: bool) -> Iterator[Remark]:
             if seen is not None and not (spec.use_pretokenized and "input_ids" in seen.names):
                 columns_of(seen, spec)
         except DataError as error:
-            yield _warning(path, str(error))
+            yield Remark.warning(path, str(error))
 
 
 def _rows_at_the_start(source: Source) -> ColumnSurvey | None:

@@ -127,10 +127,12 @@ def open_run(
     from expert.planning.machine.target import choose_target
     from expert.planning.plan import make_plan
     from expert.run.smollm2 import provide_model
+    from expert.run.stored.locate import runs_folder
 
     began, read, runs = time.monotonic(), as_read(manifest, overrides), data == "prepared"
     if runs:
-        _refuse_links_to_runs(read, resume)  # before an hour of preparing
+        if resume in (None, "auto"):
+            runs_folder(read)  # a link is refused before an hour of preparing
         provide_model(read, model)
     resumed = _resumed(read, resume) if resume is not None else None
     here = machine or describe_machine(read.folder)
@@ -255,13 +257,6 @@ def refuse_absent_gpu(opened: Opened) -> None:
 # --- the run that is resumed ---------------------------------------------------------------------
 
 
-def _refuse_links_to_runs(read: ReadManifest, resume: str | None) -> None:
-    from expert.run.stored.locate import runs_folder
-
-    if resume in (None, "auto"):
-        runs_folder(read)
-
-
 def _resumed(read: ReadManifest, resume: str) -> Resumed:
     """The run that is meant, and what it has settled."""
     from expert.run.stored.changes import changed_since, kept_of
@@ -335,75 +330,28 @@ def _with_data(opened: Opened, tell: Tell, *, again: bool) -> Opened:
     """Opened to run: rows prepared where that is still to do, and the plan settled by them; made
     once more with their counts where it is `again`."""
     from expert.data.count import counts_of
+    from expert.data.feed.run_data import run_data
     from expert.data.line import open_line
     from expert.data.splits import prepare_splits
     from expert.planning.memory.calibration import estimated_again
-    from expert.planning.settle import with_an_end
+    from expert.planning.settle import settled_by_stream, with_an_end
     from expert.run.session.memory_watch import known_calibrations
 
     plan, read, resumed = opened.plan, opened.read, opened.resumed
     own = resumed.indexes if resumed else frozenset()
     line = open_line(plan, read, opened.named, tell=tell, own_indexes=own)
-    if read.manifest.training.dataset.streaming:
-        plan, data = _streamed(line)
-        return replace(opened, plan=with_an_end(plan), line=line, run_data=data)
-    made = prepare_splits(line)
-    assert made is not None
-    counts = counts_of(line, made.train)
-    if again:
-        plan = opened.plan_with(read, counts.survey)
-    plan = as_packed(plan, made.train)
-    line = replace(line, plan=plan)
-    data = _run_data(line, made)
-    plan = estimated_again(plan, known_calibrations(plan.target))
-    return replace(opened, plan=with_an_end(plan), counts=counts, line=line, run_data=data)
-
-
-def _run_data(line: Line, made: PreparedData) -> RunData:
-    from expert.data.feed.run_data import RunData
-    from expert.data.splits import data_order, late_rows
-
-    plan, train = line.plan, made.train
-    left_out = {each.folder: each.left_out for split in made.splits() for each in split.folders}
-    return RunData(
-        train=train,
-        order=data_order(plan, train),
-        stream=None,
-        validation=made.validation,
-        test=made.test,
-        encoder=made.encoder,
-        soft=bool(plan.adapter.soft_prompts),
-        late=late_rows(line, train) if plan.data.tokenize == "late" else None,
-        columns=made.columns,
-        doubts=(*filter(None, left_out.values()), *(each.text for each in made.doubts)),
-    )
-
-
-def _streamed(line: Line) -> tuple[RunPlan, RunData]:
-    """The plan with the steps that the first rows of a stream make, and its data."""
-    from expert.data.feed.run_data import RunData
-    from expert.data.line import columns_read, unread_columns
-    from expert.data.pack.overlong_rows import remarks_on_stream
-    from expert.data.splits import given_split, stream_of
-    from expert.planning.settle import settled_by_stream
-    from expert.run.session.memory_watch import known_calibrations
-
-    plan = line.plan
-    validation, test = given_split(line, "validation"), given_split(line, "test")
-    stream = stream_of(line)
-    remarks = [*unread_columns(line), *remarks_on_stream(plan, stream, validation, test)]
-    folders = [each for split in (validation, test) if split is not None for each in split.folders]
-    left_out = {each.folder: each.left_out for each in folders}
-    data = RunData(
-        train=None,
-        order=None,
-        stream=stream,
-        validation=validation,
-        test=test,
-        encoder=line.encoder,
-        soft=bool(plan.adapter.soft_prompts),
-        columns=columns_read(line),
-        doubts=(*filter(None, left_out.values()), *(each.text for each in remarks)),
-    )
     known = known_calibrations(plan.target)
-    return settled_by_stream(plan, stream.shape.bins_per_update, known), data
+    counts, made = None, None
+    if not line.spec.streaming:
+        made = prepare_splits(line)
+        assert made is not None
+        counts = counts_of(line, made.train)
+        if again:
+            plan = opened.plan_with(read, counts.survey)
+        plan = as_packed(plan, made.train)
+        line = replace(line, plan=plan)
+    data = run_data(line, made)
+    if data.stream is not None:
+        plan = settled_by_stream(plan, data.stream.shape.bins_per_update)
+    plan = with_an_end(estimated_again(plan, known))
+    return replace(opened, plan=plan, counts=counts, line=line, run_data=data)

@@ -1,0 +1,1 @@
+"""Times, rates, GPU and CPU counters, TensorBoard files."""

@@ -12,7 +12,7 @@ from expert.training.pressure import Sign
 from expert.training.recorder import Emit, Recorder, StepFacts, Trouble, due
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.schedule import Schedule, learning_rate
-from expert.training.spikes import Stability, Tally, after_not_finite, after_spike
+from expert.training.spikes import Stability
 from expert.training.state import TrainState
 from expert.training.step import seed_step, train_step
 from expert.training.stopping import BestSoFar
@@ -83,11 +83,11 @@ class Moment:
 
 
 def train(
-    engine: Engine, updates: Iterable[Any], state: TrainState, plan: LoopPlan, tools: Tools
+    engine: Engine, steps: Iterable[Any], state: TrainState, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, Ending]:
     """Take step after step until something ends it; returns where the run stands and why."""
-    coming = iter(updates)
-    state, stop = _between_updates(state, _left_undone(state, plan), plan, tools)
+    coming = iter(steps)
+    state, stop = _between_steps(state, _left_undone(state, plan), plan, tools)
     tools.reached(state)
     while stop is None and (plan.total_steps is None or state.done < plan.total_steps):
         tools.recorder.begin(state.done)
@@ -102,7 +102,7 @@ def train(
                 break
             tools.recorder.begin(state.done)  # what the device did since was not this step
         before = state.done
-        state, troubles = _one_update(engine, fed, state, plan, tools)
+        state, troubles = _one_step(engine, fed, state, plan, tools)
         tools.reached(state)
         moment = _moment(before, state, plan)
         if moment != Moment() or tools.stop_requested() is not None:
@@ -111,19 +111,19 @@ def train(
         stop = _answer(troubles, state, plan, tools)
         if stop is None:
             if moment.last:
-                tools.recorder.tell_rest()
-            state, stop = _between_updates(state, moment, plan, tools)
+                tools.recorder.report_rest()
+            state, stop = _between_steps(state, moment, plan, tools)
             tools.reached(state)
         if stop is None and not moment.last:
             stop = _another_plan(tools)
     if stop is None:
         state, stop = _ended(state, plan, tools)
     if stop.finished or stop.exit_code is not None:
-        tools.recorder.tell_rest()  # after the checkpoint: a resumed run sums its line up whole
+        tools.recorder.report_rest()  # after the checkpoint: a resumed run sums its line up whole
     return state, stop
 
 
-def _one_update(
+def _one_step(
     engine: Engine, fed: Any, state: TrainState, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, list[Trouble]]:
     number = fed.update.done
@@ -182,7 +182,7 @@ def _epoch_ended(
     stop = _answer(tools.recorder.settle(), state, plan, tools)
     if stop is not None:
         return state, stop
-    return _between_updates(state, _epoch_over(state, plan), plan, tools)
+    return _between_steps(state, _epoch_over(state, plan), plan, tools)
 
 
 def _epoch_over(state: TrainState, plan: LoopPlan) -> Moment:
@@ -220,14 +220,15 @@ def judge(
     """Report every trouble with what the policy says about it: skip, ignore, rollback or stop; the
     first one that is neither skipped nor ignored, and its verdict."""
     for trouble in troubles:
-        so_far = Tally(skips=trouble.skips, rollbacks=state.rollbacks)
         match trouble.what:
             case NotFinite(step=step, bins=bins):
-                verdict: str = after_not_finite(policy, so_far)
+                verdict: str = policy.after_not_finite(
+                    skips=trouble.skips, rollbacks=state.rollbacks
+                )
                 rows = rows_of(bins)
                 emit("not_finite", step=step + 1, bins=list(bins), rows=rows, policy=verdict)
             case LossSpike(step=step, loss=loss, median=median, z=z):
-                verdict = after_spike(policy, so_far)
+                verdict = policy.after_spike(rollbacks=state.rollbacks)
                 emit("spike", step=step + 1, loss=loss, median=median, z=z, policy=verdict)
         if verdict not in ("skip", "ignore"):
             return trouble, verdict
@@ -239,7 +240,7 @@ def _another_plan(tools: Tools) -> Ending | None:
     return None if sign is None else Ending(sign=sign)
 
 
-def _between_updates(
+def _between_steps(
     state: TrainState, moment: Moment, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, Ending | None]:
     """Evaluate and save when it is time; an Ending where the run is to stop here.
@@ -254,7 +255,7 @@ def _between_updates(
         if result is not None:
             verdict = tools.best.observe(state.done, result.metric(tools.best.metric))
             improved, patience_gone = verdict.improved, verdict.stop
-            _tell_evaluation(result, state, improved, pause.seconds, tools)
+            _report_evaluation(result, state, improved, pause.seconds, tools)
             state = replace(state, best=tools.best.state(), evaluated=state.done)
             eval_loss = result.loss
     if moment.epoch is not None:
@@ -275,7 +276,7 @@ def _between_updates(
     return state, None
 
 
-def _tell_evaluation(
+def _report_evaluation(
     result: EvalResult, state: TrainState, best: bool, seconds: float, tools: Tools
 ) -> None:
     tools.emit(
@@ -295,9 +296,9 @@ def _ended(state: TrainState, plan: LoopPlan, tools: Tools) -> tuple[TrainState,
     """No step is left. Where nobody knew that the last one was the last, its work is done now."""
     stop = _answer(tools.recorder.settle(), state, plan, tools)
     if stop is None and state.done != plan.total_steps:
-        tools.recorder.tell_rest()
+        tools.recorder.report_rest()
         missing = _evaluates(plan) and state.evaluated != state.done
         epoch = state.epoch + 1 if plan.steps_per_epoch is None else None
         moment = Moment(evaluate=missing, save=True, epoch=epoch, last=True)
-        state, stop = _between_updates(state, moment, plan, tools)
+        state, stop = _between_steps(state, moment, plan, tools)
     return state, stop or Ending(finished=True)

@@ -90,7 +90,7 @@ class Recorder:
         self._compiles = compiles
         self._more = more
         self._pending: dict[int, StepFacts] = {}
-        self._untold: tuple[StepFacts, float, float] | None = None
+        self._unreported: tuple[StepFacts, float, float] | None = None
         self._phases: dict[str, float] = {}
         self._made: list[float] = []
         self._dry: list[bool] = []
@@ -145,12 +145,12 @@ class Recorder:
         """Wait for everything that was launched, and judge it."""
         return self._read(everything=True)
 
-    def tell_rest(self) -> None:
+    def report_rest(self) -> None:
         """A line on the steps since the last one, where there are any: without it a run that is
         shorter than its log interval would leave nothing to be diagnosed by."""
-        untold, self._untold = self._untold, None
-        if untold is not None:
-            self._tell(*untold)
+        unreported, self._unreported = self._unreported, None
+        if unreported is not None:
+            self._report(*unreported)
 
     def _read(self, *, everything: bool) -> list[Trouble]:
         for times in self._timeline.drain() if everything else self._timeline.ready():
@@ -177,9 +177,9 @@ class Recorder:
         if math.isfinite(loss_sum):
             self.meter.add_loss(loss_sum, facts.targets)
         trouble = self._judged(facts, loss, applied)
-        self._untold = (facts, loss, grad_norm)
+        self._unreported = (facts, loss, grad_norm)
         if due(facts.step + 1, self._log_every) or trouble is not None:
-            self.tell_rest()
+            self.report_rest()
         return trouble
 
     def _judged(self, facts: StepFacts, loss: float, applied: bool) -> Trouble | None:
@@ -195,7 +195,7 @@ class Recorder:
             return None  # float16 overflowed: the scale was halved, which is how it is found
         return Trouble(what=NotFinite(step=facts.step, bins=facts.bins), skips=before)
 
-    def _tell(self, facts: StepFacts, loss: float, grad_norm: float) -> None:
+    def _report(self, facts: StepFacts, loss: float, grad_norm: float) -> None:
         """A line on the steps since the last one; a loss of this one that is not a number is told
         as it is, not as the mean of the others."""
         line = self.meter.step_line(facts.step)

@@ -142,29 +142,21 @@ class Stability:
         share = round(self.rewarm_share * left)
         return min(max(share, self.least_rewarm_steps), self.most_rewarm_steps)
 
+    def after_not_finite(
+        self, *, skips: int, rollbacks: int
+    ) -> Literal["stop", "skip", "rollback"]:
+        """What to do about a step that was not finite, after so many skipped and rolled back."""
+        if self.on_not_finite == "skip" and skips < self.max_skips:
+            return "skip"
+        if self.on_not_finite == "rollback" and rollbacks < self.max_rollbacks:
+            return "rollback"
+        return "stop"
 
-@dataclass(frozen=True, kw_only=True)
-class Tally:
-    """How many steps were skipped and how often the run was rolled back so far."""
-
-    skips: int = 0
-    rollbacks: int = 0
-
-
-def after_not_finite(policy: Stability, so_far: Tally) -> Literal["stop", "skip", "rollback"]:
-    """What the policy says about a step that was not finite; it stops at its limits."""
-    if policy.on_not_finite == "skip" and so_far.skips < policy.max_skips:
-        return "skip"
-    if policy.on_not_finite == "rollback" and so_far.rollbacks < policy.max_rollbacks:
-        return "rollback"
-    return "stop"
-
-
-def after_spike(policy: Stability, so_far: Tally) -> Literal["ignore", "rollback", "stop"]:
-    """What the policy says about a spike; it stops at its limits."""
-    if policy.on_spike == "ignore":
-        return "ignore"
-    return "rollback" if so_far.rollbacks < policy.max_rollbacks else "stop"
+    def after_spike(self, *, rollbacks: int) -> Literal["ignore", "rollback", "stop"]:
+        """What to do about a spike, after so many rollbacks."""
+        if self.on_spike == "ignore":
+            return "ignore"
+        return "rollback" if rollbacks < self.max_rollbacks else "stop"
 
 
 @dataclass(frozen=True)

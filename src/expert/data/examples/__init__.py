@@ -1,0 +1,1 @@
+"""Columns and messages of a row to an example."""

@@ -18,7 +18,7 @@ from expert.data.read.sources import Source, content_hash, iterate
 MEMORY = ".hashes.json"
 COLUMNS_MEMORY = ".columns.json"
 SURVEY_FORMAT = 2
-# Old states are forgotten: nobody goes back and forth between more versions of a data set.
+# Older states are dropped: nobody switches between more versions of a data set.
 STATES_KEPT = 50
 
 
@@ -26,40 +26,43 @@ def remembered_content_hash(source: Source, cache: Path, *, keep: bool = True) -
     """The hash of a source's bytes. Files whose path, size and time are as they were when they
     were hashed last are not read again, so opening a large prepared data set takes no longer.
     `keep`: a hash that was not known may be written down."""
-    if source.kind not in ("files", "saved") or not source.files:
+    if not _has_files(source):
         return content_hash(source)
-    found = _remembered(cache / MEMORY, _state(source), lambda: content_hash(source), keep=keep)
-    return str(found)
+    made = _remembered(cache / MEMORY, _state(source), lambda: content_hash(source), keep)
+    return str(made)
 
 
 def remembered_survey(
     source: Source, cache: Path, most: int | None = None, *, keep: bool = True
 ) -> ColumnSurvey:
     """Which columns the rows of a source fill. Every row is read for that once: 25,000 rows of 300
-    bytes take 0.2 s. `most`: only so many rows, of a stream; `keep`: for the next time."""
+    bytes take 0.2 s. `most`: only the first rows, of a stream; `keep`: for the next time."""
+    if _has_files(source):
+        state = json.dumps([SURVEY_FORMAT, _state(source), source.max_samples, most])
+        made = _remembered(
+            cache / COLUMNS_MEMORY, state, lambda: asdict(survey_rows(iterate(source), most)), keep
+        )
+        with contextlib.suppress(TypeError):  # damaged
+            return ColumnSurvey(**made)
+    return survey_rows(iterate(source), most)
 
-    def look() -> ColumnSurvey:
-        return survey_rows(iterate(source), most)
 
-    if source.kind not in ("files", "saved") or not source.files:
-        return look()
-    state = json.dumps([SURVEY_FORMAT, _state(source), source.max_samples, most])
-    found = _remembered(cache / COLUMNS_MEMORY, state, lambda: asdict(look()), keep=keep)
+def _has_files(source: Source) -> bool:
+    return source.kind in ("files", "saved") and bool(source.files)
+
+
+def _remembered(memory: Path, state: str, make: Callable[[], Any], keep: bool) -> Any:
     try:
-        return ColumnSurvey(**found)
-    except TypeError:  # damaged
-        return look()
-
-
-def _remembered(memory: Path, state: str, make: Callable[[], Any], *, keep: bool = True) -> Any:
-    known = _read(memory)
-    if state in known:
-        return known[state]
-    known[state] = make()
-    if keep:
-        kept = dict(list(known.items())[-STATES_KEPT:])
-        with contextlib.suppress(OSError):  # a cache that is only read: made at each start
-            write_text_atomically(memory, json.dumps(kept, indent=2))
+        known = json.loads(memory.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    known = known if isinstance(known, dict) else {}
+    if state not in known:
+        known[state] = make()
+        if keep:
+            kept = dict(list(known.items())[-STATES_KEPT:])
+            with contextlib.suppress(OSError):  # a cache that is only read: made at each start
+                write_text_atomically(memory, json.dumps(kept, indent=2))
     return known[state]
 
 
@@ -70,11 +73,3 @@ def _state(source: Source) -> str:
         stamps.append([str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino])
     text = json.dumps([stamps, source.format, source.max_chars])
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
-
-
-def _read(memory: Path) -> dict[str, Any]:
-    try:
-        known = json.loads(memory.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}

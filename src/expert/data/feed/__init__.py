@@ -1,0 +1,1 @@
+"""Sequences to batches on the device, in the order of the run."""

@@ -1,38 +1,27 @@
 """Bins of documents as the arrays that a model reads, always of the same shape.
 
 Labels are shifted here: the label of a place is the token that follows it in the same document,
-if that token is learnt. Nobody downstream shifts them again.
+if that token is trained on. Nobody downstream shifts them again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from expert.data.pack.pack_index import PackIndex
+from expert.data.tokens.documents import FlatDocuments
 
 IGNORED = -100
-"""The label of a place from which nothing is learnt."""
+"""The label of a place without a label."""
 
 Numbers = NDArray[np.integer[Any]]
 Places = NDArray[np.int32]
 Bins = Sequence[int] | Numbers
-
-
-class Documents(Protocol):
-    """Tokens of documents and which of them are learnt."""
-
-    def gather(
-        self, documents: Numbers, starts: Numbers, stops: Numbers, *, out: Places, places: Numbers
-    ) -> tuple[Places, Numbers]:
-        """Copy tokens `starts` to `stops` of each document to its place in `out`. What comes back:
-        pairs of start and stop of the learnt tokens of all documents, those of each in order and
-        apart from each other, and how many pairs are whose."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +103,7 @@ class BatchArrays:
 
 
 def fill_batch(
-    out: BatchArrays, index: PackIndex, bins: Bins, store: Documents, *, pad_id: int
+    out: BatchArrays, index: PackIndex, bins: Bins, store: FlatDocuments, *, pad_id: int
 ) -> BatchCounts:
     """Fill every array with the documents of `bins`, a bin to a row; rows left over are padding.
 
@@ -129,7 +118,7 @@ def fill_batch(
         raise ValueError(f"{what} do not go into {shape.rows} rows of {shape.length}")
     row_starts = np.arange(shape.rows + 1) * shape.length
     out.tokens.fill(pad_id)
-    ends, counts = _fill_rows(out, row_starts[: len(numbers)], index, numbers, store, shape.places)
+    ends, counts = _fill_rows(out, index, numbers, store)
     edges = np.unique(np.concatenate((row_starts, ends)))
     if len(edges) > len(out.boundaries):
         what = f"{len(edges) - 1} documents in a batch"
@@ -140,30 +129,13 @@ def fill_batch(
     return counts
 
 
-class _Flat(Protocol):
-    """The flat arrays that documents are written to."""
-
-    @property
-    def tokens(self) -> NDArray[np.int32]: ...
-    @property
-    def labels(self) -> NDArray[np.int32]: ...
-    @property
-    def soft_mask(self) -> NDArray[np.bool_]: ...
-    @property
-    def target_places(self) -> NDArray[np.int32]: ...
-
-
 def _fill_rows(
-    out: _Flat,
-    row_starts: Numbers,
-    index: PackIndex,
-    numbers: NDArray[np.int64],
-    store: Documents,
-    places: int,
+    out: BatchArrays, index: PackIndex, numbers: NDArray[np.int64], store: FlatDocuments
 ) -> tuple[Numbers, BatchCounts]:
-    """Write the documents of each bin from its row's start on, all but padding and positions, into
-    the first `places` of the arrays. What comes back: where each document ends, and the counts."""
-    soft = index.soft_tokens
+    """Write the documents of each bin into its row, all but padding and positions. What comes back:
+    where each document ends, and the counts."""
+    soft, places = index.soft_tokens, out.shape.places
+    row_starts = np.arange(len(numbers)) * out.shape.length
     in_bin = index.bin_offsets[numbers + 1] - index.bin_offsets[numbers]
     pieces = _counted_from(index.bin_offsets[numbers], in_bin)
     documents, starts, stops = (
@@ -175,7 +147,7 @@ def _fill_rows(
     shifts = np.repeat(row_starts - before_row, in_bin)
     begins = ends[:-1] + shifts + soft
     spans, many = store.gather(documents, starts, stops, out=out.tokens, places=begins)
-    # A learnt token is the label of the place before it, if that is in the same piece.
+    # A token to train on is the label of the place before it, if that is in the same piece.
     first = np.maximum(spans[:, 0], np.repeat(starts + 1, many))
     learnt = np.maximum(np.minimum(spans[:, 1], np.repeat(stops, many)) - first, 0)
     targets = _counted_from(first + np.repeat(begins - starts - 1, many), learnt)
@@ -209,84 +181,40 @@ def _count_positions(positions: NDArray[np.int32], edges: Numbers) -> None:
     np.cumsum(positions, out=positions)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class PaddedArrays:
-    """Room for one padded batch of up to `rows` rows; filled over and over."""
-
-    rows: int
-    length: int
-    tokens: NDArray[np.int32]
-    labels: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    attention_mask: NDArray[np.bool_]
-    soft_mask: NDArray[np.bool_]
-    target_places: NDArray[np.int32]
-
-    @classmethod
-    def allocate(cls, rows: int, length: int) -> PaddedArrays:
-        """Arrays in ordinary memory."""
-        places = rows * length
-        return cls(
-            rows,
-            length,
-            tokens=np.empty(places, np.int32),
-            labels=np.empty(places, np.int32),
-            positions=np.empty(places, np.int32),
-            attention_mask=np.empty(places, np.bool_),
-            soft_mask=np.empty(places, np.bool_),
-            target_places=np.empty(places, np.int32),
-        )
-
-
 class PaddedBatch(NamedTuple):
-    """A document to a row, padded on the right. Views of the arrays that were filled."""
+    """A document to a row, padded on the right."""
 
     tokens: NDArray[np.int32]
     labels: NDArray[np.int32]
     positions: NDArray[np.int32]
-    attention_mask: NDArray[np.bool_]
-    """True where a row has a token or its soft prompt."""
     soft_mask: NDArray[np.bool_]
     target_places: NDArray[np.int32]
     """Flat: places of this batch with a label, in order, then its last place, which has none."""
     counts: BatchCounts
 
 
-def fill_padded_batch(
-    out: PaddedArrays,
-    index: PackIndex,
-    bins: Bins,
-    store: Documents,
-    *,
-    pad_id: int,
-    to_longest: bool = True,
+def padded_batch(
+    index: PackIndex, bins: Bins, store: FlatDocuments, *, pad_id: int, width: int | None = None
 ) -> PaddedBatch:
-    """Rows of one document each, padded to the longest of them or else to the full length."""
-    offsets = index.bin_offsets
-    if len(bins) > out.rows or index.length > out.length:
-        what = f"{len(bins)} bins of {index.length} places"
-        raise ValueError(f"{what} do not go into {out.rows} rows of {out.length}")
+    """Rows of one document each, padded to the longest of them or else to `width`."""
     numbers = np.asarray(bins, dtype=np.int64)
-    if np.any(offsets[numbers + 1] - offsets[numbers] != 1):
+    pieces = index.bin_offsets[numbers]
+    if np.any(index.bin_offsets[numbers + 1] - pieces != 1):
         raise ValueError("a padded row holds one document; these bins are packed")
-    pieces = offsets[numbers]
     sizes = index.piece_stop[pieces] - index.piece_start[pieces] + index.soft_tokens
-    width = int(sizes.max(initial=1)) if to_longest else out.length
-
-    def rows(flat: NDArray[Any]) -> NDArray[Any]:
-        return flat[: len(numbers) * width].reshape(len(numbers), width)
-
-    rows(out.tokens).fill(pad_id)
-    starts = np.arange(len(numbers)) * width
-    _, counts = _fill_rows(out, starts, index, numbers, store, len(numbers) * width)
-    rows(out.positions)[:] = np.arange(width)
-    np.less(rows(out.positions), sizes[:, None], out=rows(out.attention_mask))
+    longest = int(sizes.max(initial=1))
+    shape = BatchShape(len(numbers), width or longest, len(numbers))
+    if longest > shape.length:
+        raise ValueError(f"a row of {longest} places does not go into {shape.length}")
+    out = BatchArrays.allocate(shape)
+    out.tokens.fill(pad_id)
+    out.positions[:] = np.tile(np.arange(shape.length, dtype=np.int32), shape.rows)
+    _, counts = _fill_rows(out, index, numbers, store)
     return PaddedBatch(
-        rows(out.tokens),
-        rows(out.labels),
-        rows(out.positions),
-        rows(out.attention_mask),
-        rows(out.soft_mask),
-        out.target_places[: len(numbers) * width],
+        out.tokens.reshape(shape.rows, -1),
+        out.labels.reshape(shape.rows, -1),
+        out.positions.reshape(shape.rows, -1),
+        out.soft_mask.reshape(shape.rows, -1),
+        out.target_places,
         counts,
     )

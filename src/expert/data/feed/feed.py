@@ -20,9 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from expert.data.feed.batches import BatchArrays, BatchCounts, BatchShape, Documents, fill_batch
+from expert.data.feed.batches import BatchArrays, BatchCounts, BatchShape, fill_batch
 from expert.data.feed.order import Update, micro_batches
 from expert.data.pack.pack_index import PackIndex
+from expert.data.tokens.documents import FlatDocuments
 
 ALIGNMENT = 16  # int32 numbers: every array of a buffer begins on a 64-byte line
 POLL_SECONDS = 0.2
@@ -74,7 +75,7 @@ class UpdateWork:
 
     update: Update
     index: PackIndex
-    store: Documents
+    store: FlatDocuments
 
 
 class _Layout:

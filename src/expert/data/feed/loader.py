@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,31 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from expert.data.feed.batches import (
-    BatchCounts,
-    Bins,
-    Documents,
-    PaddedArrays,
-    fill_padded_batch,
-)
+from expert.data.feed.batches import BatchCounts, Bins, padded_batch
 from expert.data.feed.feed import Batch, FedUpdate
 from expert.data.feed.order import DataOrder, Update, micro_batches
 from expert.data.pack.pack import Overlong, pack_none
 from expert.data.pack.pack_index import PackIndex
 from expert.data.records import DataError, Row, Segment
-from expert.data.tokens.documents import DocumentStore
+from expert.data.tokens.documents import DocumentStore, FlatDocuments, shard_of
 from expert.data.tokens.encoder import EncodedBatch, Encoder
-from expert.data.tokens.flat_documents import FlatDocuments, shard_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoaderOptions:
-    """How the DataLoader works, as the manifest says."""
-
-    workers: int = 0
-    prefetch: int = 2
-    persistent: bool = False
-    pin: bool = False
+from expert.planning.run_plan import LoaderPlan
 
 
 class PaddedTensors(NamedTuple):
@@ -62,17 +45,19 @@ class PaddedTensors(NamedTuple):
 
 
 def padded_tensors(
-    index: PackIndex, bins: Bins, store: Documents, *, pad_id: int, width: int | None = None
+    index: PackIndex, bins: Bins, store: FlatDocuments, *, pad_id: int, width: int | None = None
 ) -> PaddedTensors:
     """The documents of `bins`, a row each, padded to the longest, or to `width` where given."""
-    arrays = PaddedArrays.allocate(len(bins), width or index.length)
-    made = fill_padded_batch(arrays, index, bins, store, pad_id=pad_id, to_longest=width is None)
-    tensors = {
-        name: torch.from_numpy(np.ascontiguousarray(getattr(made, name)))
-        for name in PaddedTensors._fields[:-1]
-    }
+    made = padded_batch(index, bins, store, pad_id=pad_id, width=width)
     counts = made.counts
-    return PaddedTensors(**tensors, counts=(counts.targets, counts.real_tokens, counts.examples))
+    return PaddedTensors(
+        tokens=torch.from_numpy(made.tokens),
+        labels=torch.from_numpy(made.labels),
+        positions=torch.from_numpy(made.positions),
+        soft_mask=torch.from_numpy(made.soft_mask),
+        target_places=torch.from_numpy(made.target_places),
+        counts=(counts.targets, counts.real_tokens, counts.examples),
+    )
 
 
 class PreparedBins(Dataset[Any]):
@@ -159,7 +144,7 @@ class _Loader(DataLoader[Any]):
         """The plan says already that there are more workers than cores."""
 
 
-def data_loader(dataset: Dataset[Any], options: LoaderOptions, **more: Any) -> DataLoader[Any]:
+def data_loader(dataset: Dataset[Any], options: LoaderPlan, **more: Any) -> DataLoader[Any]:
     """Torch's DataLoader with the workers that were asked for."""
     return _Loader(
         dataset,
@@ -183,7 +168,7 @@ class PaddedFeed:
         total: int,
         rows: int,
         device: torch.device,
-        options: LoaderOptions,
+        options: LoaderPlan,
         soft: bool = False,
         skipped: Container[int] = (),
     ) -> None:
@@ -200,8 +185,8 @@ class PaddedFeed:
             options,
             batch_sampler=self._sampler,
             collate_fn=together,
-            persistent_workers=options.persistent and options.workers > 0,
-            pin_memory=options.pin and device.type == "cuda",
+            persistent_workers=options.persistent_workers and options.workers > 0,
+            pin_memory=options.pin_memory and device.type == "cuda",
         )
 
     def __enter__(self) -> PaddedFeed:

@@ -13,7 +13,6 @@ import torch
 from expert.data.feed.batches import BatchShape
 from expert.data.feed.feed import Batch, PackedFeed, UpdateWork
 from expert.data.feed.loader import (
-    LoaderOptions,
     PaddedFeed,
     PreparedBins,
     RowsTokenisedLate,
@@ -22,16 +21,19 @@ from expert.data.feed.loader import (
 )
 from expert.data.feed.order import DataOrder, Update, micro_batches
 from expert.data.feed.streaming import Place, Stream
+from expert.data.line import Line, columns_read, unread_columns
+from expert.data.pack.overlong_rows import remarks_on_stream
 from expert.data.pack.pack import shifted_blocks
 from expert.data.pack.pack_index import PackIndex
 from expert.data.pack.packing import PAD_ID, is_padded
-from expert.data.prepared import PreparedSplit
+from expert.data.prepared import PreparedData, PreparedSplit
+from expert.data.splits import data_order, given_split, late_rows, stream_of
 from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.encoder import Encoder
 from expert.planning.run_plan import RunPlan
 
 
-class Position(Protocol):
+class FeedStart(Protocol):
     """Where a run stands in its data."""
 
     @property
@@ -72,6 +74,32 @@ class RunData:
         return [split for split in found if split is not None]
 
 
+def run_data(line: Line, made: PreparedData | None) -> RunData:
+    """What a run reads of its prepared data; of a stream where none is prepared."""
+    plan, stream = line.plan, None
+    if made is None:
+        splits = [given_split(line, name) for name in ("validation", "test")]
+        stream = stream_of(line)
+        remarks = [*unread_columns(line), *remarks_on_stream(plan, stream, *splits)]
+    else:
+        splits, remarks = [made.train, made.validation, made.test], [*made.doubts]
+    folders = [each for split in splits if split is not None for each in split.folders]
+    left_out = {each.folder: each.left_out for each in folders if each.left_out}
+    train = made.train if made is not None else None
+    return RunData(
+        train=train,
+        order=data_order(plan, train) if train is not None else None,
+        stream=stream,
+        validation=splits[-2],
+        test=splits[-1],
+        encoder=line.encoder,
+        soft=bool(plan.adapter.soft_prompts),
+        late=late_rows(line, train) if train and plan.data.tokenize == "late" else None,
+        columns=columns_read(line),
+        doubts=(*left_out.values(), *(each.text for each in remarks)),
+    )
+
+
 def largest_ids(data: RunData) -> list[int | None]:
     """The largest token of each prepared folder, as far as it is known."""
     folders = [prepared for split in data.splits() for prepared in split.folders]
@@ -81,7 +109,7 @@ def largest_ids(data: RunData) -> list[int | None]:
 def training_feed(
     plan: RunPlan,
     data: RunData,
-    state: Position,
+    state: FeedStart,
     *,
     device: torch.device,
     new_event: Callable[[], Any] | None = None,
@@ -93,7 +121,7 @@ def training_feed(
         assert split is not None
         assert total is not None
         folders = [prepared.folder for prepared in split.folders]
-        loader, rows = plan.loader, data.late
+        rows = data.late
         return PaddedFeed(
             rows if rows is not None else PreparedBins(folders, split.index_file, pad_id=PAD_ID),
             data.order,
@@ -101,12 +129,7 @@ def training_feed(
             total=total,
             rows=plan.batch.micro_batch,
             device=device,
-            options=LoaderOptions(
-                workers=loader.workers,
-                prefetch=loader.prefetch,
-                persistent=loader.persistent_workers,
-                pin=loader.pin_memory,
-            ),
+            options=plan.loader,
             soft=data.soft,
             skipped=state.skipped,
         )
@@ -128,7 +151,7 @@ def feed_facts(plan: RunPlan, data: RunData) -> dict[str, Any]:
 def _packed_feed(
     plan: RunPlan,
     data: RunData,
-    state: Position,
+    state: FeedStart,
     device: torch.device,
     new_event: Callable[[], Any] | None,
 ) -> AbstractContextManager[Any]:
@@ -158,7 +181,7 @@ def _packed_feed(
     )
 
 
-def _works(plan: RunPlan, data: RunData, state: Position) -> Iterator[Any]:
+def _works(plan: RunPlan, data: RunData, state: FeedStart) -> Iterator[Any]:
     if data.stream is not None:
         found = data.stream.works(
             done=state.done,

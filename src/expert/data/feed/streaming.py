@@ -18,14 +18,15 @@ from torch.utils.data import IterableDataset, get_worker_info
 from expert.core.text import counted
 from expert.data.feed.batches import BatchShape
 from expert.data.feed.feed import UpdateWork
-from expert.data.feed.loader import LoaderOptions, data_loader
+from expert.data.feed.loader import data_loader
 from expert.data.feed.order import Draw, Update, shuffled
 from expert.data.line import STREAM_WINDOW_ROWS
 from expert.data.pack.pack import bins_per_update
 from expert.data.pack.pack_index import PackIndex
 from expert.data.records import BadRow, DataError, Dropped, Row, Segment
+from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import EncodedBatch, Encoder
-from expert.data.tokens.flat_documents import FlatDocuments, shard_of
+from expert.planning.run_plan import LoaderPlan
 
 WINDOW_CHARACTERS = 8_000_000
 SPARE_BOUNDARIES = 1.5
@@ -36,7 +37,7 @@ Pack = Callable[[FlatDocuments, int], PackIndex]
 """Documents and a seed to bins."""
 
 
-class Window(NamedTuple):
+class StreamWindow(NamedTuple):
     """A run of rows, tokenised."""
 
     documents: EncodedBatch
@@ -52,7 +53,7 @@ class Place(NamedTuple):
     step: int = 0
 
 
-class StreamedRows(IterableDataset[Window]):
+class StreamedRows(IterableDataset[StreamWindow]):
     """The windows of one pass over the rows, from `first` on; each worker tokenises its share."""
 
     def __init__(
@@ -70,7 +71,7 @@ class StreamedRows(IterableDataset[Window]):
         self._window_rows = window_rows
         self.first = first
 
-    def __iter__(self) -> Iterator[Window]:
+    def __iter__(self) -> Iterator[StreamWindow]:
         worker = get_worker_info()
         mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         segments_of = self._formatter()
@@ -93,7 +94,7 @@ class StreamedRows(IterableDataset[Window]):
 
     def _tokenised(
         self, rows: list[Row | BadRow], segments_of: Callable[[Row], Segments]
-    ) -> Window:
+    ) -> StreamWindow:
         documents: list[list[Segment]] = []
         bad: list[BadRow] = []
         dropped = 0
@@ -105,7 +106,7 @@ class StreamedRows(IterableDataset[Window]):
                 dropped += 1
             else:
                 documents.append(made)
-        return Window(self._encoder.encode(documents), bad, dropped)
+        return StreamWindow(self._encoder.encode(documents), bad, dropped)
 
 
 def _characters(value: Any) -> int:
@@ -142,7 +143,7 @@ class Stream:
         *,
         examples_per_update: int,
         seed: int,
-        options: LoaderOptions,
+        options: LoaderPlan,
         max_bad_rows: int = 0,
     ) -> None:
         self._rows = rows
@@ -163,14 +164,14 @@ class Stream:
             raise DataError("the stream has no rows that can be used")
         if not len(first.documents.spans):
             raise DataError(
-                "there is nothing to learn in the first rows of the stream: no token of them is an "
-                "answer  (check the columns with expert dataset check)"
+                "there is nothing to train on in the first rows of the stream: no token of them is "
+                "an answer  (check the columns with expert dataset check)"
             )
         index = self._pack(FlatDocuments([shard_of(first.documents)]), self._seed)
         if not index.bins:
             raise DataError(
-                f"the first {counted(len(first.documents.lengths), 'row')} of the stream: nothing "
-                f"that is learnt comes before max_seq_length {index.length}  (a larger "
+                f"the first {counted(len(first.documents.lengths), 'row')} of the stream: the "
+                f"answer starts after max_seq_length {index.length}  (a larger "
                 "training.config.max_seq_length)"
             )
         self.first_rows = len(first.documents.lengths)
@@ -212,7 +213,7 @@ class Stream:
         store = FlatDocuments([shard_of(documents)])
         turn = epoch << 32 | number
         index = divided(self._pack(store, self._seed), self.shape.boundaries_per_bin)
-        if not index.bins:  # nothing in this window is learnt
+        if not index.bins:  # nothing in this window to train on
             return
         order = shuffled(index.bins, seed=self._seed, draw=Draw.WINDOW, number=turn)
         count = max(1, round(index.bins / self.shape.bins_per_update))
@@ -227,7 +228,7 @@ class Stream:
             words = "a row" if self._bad_rows == 1 else f"{self._bad_rows} rows"
             raise DataError(
                 f"{words} of the stream cannot be used\n{shown}\n"
-                "  (mend the data, or tolerate some: --set training.dataset.max_bad_rows=100)"
+                "  (fix the data, or tolerate some: --set training.dataset.max_bad_rows=100)"
             )
 
 

@@ -1,0 +1,1 @@
+"""Looks at rows as training would, without writing."""

@@ -71,21 +71,12 @@ def near_key(example: Example) -> int:
     return int.from_bytes(digest, "little")
 
 
-def markers_in(example: Example) -> list[str]:
-    """Markers of prompt templates in what is said, each once, in the order of their places."""
+def remnants_in(example: Example) -> list[str]:
+    """Markers of prompt templates, then placeholders that nobody filled in, each once."""
     texts = [example.text, *(turn.text for turn in example.turns)]
-    return list(dict.fromkeys(marker for text in texts for marker in _MARKER.findall(text)))
-
-
-def is_transcript(example: Example) -> bool:
-    """Whether a plain text is a conversation whose requests would be trained on like answers."""
-    return bool(_TRANSCRIPT.match(example.text))
-
-
-def placeholders_in(example: Example) -> list[str]:
-    """Placeholders that nobody filled in, each once."""
-    texts = [example.text, *(turn.text for turn in example.turns)]
-    return list(dict.fromkeys(found for text in texts for found in _PLACEHOLDER.findall(text)))
+    patterns = (_MARKER, _PLACEHOLDER)
+    found = (each for pattern in patterns for text in texts for each in pattern.findall(text))
+    return list(dict.fromkeys(found))
 
 
 def is_empty_answer(bad: BadRow, response_column: str) -> bool:
@@ -253,7 +244,7 @@ def joined(parts: Sequence[ExampleTable]) -> ExampleTable:
 
 @dataclass
 class KindOfBadRows:
-    """Rows that are bad for one reason: how many, the first of them, and where more stand."""
+    """Rows that are bad for one reason: how many, the first of them, and the lines of more."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
@@ -269,8 +260,8 @@ class KindOfBadRows:
     def lines(self) -> list[str]:
         more = self.count - len(self.first)
         rest = ", …" if more > len(self.places) else ""
-        told = f"… and {more:,} more of this kind, at {', '.join(self.places)}{rest}"
-        return [*self.first, *([told] if more else [])]
+        others = f"… and {more:,} more of this kind, at {', '.join(self.places)}{rest}"
+        return [*self.first, *([others] if more else [])]
 
 
 @dataclass
@@ -297,7 +288,7 @@ class SplitReport:
     duplicates: Pairs | None = None
     leaks: dict[str, Pairs] = field(default_factory=dict)
     not_learnt: str = ""
-    """What there is to say of examples of which nothing is learnt; "" where there are none."""
+    """A warning about examples of which nothing is trained on; "" where there are none."""
     split_off: bool = False
     """Its examples were drawn from the training rows, and counted there while reading."""
 
@@ -317,8 +308,8 @@ class SplitReport:
         return [*found, *([f"… and {rest:,} more"] if rest else [])]
 
     def note_remnants(self, example: Example, place: str) -> None:
-        self.transcripts += is_transcript(example)
-        for marker in (*markers_in(example), *placeholders_in(example)):
+        self.transcripts += bool(_TRANSCRIPT.match(example.text))
+        for marker in remnants_in(example):
             self.remnants[marker] = self.remnants.get(marker, 0) + 1
             if sum(shown == marker for shown, _ in self.first_remnants) < SHOWN_PAIRS:
                 self.first_remnants.append((marker, place))

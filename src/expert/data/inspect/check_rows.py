@@ -155,12 +155,13 @@ class _Checker:
         for row, made in reading.formatted():
             split.rows += 1
             self.picker.look_at(split.name, row, made)
-            if isinstance(row, BadRow) or isinstance(made, BadRow):
+            if isinstance(made, BadRow):
                 bad_rows += 1
                 split.note_bad(made, response)
             elif isinstance(made, Dropped):
                 split.dropped[made.reason] = split.dropped.get(made.reason, 0) + 1
             else:
+                assert isinstance(row, Row), "only a row has segments"
                 example = self._example(row, source, reading.columns)
                 collector.add(example, row.file, row.line)
                 if example is not None:

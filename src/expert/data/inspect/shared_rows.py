@@ -1,7 +1,7 @@
 """Rows that a file for validation or test shares with the training rows.
 
-Rows that are split off have no twin in training, because they are drawn so. A file of its own may
-hold anything, and a loss that is measured on learnt rows tells what is known by heart.
+Rows that are split off have no twin in training, because they are drawn so. A separate file may
+hold anything, and a loss on rows that were trained on measures memorisation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SplitRows:
     keys: RowKeys
 
     def place(self, document: int) -> str:
-        """The row that a document was made from, counted from 1, and the source it stands in."""
+        """The row that a document was made from, counted from 1, and its source."""
         counts = [prepared.statistics.documents for prepared in self.folders]
         ends = np.cumsum(counts)
         source = int(np.searchsorted(ends, document, side="right"))
@@ -39,13 +39,13 @@ class SplitRows:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedRows:
-    """How many rows of a split are learnt as well, and one of them."""
+    """How many rows of a split are trained on as well, and one of them."""
 
     split: str
     count: int
     of: int
     example: str
-    """Where the first of them stands, and where in training, in words."""
+    """Where the first of them is, and where in training, in words."""
 
     @property
     def key(self) -> str:
@@ -58,34 +58,34 @@ class SharedRows:
 
     @property
     def consequence(self) -> str:
-        return f"the {self.split} loss is lower than on rows that are new to the expert"
+        return f"the {self.split} loss is lower than on unseen rows"
 
     def told(self, listed_by: str) -> str:
         """All of it in one line, with what to do."""
-        stand = "stands" if self.count == 1 else "stand"
+        verb = "is" if self.count == 1 else "are"
         return (
-            f"{self.split}: {self.count:,} of {counted(self.of, 'row')} {stand} in the training "
+            f"{self.split}: {self.count:,} of {counted(self.of, 'row')} {verb} in the training "
             f"rows as well ({self.example}): {self.consequence}  "
-            f"(take them out of one of the two; {listed_by})"
+            f"(remove them from one of the two; {listed_by})"
         )
 
 
 def find_shared(
-    split: str, own: SplitRows, train: SplitRows, learnt: NDArray[np.integer[Any]]
+    split: str, own: SplitRows, train: SplitRows, trained: NDArray[np.integer[Any]]
 ) -> SharedRows | None:
-    """The rows of a split that are, prompt and answer, among the learnt ones; None: there are none.
+    """The rows of a split that are, prompt and answer, trained on as well; None: there are none.
 
     Only keys are compared, and only those of the split sorted: 0.15 s on a busy core for a million
-    learnt rows and ten thousand others, where sorting all of them takes 0.65 s.
+    training rows and ten thousand others, where sorting all of them takes 0.65 s.
     """
-    known = train.keys.whole[learnt]
+    known = train.keys.whole[trained]
     asked = np.unique(own.keys.whole)
     nearest = asked[np.searchsorted(asked[:-1], known)] if len(asked) else asked[:0]
     shared = np.flatnonzero(np.isin(own.keys.whole, nearest[nearest == known]))
     if not len(shared):
         return None
     first = int(shared[0])
-    twin = int(learnt[np.argmax(known == own.keys.whole[first])])
+    twin = int(trained[np.argmax(known == own.keys.whole[first])])
     return SharedRows(
         split=split,
         count=len(shared),

@@ -21,8 +21,8 @@ from expert.data.line import Line, Made
 from expert.data.pack.pack_index import PackIndex
 from expert.data.pack.packing import packed, rows_to_pack, soft_tokens
 from expert.data.records import BadRow, Dropped, Row, Segment, place_of
+from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import Encoder
-from expert.data.tokens.flat_documents import FlatDocuments, shard_of
 from expert.planning.choose.sequences import Packing
 
 CONTEXT_TOKENS = 8

@@ -1,0 +1,1 @@
+"""Tokens to sequences: the pack index."""

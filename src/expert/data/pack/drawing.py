@@ -55,8 +55,8 @@ def repeats_held_out(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
         return _doubt_of_requests(keys, train, held_out)
     rows = f"{learnt} of {counted(len(held_out), 'row')}"
     return (
-        f"the rows repeat so much that {rows} held out for validation are learnt as well: the loss "
-        "on them shows what is known by heart  (remove copies, or name other rows in "
+        f"the rows repeat so much that {rows} held out for validation are trained on as well: "
+        "their loss shows what was memorised  (remove copies, or name other rows in "
         "training.dataset.validation_path)"
     )
 
@@ -68,8 +68,8 @@ def _doubt_of_requests(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
         return ""
     rows = f"{shared} of {counted(len(held_out), 'row')}"
     return (
-        f"{rows} held out for validation ask what training rows ask, with another answer: the loss "
-        "on them says little about new requests  (name rows with other requests in "
+        f"{rows} held out for validation repeat prompts of training rows, with another answer: "
+        "the loss on them says little about new prompts  (name rows with other prompts in "
         "training.dataset.validation_path)"
     )
 

@@ -34,20 +34,16 @@ def too_long_to_learn(
     told = f"{name}: {unlearnt:,} of {of or counted(rows, 'row')} ({share:.0%}) {verb} left out"
     known = f" (the longest row has {longest:,} tokens)" if longest else ""
     return (
-        f"{told}: nothing that is learnt comes before max_seq_length {plan.data.max_seq_length}"
-        f"{known}  (a larger training.config.max_seq_length; or overlong: split, which learns the "
-        "answers without what comes before them)"
+        f"{told}: the answer starts after max_seq_length {plan.data.max_seq_length}"
+        f"{known}  (a larger training.config.max_seq_length; or overlong: split, which trains on "
+        "the answers without what comes before them)"
     )
 
 
 def remark_on_unlearnt(plan: RunPlan, unlearnt: int, rows: int, **more: object) -> list[Remark]:
     """The same of training rows, as a remark on the plan."""
     text = too_long_to_learn(plan, "train", unlearnt, rows, **more)  # type: ignore[arg-type]
-    return [_warning(text)] if text else []
-
-
-def _warning(text: str) -> Remark:
-    return Remark(kind="warning", path=MAX_LENGTH, text=text)
+    return [Remark.warning(MAX_LENGTH, text)] if text else []
 
 
 def _cut_short(plan: RunPlan, split: PreparedSplit) -> str:
@@ -73,7 +69,7 @@ def remarks_on_length(
         unlearnt = each.index.overlong.unlearnt
         texts.append(too_long_to_learn(plan, each.name, unlearnt, each.rows, each.longest))
         texts.append(_cut_short(plan, each) if cut else "")
-    return [_warning(text) for text in texts if text]
+    return [Remark.warning(MAX_LENGTH, text) for text in texts if text]
 
 
 def remarks_on_stream(plan: RunPlan, stream: Stream, *splits: PreparedSplit | None) -> list[Remark]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expert.data.feed.order import Draw, shuffled
-from expert.data.pack.pack_index import OverlongCounts, PackIndex
+from expert.data.pack.pack_index import OverlongCounts, PackIndex, PackRule
 from expert.planning.survey import sequences_for
 
 Overlong = Literal["cut", "split", "drop"]
@@ -54,14 +54,44 @@ class Pieces:
         return len(self.document)
 
     def without(self, unlearnt: Lengths | None) -> Pieces:
-        """The pieces but those with these numbers, from which nothing would be learnt."""
+        """The pieces but those with these numbers, with nothing to train on."""
         if unlearnt is None or not len(unlearnt):
             return self
         kept = np.ones(len(self), np.bool_)
         kept[unlearnt] = False
         gone = np.setdiff1d(self.document[unlearnt], self.document[kept])
-        counts = replace(self.overlong, unlearnt=len(gone))
-        return Pieces(self.document[kept], self.start[kept], self.stop[kept], counts)
+        return replace(self[kept], overlong=replace(self.overlong, unlearnt=len(gone)))
+
+    def __getitem__(self, chosen: NDArray[Any]) -> Pieces:
+        """Some of the pieces, in this order."""
+        return replace(
+            self,
+            document=self.document[chosen],
+            start=self.start[chosen],
+            stop=self.stop[chosen],
+        )
+
+    def in_bins(
+        self,
+        bin_offsets: NDArray[np.int64],
+        rule: PackRule,
+        length: int,
+        *,
+        soft_tokens: int = 0,
+        examples: int | None = None,
+    ) -> PackIndex:
+        """The index of these pieces: those of the first bin, of the second, and so on."""
+        return PackIndex(
+            rule=rule,
+            length=length,
+            soft_tokens=soft_tokens,
+            examples=len(self) if examples is None else examples,
+            overlong=self.overlong,
+            piece_document=self.document,
+            piece_start=self.start,
+            piece_stop=self.stop,
+            bin_offsets=bin_offsets,
+        )
 
 
 def cut_pieces(lengths: Lengths, limit: int, overlong: Overlong) -> Pieces:
@@ -119,17 +149,7 @@ def pack_best_fit(
     by_bin = _by_bin(order, bin_of, bins)
     bin_offsets = _offsets(np.bincount(bin_of, minlength=bins))
     del order, bin_of
-    return PackIndex(
-        rule="best-fit",
-        length=length,
-        soft_tokens=soft_tokens,
-        examples=len(pieces),
-        overlong=pieces.overlong,
-        piece_document=pieces.document[by_bin],
-        piece_start=pieces.start[by_bin],
-        piece_stop=pieces.stop[by_bin],
-        bin_offsets=bin_offsets,
-    )
+    return pieces[by_bin].in_bins(bin_offsets, "best-fit", length, soft_tokens=soft_tokens)
 
 
 def bins_for(sizes: NDArray[np.int32], length: int, *, most_pieces: int | None = None) -> int:
@@ -374,17 +394,10 @@ def pack_concat(
                 at = end
     if in_bin:
         per_bin.append(in_bin)
-    return PackIndex(
-        rule="concat",
-        length=length,
-        soft_tokens=soft_tokens,
-        examples=examples,
-        overlong=overlong_counts,
-        piece_document=np.asarray(document, dtype=np.int32),
-        piece_start=np.asarray(start, dtype=np.int32),
-        piece_stop=np.asarray(stop, dtype=np.int32),
-        bin_offsets=_offsets(np.asarray(per_bin, dtype=np.int64)),
-    )
+    narrow = [np.asarray(column, dtype=np.int32) for column in (document, start, stop)]
+    made = Pieces(narrow[0], narrow[1], narrow[2], overlong_counts)
+    offsets = _offsets(np.asarray(per_bin, dtype=np.int64))
+    return made.in_bins(offsets, "concat", length, soft_tokens=soft_tokens, examples=examples)
 
 
 def pack_none(
@@ -397,17 +410,7 @@ def pack_none(
 ) -> PackIndex:
     """One piece to a bin, in the order of the documents; the epoch's order groups by length."""
     pieces = cut_pieces(lengths, length - soft_tokens, overlong).without(unlearnt)
-    return PackIndex(
-        rule="none",
-        length=length,
-        soft_tokens=soft_tokens,
-        examples=len(pieces),
-        overlong=pieces.overlong,
-        piece_document=pieces.document,
-        piece_start=pieces.start,
-        piece_stop=pieces.stop,
-        bin_offsets=np.arange(len(pieces) + 1, dtype=np.int64),
-    )
+    return pieces.in_bins(_one_each(pieces), "none", length, soft_tokens=soft_tokens)
 
 
 def pack_blocks(lengths: Lengths, length: int) -> PackIndex:
@@ -421,18 +424,12 @@ def pack_blocks(lengths: Lengths, length: int) -> PackIndex:
     long = (lengths >= SHIFTED_FROM_BLOCKS * length)[plain.document]
     reach = lengths[plain.document] - length  # a block may begin here after the longest shift
     kept = ~long | (plain.start + length - 1 <= reach)
-    document = plain.document[kept]
-    return PackIndex(
-        rule="blocks",
-        length=length,
-        soft_tokens=0,
-        examples=len(document),
-        overlong=plain.overlong,
-        piece_document=document,
-        piece_start=plain.start[kept],
-        piece_stop=plain.stop[kept],
-        bin_offsets=np.arange(len(document) + 1, dtype=np.int64),
-    )
+    blocks = plain[kept]
+    return blocks.in_bins(_one_each(blocks), "blocks", length)
+
+
+def _one_each(pieces: Pieces) -> NDArray[np.int64]:
+    return np.arange(len(pieces) + 1, dtype=np.int64)
 
 
 def shifted_blocks(index: PackIndex, lengths: Lengths, *, seed: int, epoch: int) -> PackIndex:

@@ -39,7 +39,7 @@ class OverlongCounts:
     dropped: int = 0
     tokens_lost: int = 0
     unlearnt: int = 0
-    """Those of which nothing is left that is learnt: they are in no bin."""
+    """Those of which nothing is left to train on: they are in no bin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class PackIndex:
     soft_tokens: int
     """Places that each piece takes before its tokens, for a soft prompt."""
     examples: int
-    """Rows to learn from: documents, an overlong one counted once for each chunk it fills."""
+    """Rows to train on: documents, an overlong one counted once for each chunk it fills."""
     overlong: OverlongCounts
     piece_document: NDArray[np.int32]
     piece_start: NDArray[np.int32]
@@ -228,7 +228,7 @@ class IndexName:
     seed: int
     most_rows: int | None
     leaves_out: bool
-    """Some rows are left out, as nothing would be learnt from them."""
+    """Some rows are left out, as there is nothing to train on in them."""
 
     @property
     def file(self) -> str:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from expert.data.pack.pack import Overlong
     from expert.data.pack.pack_index import PackIndex
+    from expert.data.tokens.documents import FlatDocuments
     from expert.data.tokens.encoder import EncodedBatch
-    from expert.data.tokens.flat_documents import FlatDocuments
     from expert.planning.choose.sequences import Packing
     from expert.planning.run_plan import RunPlan
 
@@ -45,14 +45,14 @@ class RowsToPack:
 
     lengths: NDArray[np.integer[Any]]
     unlearnt: NDArray[np.integer[Any]]
-    """Numbers of the pieces, as rows are cut, from which nothing would be learnt: they are left
+    """Numbers of the pieces, as rows are cut, with nothing to train on: they are left
     out, since computing them costs as much as computing others."""
 
 
 def rows_to_pack(
     plan: RunPlan, store: FlatDocuments, documents: NDArray[np.integer[Any]], *, is_text: bool
 ) -> RowsToPack:
-    """The lengths of some documents, and which of their pieces hold nothing that is learnt."""
+    """The lengths of some documents, and which of their pieces hold nothing to train on."""
     import numpy as np
 
     from expert.data.pack.pack import cut_pieces
@@ -73,7 +73,7 @@ def rows_to_pack(
 
 def unlearnt_rows(plan: RunPlan, batch: EncodedBatch) -> int:
     """How many of some rows, as the tokenizer gave them, packing would leave out."""
-    from expert.data.tokens.flat_documents import FlatDocuments, shard_of
+    from expert.data.tokens.documents import FlatDocuments, shard_of
 
     return unlearnt_in(plan, FlatDocuments([shard_of(batch)]))
 

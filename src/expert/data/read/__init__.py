@@ -1,0 +1,1 @@
+"""Rows from files of any format, folders and the hub."""

@@ -1,4 +1,4 @@
-"""Rows drawn from all over the files of a source, and what they tell about all the others.
+"""Rows drawn from all over the files of a source, and estimates of all rows from them.
 
 Files of JSON lines and of CSV only: there a row can be read without those before it.
 """
@@ -28,7 +28,7 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnLine:
     """A line that was drawn, with what it holds."""
 
     row: Row | BadRow | None
@@ -43,11 +43,11 @@ class Drawn:
 class SpreadRows:
     """Lines from all over some files, beside the number and the bytes of all lines."""
 
-    drawn: tuple[Drawn, ...]
+    drawn: tuple[DrawnLine, ...]
     whole: bool
     """Every line is there, once."""
     lines: float
-    """Of all files: counted, or told by the parts that were looked at."""
+    """Of all files: counted, or estimated from the parts that were looked at."""
     all_bytes: float
     because: str
     """How the lines were counted."""
@@ -72,8 +72,8 @@ class SpreadRows:
 
 
 def spread_rows(files: Sequence[Path], *, format: str | None, most: int) -> SpreadRows | None:
-    """Every row where they are few, else at most so many that are drawn; None where rows cannot be
-    told apart by lines."""
+    """Every row where there are at most `most`, else that many draws; None where a row is not a
+    line."""
     kinds = [file_format(path, format) if has_a_row_a_line(path) else "" for path in files]
     if not all(kind in ("jsonl", "json", "csv") for kind in kinds):
         return None
@@ -93,14 +93,14 @@ def spread_rows(files: Sequence[Path], *, format: str | None, most: int) -> Spre
     exact = looked_at == sum(sizes)
     whole = exact and lines <= most
     chosen = [_every_line(text) for _, text in texts] if whole else _draw(texts, most)
-    drawn: list[Drawn] = []
+    drawn: list[DrawnLine] = []
     for (file, text), starts in zip(texts, chosen, strict=True):
         own = [text[start : _end_of_line(text, start)] for start in starts]
         rows = _rows_of(own, files[file], kinds[file])
         if rows is None:
             return None
         for row, line, times in zip(rows, own, starts.values(), strict=True):
-            drawn.append(Drawn(row, len(line), times))
+            drawn.append(DrawnLine(row, len(line), times))
     share = looked_at / sum(sizes)
     return SpreadRows(
         drawn=tuple(drawn),
@@ -126,8 +126,8 @@ def _every_line(text: bytes) -> Counter[int]:
 
 
 def _draw(texts: Sequence[tuple[int, bytes]], draws: int) -> list[Counter[int]]:
-    """Where lines begin that were drawn of each text, and how often: those around bytes, one of
-    which is drawn from each of so many equal stretches of all texts together."""
+    """Where the drawn lines of each text begin, and how often each was drawn: all texts together
+    are cut into equal stretches, and the line around one random byte of each is drawn."""
     total = sum(len(text) for _, text in texts)
     chance = random.Random(SEED)
     places = [int((number + chance.random()) * total / draws) for number in range(draws)]
@@ -141,13 +141,12 @@ def _draw(texts: Sequence[tuple[int, bytes]], draws: int) -> list[Counter[int]]:
 
 def _rows_of(lines: list[bytes], path: Path, kind: str) -> list[Row | BadRow | None] | None:
     """What each line holds; None where a record of CSV goes over several lines."""
-    above = 0
+    header: list[bytes] = []
     if kind == "csv":
         with open_text(path) as stream:
-            lines = [stream.readline(), *lines]
-        above = 1
-    text = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in lines)
+            header = [stream.readline()]
+    text = b"".join(line.removesuffix(b"\n") + b"\n" for line in [*header, *lines])
     by_line = {row.line: row for row in rows_of_lines(text, path, format=kind)}
-    if kind == "csv" and any(isinstance(row, BadRow) for row in by_line.values()):
+    if header and any(isinstance(row, BadRow) for row in by_line.values()):
         return None
-    return [by_line.get(number) for number in range(1 + above, len(lines) + 1)]
+    return [by_line.get(number) for number in range(1 + len(header), 1 + len(header) + len(lines))]

@@ -1,0 +1,1 @@
+"""Examples to text with marked answers, by the chat template of the model."""

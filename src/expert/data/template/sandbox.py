@@ -3,10 +3,10 @@
 A template is a program that comes with a model. jinja's ImmutableSandboxedEnvironment keeps it from
 Python's internals and from changing what it is given; it limits neither time nor memory beyond
 `range`, so `{{ "a" * 10**10 }}`, nested loops, `x ~ x` in a loop or `replace` on a long text would
-take the machine down (every such case is in tests/data/test_template_sandbox.py). Therefore every
-loop, call, concatenation and list is charged here to one allowance of characters and to one clock,
-what could grow in a single step before it is done, and only the methods and filters that a chat
-template has a use for are there.
+take the machine down (all of them in tests/data/template/test_template_sandbox.py). So every loop,
+call, concatenation and list is charged here to one allowance of characters and to one clock, what
+could grow in a single step before it is done, and only the methods and filters that a chat template
+has a use for are there.
 """
 
 from __future__ import annotations

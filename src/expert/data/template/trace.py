@@ -6,8 +6,8 @@ stand-ins did takes the same path through the template, so its text is the same 
 replaced. Where a text is used in any other way than to be written, joined to others, or asked such
 a question, the trace is blind, and every row is rendered.
 
-Measured on one core: a traced row takes 8 us, a rendered one 50 us (ChatML) to 110 us (a template
-that handles thoughts), as much as tokenising it.
+Measured on one core with Qwen3's template: a traced row of SQL takes 17 us, a rendered one 191 us;
+tokenising it takes 232 us, so that rendering every row would nearly double the time of preparing.
 """
 
 from __future__ import annotations

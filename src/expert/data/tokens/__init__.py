@@ -1,0 +1,1 @@
+"""Text to tokens on disk, once, keyed by content."""

@@ -1,4 +1,4 @@
-"""Text to token ids, and which of them are learnt."""
+"""Text to token ids, and which of them are trained on."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _TELLS_CORES = hasattr(os, "sched_getaffinity")
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """Documents laid end to end, with the stretches of each that are learnt."""
+    """Documents laid end to end, with the stretches of each that are trained on."""
 
     ids: Ids
     lengths: Ids
     spans: Ids
-    """Pairs (start, stop) of learnt tokens, counted from the document's first token."""
+    """Pairs (start, stop) of tokens to train on, counted from the document's first token."""
     span_counts: Ids
     """Numbers in `spans` that belong to each document: twice the number of its pairs."""
 
@@ -221,7 +221,7 @@ class TextEncoder:
 
 class _Parts:
     """Documents as parts of which each different one is kept once, until they are laid end to end.
-    Every document begins with a stretch that is not learnt: what the tokenizer puts before it."""
+    Every document begins with a stretch without labels: what the tokenizer puts before it."""
 
     def __init__(self, prefix: list[int]) -> None:
         self._prefix = prefix
@@ -329,7 +329,7 @@ class CharacterEncoder:
         ids = self._table[codes]
         if ids.size and ids.min() < 0:
             stranger = chr(int(codes[int(np.argmin(ids))]))
-            raise DataError(f"the character {stranger!r} is not in the corpus the model learnt")
+            raise DataError(f"the character {stranger!r} is not in the model's training text")
         lengths = np.array([len(text) for text in texts], np.int32)
         spans = np.stack([np.zeros_like(lengths), lengths], axis=1).reshape(-1)
         return EncodedBatch(ids, lengths, spans, np.full(len(texts), 2, np.int32))

@@ -3,8 +3,8 @@
 A prepared folder is published whole. Shards are finished one by one in a `.parts` folder beside it,
 each under its final name only when it is complete, so a crash loses at most one of them, and two
 processes that build the same folder write the same shards: whoever renames first wins, the other
-uses what is there. The last step gathers them in a private folder, writes DONE with the size and
-sha256 of every file, and renames the folder to its name.
+uses what is there. The last step publishes them: DONE, written last, has the size and sha256 of
+every file.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from expert.core.files import sha256_of, sync_file, sync_folder, write_text_atomically
+from expert.core.files import sha256_of, write_text_atomically
 from expert.core.links import refuse_links, refuse_links_inside
+from expert.core.publish import DONE, PublishError, publishing
 from expert.core.text import counted
 from expert.data.records import DataError
 from expert.data.tokens.documents import write_dataset_files
@@ -29,7 +30,6 @@ from expert.data.tokens.shards import Rejects, Tokenising, make_shards, shard_na
 from expert.data.tokens.statistics import DocumentStatistics
 
 FORMAT = 1
-DONE = "DONE"
 RECIPE = "recipe.json"
 STATISTICS = "statistics.json"
 REJECTS = "rejects.jsonl"
@@ -135,16 +135,11 @@ def inspect(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
     """None where the folder can be used; otherwise why not. A foreign folder is an error."""
     if not folder.exists() or _is_empty(folder):
         return _why_missing(folder, recipe, made_for)
-    if not (folder / DONE).is_file() or not (folder / RECIPE).is_file():
+    why = misfit(folder, recipe)
+    if why:
         raise DataError(
-            f"{folder}: is no folder of prepared tokens  (remove it, or name another folder in "
-            "training.config.pretokenized_cache)"
-        )
-    made_by = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
-    if made_by != recipe.as_dict():
-        raise DataError(
-            f"{folder}: was made from something else: {recipe.difference(made_by)}  (remove it, or "
-            "leave training.config.pretokenized_cache out: caches are then keyed by content)"
+            f"{folder}: {why}  (remove it, or name another folder in "
+            "training.config.pretokenized_cache; without it caches are keyed by content)"
         )
     damage = find_damage(folder)
     if damage:
@@ -181,7 +176,7 @@ def look(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
         listed = json.loads((folder / DONE).read_text(encoding="utf-8"))
         sizes = {name: (folder / name).stat().st_size for name in listed}
     except (OSError, ValueError):
-        return f"{folder} is no finished folder of prepared tokens"
+        return f"{folder} is not a finished prepared-token folder"
     if made_by != recipe.as_dict():
         return recipe.difference(made_by)
     wrong = [name for name, entry in listed.items() if sizes[name] != entry["size"]]
@@ -271,29 +266,29 @@ def is_finished(folder: Path) -> bool:
 def _publish(
     parts: Path, folder: Path, recipe: Recipe, shards: int, bad: Rejects, work: Tokenising
 ) -> None:
-    temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     names = [shard_name(index) for index in range(shards)]
+    if _is_empty(folder):
+        folder.rmdir()  # made by the user, for the tokens
     try:
-        total = _gather(parts, temporary, names)
-        total.bad_rows = bad.count
-        if total.trainable_tokens == 0:
-            raise DataError(_nothing_to_learn(total))
-        write_dataset_files(temporary, names, recipe.key())
-        texts = {
-            RECIPE: json.dumps(recipe.as_dict(), indent=2),
-            STATISTICS: json.dumps(total.to_json(), indent=2),
-            MADE_FOR: work.made_for + "\n",
-            **work.records,
-            REJECTS: "".join(json.dumps(row.to_json()) + "\n" for row in bad.rows),
-        }
-        for name, text in texts.items():
-            (temporary / name).write_text(text, encoding="utf-8")
-        _write_done(temporary)
-        _rename(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with publishing(folder) as temporary:
+            total = _gather(parts, temporary, names)
+            total.bad_rows = bad.count
+            if total.trainable_tokens == 0:
+                raise DataError(_nothing_to_learn(total))
+            write_dataset_files(temporary, names, recipe.key())
+            texts = {
+                RECIPE: json.dumps(recipe.as_dict(), indent=2),
+                STATISTICS: json.dumps(total.to_json(), indent=2),
+                MADE_FOR: work.made_for + "\n",
+                **work.records,
+                REJECTS: "".join(json.dumps(row.to_json()) + "\n" for row in bad.rows),
+            }
+            for name, text in texts.items():
+                (temporary / name).write_text(text, encoding="utf-8")
+    except PublishError:
+        # The name is taken: another process was first, and its folder is as good as ours.
+        if not is_finished(folder):
+            raise
 
 
 def _gather(parts: Path, temporary: Path, names: Sequence[str]) -> DocumentStatistics:
@@ -310,35 +305,12 @@ def _gather(parts: Path, temporary: Path, names: Sequence[str]) -> DocumentStati
     return total
 
 
-def _write_done(folder: Path) -> None:
-    listed = {}
-    for path in sorted(folder.iterdir()):
-        sync_file(path)
-        listed[path.name] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
-    done = folder / DONE
-    done.write_text(json.dumps(listed, indent=2), encoding="utf-8")
-    sync_file(done)
-    sync_folder(folder)
-
-
-def _rename(temporary: Path, folder: Path) -> None:
-    try:
-        if _is_empty(folder):
-            folder.rmdir()  # made by the user, for the tokens
-        os.rename(temporary, folder)
-    except OSError:
-        # The name is taken: another process was first, and its folder is as good as ours.
-        if not is_finished(folder):
-            raise
-    sync_folder(folder.parent)
-
-
 def _nothing_to_learn(total: DocumentStatistics) -> str:
     left_out = ", ".join(f"{count} {reason}" for reason, count in total.dropped.items())
     detail = f"{counted(total.rows_in, 'row')} read, {total.bad_rows} bad"
     detail += f", left out: {left_out}" if left_out else ""
     return (
-        f"there is nothing to learn: {detail}, no token of the rest is an answer  "
+        f"there is nothing to train on: {detail}, no token of the rest is an answer  "
         "(check the columns with expert dataset check, or set train_on_prompt: true)"
     )
 

@@ -14,9 +14,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from expert.data.tokens.documents import DocumentStore
+from expert.data.tokens.documents import DocumentStore, FlatDocuments, Shard
 from expert.data.tokens.encoder import EncodedBatch
-from expert.data.tokens.flat_documents import FlatDocuments, Shard
 from expert.data.tokens.prepare import Prepared, short_key
 
 FORMAT = 1

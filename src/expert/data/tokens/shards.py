@@ -155,7 +155,7 @@ class Rejects:
         shown = "\n".join(lines if rest else lines[:-1])
         leave = f", or leave them out: --set training.dataset.max_bad_rows={self.count}"
         some_good = self.count < seen + looked_at  # else nothing would be left to learn
-        fix = "mend the data" + (leave if some_good else "")
+        fix = "fix the data" + (leave if some_good else "")
         return DataError(f"{words} cannot be used\n{shown}\n  ({fix})")
 
 

@@ -1,4 +1,4 @@
-"""Faults in the course of a run: how it ended, what it learnt, what it did besides training."""
+"""The course of a run: how it ends, what it learns, and what it does besides training."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import statistics
 from expert.core.rundir import named_manifest
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import Finding
+from expert.insight.findings.finding import CONFIG, Rule, Seen, seen
+from expert.insight.findings.verdict import (
+    CADENCE_SHARE,
+    PAUSES_MATTER_SECONDS,
+    advised_interval,
+)
 from expert.insight.outcome import FAR_OVERFITTED, held_out_losses, judge_learning
 from expert.insight.step.anatomy import number
 from expert.insight.step.bands import expected_band
-from expert.insight.step.pauses import CADENCE_SHARE, PAUSES_MATTER_SECONDS, advised_interval
 from expert.planning.machine.cards import card_named
 
 PAUSING_SHARE = 0.25
-"""Evaluating or saving for a quarter of the time is more than looking on."""
+"""Evaluating or saving for a quarter of the time is too often."""
 PAUSING_SECONDS = 30.0
-"""Where nobody asked for the interval, it is told of only when it costs this much."""
+"""Where the interval is the planner's, it is reported only when it costs this much."""
 LINES_PER_SECOND = 20.0
 LOGGING_SHARE = 0.2
 SKIPPED_SHARE = 0.05
-"""float16 finds its scale in a few skipped updates; one in twenty is more than finding it."""
+"""float16 finds its scale in a few skipped steps; one in twenty is more than finding it."""
 LINES_TO_JUDGE = 20
 BELOW_MEASURED = 0.7
 """Two runs of one setting differ by a few percent on a card; this is not chance."""
@@ -30,9 +34,12 @@ CLIPPED_SHARE = 0.95
 CLIPPED_LINES = 10
 FAR_CLIPPED = 10.0
 """Gradients so many times the limit: what is left of them is their direction alone."""
+LONG_RUN_SECONDS = 24 * 3600
+LIKELY_SHARE_OF_PEAK = 0.4
+"""As planning/choose/kernels.py estimates where no rate was measured."""
 
 
-def failed(found: Evidence) -> Finding | None:
+def failed(found: Evidence) -> Seen | None:
     error = found.newest("failed").get("error")
     went_on = found.run.events and found.run.events[-1].get("event") != "failed"
     if not error or went_on:
@@ -41,180 +48,133 @@ def failed(found: Evidence) -> Finding | None:
         f"expert train --manifest {named_manifest(found.newest('started'))} "
         f"--resume {found.run.folder}"
     )
-    return Finding(
-        name="failed",
-        severity="error",
-        title="the run ended with an error",
-        evidence=str(error).strip(),
-        consequence="what was learnt since the last checkpoint is lost",
-        fix=f"mend it and go on: {command}",
-    )
+    return seen(str(error).strip(), fix=f"fix it and continue: {command}")
 
 
-def not_finite(found: Evidence) -> Finding | None:
-    seen = found.run.of("not_finite")
-    if not seen:
+def not_finite(found: Evidence) -> Seen | None:
+    events = found.run.of("not_finite")
+    if not events:
         return None
-    stopped = any(event.get("policy") == "stop" for event in seen)
-    rows = seen[-1].get("rows")
+    stopped = any(event.get("policy") == "stop" for event in events)
+    rows = events[-1].get("rows")
     behind = f"; rows {', '.join(map(str, rows[:5]))}" if isinstance(rows, list) and rows else ""
-    steps = ", ".join(str(event.get("step")) for event in seen[:5])
-    return Finding(
-        name="not-finite",
+    steps = ", ".join(str(event.get("step")) for event in events[:5])
+    return seen(
+        f"{len(events)} times, at step {steps}{behind}",
         severity="error" if stopped else "warning",
-        title="a loss or gradient was not finite",
-        evidence=f"{len(seen)} times, at update {steps}{behind}",
-        consequence="the update is never made; on_not_finite says what follows",
-        fix="look at these rows; lower training.config.learning_rate or lengthen warmup_steps",
-        numbers={"count": float(len(seen))},
+        numbers={"count": float(len(events))},
     )
 
 
-def spikes(found: Evidence) -> Finding | None:
-    seen, back = found.run.of("spike"), found.run.of("rolled_back")
-    if not seen and not back:
+def spikes(found: Evidence) -> Seen | None:
+    events, back = found.run.of("spike"), found.run.of("rolled_back")
+    if not events and not back:
         return None
     lost = sum(max(0.0, (number(e, "from_step") or 0) - (number(e, "to_step") or 0)) for e in back)
-    last = seen[-1] if seen else {}
-    leapt = ""
+    last = events[-1] if events else {}
     loss, usual = number(last, "loss"), number(last, "median")
+    how_far = ""
     if loss is not None and usual is not None:
-        leapt = f"; the last one to {loss:.3g} from {usual:.3g}"
-    return Finding(
-        name="loss-spikes",
-        severity="warning",
-        title="the loss leapt far above its own noise",
-        evidence=f"{len(seen)} leaps{leapt}; {len(back)} times back to a checkpoint, {lost:.0f} "
-        "updates lost",
-        consequence="the run goes on with half the rate, and the rows are left out",
-        fix="lower training.config.learning_rate, lengthen warmup_steps, or look at the rows",
-        numbers={"spikes": float(len(seen)), "rollbacks": float(len(back))},
+        how_far = f"; the last one to {loss:.3g} from {usual:.3g}"
+    return seen(
+        f"{len(events)} spikes{how_far}; {len(back)} rollbacks to a checkpoint, {lost:.0f} steps "
+        "lost",
+        numbers={"spikes": float(len(events)), "rollbacks": float(len(back))},
     )
 
 
-def skipped_updates(found: Evidence) -> Finding | None:
-    """float16 that overflows: the scale is halved and the update left out."""
-    if found.run.planned("kernels.precision") != "fp16":
-        return None
+def skipped_steps(found: Evidence) -> Seen | None:
+    """float16 that overflows: the scale is halved and the step skipped."""
     lines = found.anatomy.lines
     lost = [line for line in lines if line.event.get("grad_norm") in ("inf", "nan", "-inf")]
-    if not lost:
+    if found.planned("kernels.precision") != "fp16" or not lost:
         return None
     share = len(lost) / len(lines)
-    return Finding(
-        name="fp16-skips",
+    return seen(
+        f"{len(lost)} of {len(lines)} log lines ({percent(share)}) have a gradient that is not "
+        "finite",
         severity="warning" if share >= SKIPPED_SHARE and len(lost) > 2 else "note",
-        title="float16 gradients overflowed and their updates were left out",
-        evidence=f"{len(lost)} of {len(lines)} log lines ({percent(share)}) have a gradient that "
-        "is not finite",
-        consequence="these rows taught nothing",
-        fix="training.config.bf16: auto and fp16: auto, or a lower learning_rate",
-        overrides=("training.config.bf16=auto", "training.config.fp16=auto"),
         numbers={"share": share},
     )
 
 
-def evaluates_often(found: Evidence) -> Finding | None:
+def evaluates_often(found: Evidence) -> Seen | None:
     asked = found.asked("watch.eval_steps") or found.asked("watch.evaluation_strategy")
-    return _pauses(
-        found,
-        "evaluation-often",
-        "evaluating takes much of the run",
-        seconds=found.anatomy.run.evaluating,
-        event="eval",
-        asked=asked,
-    )
+    return _pauses(found, "eval", "watch.eval_steps", found.anatomy.run.evaluating, asked=asked)
 
 
-def saves_often(found: Evidence) -> Finding | None:
+def saves_often(found: Evidence) -> Seen | None:
     asked = found.asked("watch.save_steps") or found.asked("watch.save_strategy")
-    return _pauses(
-        found,
-        "saving-often",
-        "saving checkpoints takes much of the run",
-        seconds=found.anatomy.run.saving,
-        event="saved",
-        asked=asked,
-    )
+    return _pauses(found, "saved", "watch.save_steps", found.anatomy.run.saving, asked=asked)
 
 
-def _pauses(
-    found: Evidence, name: str, title: str, *, seconds: float, event: str, asked: bool
-) -> Finding | None:
+def _pauses(found: Evidence, event: str, path: str, seconds: float, *, asked: bool) -> Seen | None:
     spent = found.anatomy.run
     whole = spent.training + spent.evaluating + spent.saving
     if whole <= 0 or seconds < PAUSING_SHARE * whole or found.step is None:
         return None
-    if seconds < (PAUSES_MATTER_SECONDS if asked else PAUSING_SECONDS):
-        return None
     count = len(found.run.of(event))
-    if count < 2:  # a single one at the end is not too many
-        return None
+    if seconds < (PAUSES_MATTER_SECONDS if asked else PAUSING_SECONDS) or count < 2:
+        return None  # a single one at the end is not too many
     key, interval = advised_interval(found, event, seconds)
-    path = "watch.eval_steps" if event == "eval" else "watch.save_steps"
     asker = f"; {found.who(path)}" if found.asked(path) else ""
-    return Finding(
-        name=name,
-        severity="warning",
-        title=title,
-        evidence=f"{count} times for {span(seconds)} beside {span(spent.training)} of training "
+    return seen(
+        f"{count} times for {span(seconds)} beside {span(spent.training)} of training "
         f"({percent(seconds / whole)}){asker}",
-        consequence="the device trains nothing meanwhile",
-        fix=f"training.config.{key}: {interval}",
-        overrides=(f"training.config.{key}={interval}",),
+        keys=(f"{key}={interval}",),
         gain=whole / (whole - seconds + CADENCE_SHARE * spent.training),
         numbers={"seconds": seconds, "count": float(count)},
     )
 
 
-def logs_often(found: Evidence) -> Finding | None:
+def logs_often(found: Evidence) -> Seen | None:
     step, every = found.step, found.amount("watch.logging_steps")
+    if found.before is not None:
+        return (
+            seen(
+                "logging_steps is 1",
+                title="every step writes a log line",
+                consequence="numbers are read when they have arrived, so the device does not wait; "
+                "the files grow",
+            )
+            if every is not None and every <= 1
+            else None
+        )
     if step is None or not every or step.wall <= 0:
         return None
     lines = 1 / (every * step.wall)
     if lines < LINES_PER_SECOND or step.share("other") < LOGGING_SHARE:
         return None
-    return Finding(
-        name="logging-often",
-        severity="note",
-        title="log lines come faster than anybody reads",
-        evidence=f"{lines:.0f} lines a second ({found.who('watch.logging_steps')}); "
-        f"{percent(step.share('other'))} of an update is neither feeding nor computing",
-        consequence="each line costs the host time in which it launches nothing",
-        fix=f"training.config.logging_steps: {max(10, round(1 / step.wall))}",
-        overrides=(f"training.config.logging_steps={max(10, round(1 / step.wall))}",),
+    return seen(
+        f"{lines:.0f} lines a second ({found.who('watch.logging_steps')}); "
+        f"{percent(step.share('other'))} of a step is neither feeding nor computing",
+        keys=(f"logging_steps={max(10, round(1 / step.wall))}",),
         numbers={"lines_per_second": lines, "other_share": step.share("other")},
     )
 
 
-def below_measured_rate(found: Evidence) -> Finding | None:
+def below_measured_rate(found: Evidence) -> Seen | None:
     """Slower than this card was in a run like this one: the plan has looked for the same model,
     length, packing and settings, and here the threads must be those of a free machine."""
     expected, step = found.amount("length.tokens_per_second"), found.step
-    reached = step.tokens_per_second if step is not None else None
-    if not expected or reached is None or reached >= BELOW_MEASURED * expected:
-        return None
-    if found.had_neighbours:
-        return None  # they are another finding
+    rate = step.tokens_per_second if step is not None else None
+    if not expected or rate is None or rate >= BELOW_MEASURED * expected or found.had_neighbours:
+        return None  # other processes are another finding
     because = found.decision("length.tokens_per_second").get("because")
-    return Finding(
-        name="below-measured-rate",
-        severity="warning",
-        title="slower than this card was before",
-        evidence=f"{reached:,.0f} tokens/s; {expected:,.0f} tokens/s {because}",
-        consequence=f"{percent(reached / expected)} of the speed it had",
-        fix="expert diagnose --manifest FILE looks at the machine; expert benchmark measures anew",
-        gain=expected / reached if reached else None,
-        numbers={"tokens_per_second": reached, "expected": expected},
+    return seen(
+        f"{rate:,.0f} tokens/s; {expected:,.0f} tokens/s {because}",
+        consequence=f"{percent(rate / expected)} of the speed it had",
+        gain=expected / rate if rate else None,
+        numbers={"tokens_per_second": rate, "expected": expected},
     )
 
 
-def below_the_band(found: Evidence) -> Finding | None:
+def below_the_band(found: Evidence) -> Seen | None:
     """Slower than models of this size are on this card, by what was measured for the package."""
     step, size = found.step, found.gpu_fact("memory_total_bytes")
     card = card_named(str(found.gpu_fact("name")), size) if isinstance(size, int) else None
     parameters = found.amount("model.parameters")
-    if not found.run.on_gpu or card is None or step is None or not parameters:
+    if not found.on_gpu or card is None or step is None or not parameters:
         return None
     band = expected_band(
         card=card.slug,
@@ -225,20 +185,17 @@ def below_the_band(found: Evidence) -> Finding | None:
     rate = step.tokens_per_second
     if band is None or rate is None or rate >= band.acceptable_from:
         return None
-    wrong = band.measured and rate < band.wrong_below
-    return Finding(
-        name="below-the-band",
-        severity="warning" if wrong else "note",
+    return seen(
+        f"{rate:,.0f} tokens/s where {band.reference:,.0f} can be reached; {band.because}",
+        severity="warning" if band.measured and rate < band.wrong_below else "note",
         title=f"throughput on this card: {band.word(rate)}",
-        evidence=f"{rate:,.0f} tokens/s where {band.reference:,.0f} can be had; {band.because}",
         consequence=f"{percent(rate / band.reference)} of what this card does with such a model",
-        fix="mend what else is found here; expert benchmark shows what each setting is worth",
         gain=band.reference / rate if rate else None,
         numbers={"tokens_per_second": rate, "expected": band.reference},
     )
 
 
-def loss_stays(found: Evidence) -> Finding | None:
+def loss_stays(found: Evidence) -> Seen | None:
     known = (number(line.event, "loss") for line in found.anatomy.lines)
     losses = [loss for loss in known if loss is not None]
     if len(losses) < LINES_TO_JUDGE:
@@ -247,36 +204,28 @@ def loss_stays(found: Evidence) -> Finding | None:
     first, last = statistics.mean(losses[:fifth]), statistics.mean(losses[-fifth:])
     if last < first:
         return None
-    return Finding(
-        name="loss-stays",
-        severity="note",
-        title="the loss does not fall",
-        evidence=f"{first:.4g} in the first fifth of the run, {last:.4g} in the last",
-        consequence="nothing was learnt that the loss could show",
-        fix="another training.config.learning_rate; look at the rows: expert dataset",
+    return seen(
+        f"{first:.4g} in the first fifth of the run, {last:.4g} in the last",
         numbers={"first": first, "last": last},
     )
 
 
-def overfits(found: Evidence) -> Finding | None:
-    held_out, told = held_out_losses(found), judge_learning(found)
-    if told.kind != "overfitted":
+def overfits(found: Evidence) -> Seen | None:
+    held_out, outcome = held_out_losses(found), judge_learning(found)
+    if outcome.kind != "overfitted":
         return None
     best, last = min(held_out, key=lambda one: one[1]), held_out[-1]
-    far = last[1] >= FAR_OVERFITTED * best[1] and not told.kept_best
-    kept = "; the best weights were kept" if told.kept_best else ""
-    return Finding(
-        name="overfits",
+    far = last[1] >= FAR_OVERFITTED * best[1] and not outcome.kept_best
+    kept = "; the best weights were kept" if outcome.kept_best else ""
+    return seen(
+        f"best {best[1]:.4g} at step {best[0]}, {last[1]:.4g} at step {last[0]}{kept}",
         severity="warning" if far else "note",
-        title="the validation loss rises again",
-        evidence=f"best {best[1]:.4g} at step {best[0]}, {last[1]:.4g} at step {last[0]}{kept}",
-        consequence="what comes after the best only learns the training rows by heart",
-        fix=told.fix,
+        fix=outcome.fix,
         numbers={"best": best[1], "last": last[1]},
     )
 
 
-def always_clipped(found: Evidence) -> Finding | None:
+def always_clipped(found: Evidence) -> Seen | None:
     """Gradients above max_grad_norm in nearly every step: all steps have the same length."""
     limit = found.amount("optim.max_grad_norm")
     known = (number(line.event, "grad_norm") for line in found.anatomy.lines)
@@ -288,57 +237,126 @@ def always_clipped(found: Evidence) -> Finding | None:
         return None
     usual = statistics.median(norms)
     wider = float(f"{2 * usual:.1g}")
-    return Finding(
-        name="always-clipped",
-        severity="warning" if usual >= FAR_CLIPPED * limit else "note",
-        title="nearly every step was clipped",
-        evidence=f"{clipped} of {len(norms)} log lines have a gradient norm above max_grad_norm "
+    return seen(
+        f"{clipped} of {len(norms)} log lines have a gradient norm above max_grad_norm "
         f"{limit:g}; the median is {usual:.3g}",
-        consequence="every step has the length of the limit, however large its gradient is: the "
-        "learning rate means something else than it says",
-        fix=f"training.config.max_grad_norm: {wider:g} where the loss falls steadily; a lower "
+        severity="warning" if usual >= FAR_CLIPPED * limit else "note",
+        keys=(f"max_grad_norm={wider:g}",),
+        fix=f"{CONFIG}.max_grad_norm: {wider:g} where the loss falls steadily; a lower "
         "learning_rate or a longer warmup_steps where it does not",
-        overrides=(f"training.config.max_grad_norm={wider:g}",),
         numbers={"share": clipped / len(norms), "median": usual, "limit": limit},
     )
 
 
-def damaged(found: Evidence) -> Finding | None:
-    missing = [
-        name
-        for name, content in (
-            ("plan.json", found.run.plan),
-            ("environment.json", found.run.environment),
-        )
-        if not content
-    ]
+def damaged(found: Evidence) -> Seen | None:
+    files = (("plan.json", found.run.plan), ("environment.json", found.run.environment))
     lines = found.run.damaged_lines
-    if not lines and not missing:
-        return None
     told = [f"{lines} lines of events.jsonl cannot be read"] if lines else []
-    told += [f"{name} is missing or damaged" for name in missing]
-    return Finding(
-        name="damaged-files",
-        severity="note",
-        title="a part of the run folder cannot be read",
-        evidence="; ".join(told),
-        consequence="what was in it is not judged",
-        numbers={"damaged_lines": float(lines)},
+    told += [f"{name} is missing or damaged" for name, content in files if not content]
+    if not told or found.before is not None:
+        return None
+    return seen("; ".join(told), numbers={"damaged_lines": float(lines)})
+
+
+# --- before a run --------------------------------------------------------------------------------
+
+
+def saves_at_the_end(found: Evidence) -> Seen | None:
+    strategy, total = found.planned("watch.save_strategy"), found.amount("length.total_steps")
+    every = found.amount("watch.save_steps") or 0
+    if found.before is None:
+        return None
+    if strategy == "no":
+        return seen("save_strategy: no")
+    if strategy == "steps" and total and every >= total:
+        return seen(f"save_steps {every:.0f}, and the run has {total:.0f} steps")
+    return None
+
+
+def never_evaluates(found: Evidence) -> Seen | None:
+    held_out = found.planned("data.validation")
+    off = found.planned("watch.evaluation_strategy") == "no" and held_out != "none"
+    return seen(f"evaluation_strategy: no; {held_out}") if found.before and off else None
+
+
+def no_clipping(found: Evidence) -> Seen | None:
+    limit = found.amount("optim.max_grad_norm")
+    off = found.before is not None and limit is not None and limit <= 0
+    return seen("max_grad_norm is 0") if off else None
+
+
+def no_warm_up(found: Evidence) -> Seen | None:
+    warms_up = found.amount("optim.warmup_steps") or found.amount("optim.warmup_ratio")
+    return seen("warmup_steps and warmup_ratio are 0") if found.before and not warms_up else None
+
+
+def long_run(found: Evidence) -> Seen | None:
+    at_peak = (found.amount("length.seconds_at_peak") or 0) / LIKELY_SHARE_OF_PEAK
+    seconds = found.amount("length.seconds") or at_peak
+    if found.before is None or seconds <= LONG_RUN_SECONDS:
+        return None
+    tokens = (found.amount("length.tokens_per_epoch") or 0) * (found.amount("length.epochs") or 0)
+    characters = found.written("dataset", "max_chars")
+    limit = "training.dataset.max_chars" if characters else f"{CONFIG}.max_steps"
+    return seen(
+        f"{tokens:,.0f} tokens, about {seconds / 3600:.0f} hours",
+        fix=f"check the number of rows; --set {limit}=… or fewer epochs limit it",
+        numbers={"hours": seconds / 3600},
     )
 
 
+# fmt: off
 RULES = (
-    failed,
-    not_finite,
-    spikes,
-    skipped_updates,
-    evaluates_often,
-    saves_often,
-    logs_often,
-    below_measured_rate,
-    below_the_band,
-    loss_stays,
-    overfits,
-    always_clipped,
-    damaged,
+    Rule(name="failed", look=failed, title="the run ended with an error",
+         consequence="what was trained since the last checkpoint is lost", severity="error"),
+    Rule(name="not-finite", look=not_finite, title="a loss or gradient was not finite",
+         consequence="the optimizer step is never made; on_not_finite decides what follows",
+         fix="look at these rows; lower training.config.learning_rate or lengthen warmup_steps"),
+    Rule(name="loss-spikes", look=spikes, title="the loss spiked far above its own noise",
+         consequence="the run continues with half the learning rate, and the rows are left out",
+         fix="lower training.config.learning_rate, lengthen warmup_steps, or look at the rows"),
+    Rule(name="fp16-skips", look=skipped_steps,
+         title="float16 gradients overflowed and their steps were skipped",
+         consequence="these rows trained nothing", keys=("bf16=auto", "fp16=auto"),
+         fix="training.config.bf16: auto and fp16: auto, or a lower learning_rate"),
+    Rule(name="evaluation-often", look=evaluates_often, title="evaluating takes much of the run",
+         consequence="the device trains nothing meanwhile"),
+    Rule(name="saving-often", look=saves_often, title="saving checkpoints takes much of the run",
+         consequence="the device trains nothing meanwhile"),
+    Rule(name="logging-often", look=logs_often, title="log lines come faster than anybody reads",
+         consequence="each line costs the host time in which it launches nothing", severity="note"),
+    Rule(name="below-measured-rate", look=below_measured_rate,
+         title="slower than this card was before",
+         fix="expert diagnose --manifest FILE checks the machine; expert benchmark measures again"),
+    Rule(name="below-the-band", look=below_the_band,
+         title="throughput below what this card can reach",
+         fix="fix what else is found here; expert benchmark shows what each setting is worth"),
+    Rule(name="loss-stays", look=loss_stays, title="the loss does not fall",
+         consequence="nothing was learned that the loss could show",
+         fix="another training.config.learning_rate; look at the rows: expert dataset",
+         severity="note"),
+    Rule(name="overfits", look=overfits, title="the validation loss rises again",
+         consequence="what comes after the best only memorizes the training rows"),
+    Rule(name="always-clipped", look=always_clipped, title="nearly every step was clipped",
+         consequence="every step has the length of the limit, however large its gradient is: the "
+                     "learning rate means something else than it says"),
+    Rule(name="damaged-files", look=damaged, title="a part of the run folder cannot be read",
+         consequence="what was in it is not judged", severity="note"),
+    Rule(name="saves-only-at-the-end", look=saves_at_the_end,
+         title="nothing is saved before the end",
+         consequence="a crash, or a full disk, loses the whole run",
+         keys=("save_strategy=epoch", "save_steps=null")),
+    Rule(name="no-evaluation", look=never_evaluates,
+         title="the validation rows are never evaluated",
+         consequence="nobody sees when the expert stops getting better",
+         keys=("evaluation_strategy=auto",), severity="note"),
+    Rule(name="no-clipping", look=no_clipping, title="gradients are not clipped",
+         consequence="one bad batch can undo many steps", keys=("max_grad_norm=1.0",),
+         severity="note"),
+    Rule(name="no-warm-up", look=no_warm_up, title="the learning rate starts at its peak",
+         consequence="the first steps may be the worst of the run",
+         keys=("warmup_ratio=0.03", "warmup_steps=null"), severity="note"),
+    Rule(name="long-run", look=long_run, title="the run takes more than a day",
+         consequence="more data than intended, or more epochs than are needed"),
 )
+# fmt: on

@@ -1,15 +1,21 @@
-"""What a rule looks at: the run, its anatomy, and what the plan says about who decided what."""
+"""What a rule looks at: a run with its events, or a plan and the machine before it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from expert.core.events import Event
 from expert.insight.record import RunRecord
-from expert.insight.step.anatomy import Anatomy, StepAnatomy, median, number
+from expert.insight.step.anatomy import Anatomy, RunTimes, StepAnatomy, median, number
+from expert.manifest.schema.manifest import CHAR_GPT
+
+if TYPE_CHECKING:
+    from expert.manifest.schema.manifest import Manifest
+    from expert.planning.run_plan import RunPlan
 
 CONTEXT_BYTES = 840 * 2**20
 """What a process holds on a card outside torch's allocator (docs/benchmarks/memory-h200.json)."""
@@ -42,7 +48,39 @@ KEYS = {
     "watch.save_steps": "save_steps",
     "watch.save_strategy": "save_strategy",
 }
-"""Where in training.config a value of the plan is asked for."""
+"""Where in training.config a value of the plan is set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """What is known of a run that has not started, besides its plan."""
+
+    capability: tuple[int, int] | None
+    windows: bool
+    cores: int
+    gpu_here: str
+    """Name of this machine's card; empty where there is none."""
+    named_card: bool
+    """The plan is for a card that is not here."""
+    mean_tokens: float | None = None
+    """Of a row, where it is known or was sampled."""
+    longest_tokens: int | None = None
+    replan: Callable[[tuple[str, ...]], RunPlan | None] = lambda overrides: None
+    """The plan with overrides; None where they are refused."""
+
+
+def evidence_before(manifest: Manifest, plan: RunPlan, before: Before) -> Evidence:
+    """Evidence of a run that has not started: its plan, and no event."""
+    run = RunRecord(
+        folder=Path(),
+        manifest=manifest.model_dump(mode="json", exclude_unset=True),
+        plan=plan.model_dump(mode="json"),
+        environment={},
+        events=(),
+        damaged_lines=0,
+        validation=None,
+    )
+    return Evidence(run=run, anatomy=Anatomy(run=RunTimes(), step=None), before=before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +89,35 @@ class Evidence:
 
     run: RunRecord
     anatomy: Anatomy
+    before: Before | None = None
+    """None for a run that has started."""
     go_on: str = ""
-    """The command that goes on with the run, where somebody knows how it was started."""
+    """The command that continues the run, where it is known how it was started."""
 
     @property
     def step(self) -> StepAnatomy | None:
         return self.anatomy.step
 
     # --- the plan ------------------------------------------------------------------------------
+
+    def planned(self, path: str) -> Any:
+        return self.run.planned(path)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.run.on_gpu
+
+    @property
+    def padded(self) -> bool:
+        """Rows are not packed; blocks of a corpus are full without padding."""
+        alone = self.planned("data.packing") == "none"
+        return bool(alone and self.planned("model.name") != CHAR_GPT)
+
+    def written(self, part: str, key: str) -> Any:
+        """A value as the manifest has it in `training`; None where it has none."""
+        training = self.run.manifest.get("training")
+        found = training.get(part) if isinstance(training, Mapping) else None
+        return found.get(key) if isinstance(found, Mapping) else None
 
     def amount(self, path: str) -> float | None:
         """A number of the plan; None where there is none."""
@@ -75,7 +134,7 @@ class Evidence:
         return {}
 
     def asked(self, path: str) -> bool:
-        """Whether the manifest said so, rather than the planner or a fallback."""
+        """Whether the manifest set it, rather than the planner or a fallback."""
         return self.decision(path).get("source") == "manifest"
 
     def who(self, path: str) -> str:
@@ -88,7 +147,7 @@ class Evidence:
         return f"{key} {shown}" + (f" ({because})" if because else "")
 
     def advice(self, path: str) -> str:
-        """What the planner advised before the run; empty where it had nothing to say."""
+        """What the planner advised before the run; empty where it had no advice."""
         remarks = self.run.plan.get("remarks")
         for one in remarks if isinstance(remarks, list) else ():
             if isinstance(one, Mapping) and (one.get("kind"), one.get("path")) == ("advice", path):
@@ -114,15 +173,19 @@ class Evidence:
 
     @property
     def cores(self) -> int | None:
+        if self.before is not None:
+            return self.before.cores
         machine = self.run.environment.get("machine")
         found = _value(machine.get("cores_available")) if isinstance(machine, Mapping) else None
         return found if isinstance(found, int) else None
 
     @property
     def has_bf16(self) -> bool:
-        """Whether the card has bf16 and TF32 units: from 8.0 on."""
+        """Whether the card has bf16 and TF32 units: from 8.0 on, and assumed of a planned one."""
+        if self.before is not None:
+            return self.on_gpu and (self.before.capability or (8, 0)) >= (8, 0)
         found = self.gpu_fact("capability")
-        return isinstance(found, list | tuple) and list(found) >= [8, 0]
+        return self.on_gpu and isinstance(found, list | tuple) and list(found) >= [8, 0]
 
     # --- what was seen -------------------------------------------------------------------------
 
@@ -150,7 +213,7 @@ class Evidence:
 
     @property
     def feed_kind(self) -> str:
-        """packed, padded, stream or late; of older runs what the plan makes likely."""
+        """packed, padded, stream or late; without an event what the plan makes likely."""
         told = self.newest("feed").get("kind")
         if isinstance(told, str):
             return told
@@ -168,7 +231,7 @@ class Evidence:
 
     @property
     def syncs(self) -> int:
-        """Times the host waited for the device in the one update that was listened to."""
+        """Times the host waited for the device in the one step that was watched."""
         return int(number(self.newest("syncs"), "count") or 0)
 
     @property
@@ -181,7 +244,7 @@ class Evidence:
 
     @property
     def retries_per_update(self) -> float:
-        """How often the allocator had to give memory back and ask again."""
+        """How often the allocator had to empty its cache."""
         updates = sum(line.updates for line in self.anatomy.steady)
         return self.grown("allocator_retries") / updates if updates else 0.0
 
@@ -194,10 +257,10 @@ class Evidence:
     @property
     def crowded(self) -> tuple[int, int, float] | None:
         """(threads, cores, cores that others used) of a run that computed with more threads than
-        it had cores to itself; None where they sufficed, or where nobody knows."""
+        it had free cores; None where they sufficed, or where that is unknown."""
         told, share = self.newest("threads"), self.median("cpu_others")
         threads, cores = number(told, "threads"), number(told, "cores")
-        if self.run.on_gpu:
+        if self.on_gpu:
             threads, cores = 1.0, float(self.cores or 0)  # the one that launches
         if share is None or not threads or not cores:
             return None
@@ -208,7 +271,7 @@ class Evidence:
 
     @property
     def neighbours(self) -> str:
-        """Who took the cores, as far as the run has looked; empty or `, most of all: …`."""
+        """Which processes took the cores, where the run has looked: `, most of all …`."""
         told = self.newest("neighbours").get("processes")
         known = [one for one in told if isinstance(one, Mapping)] if isinstance(told, list) else []
         names = [
@@ -228,7 +291,7 @@ class Evidence:
 
     @property
     def had_neighbours(self) -> bool:
-        """Whether others computed on the cores of a CPU run, so that it was slower for them."""
+        """Whether other processes slowed a CPU run down."""
         told = self.newest("threads")
         threads, own = number(told, "threads"), number(told, "own")
         fewer = threads is not None and own is not None and threads < own

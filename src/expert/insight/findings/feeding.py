@@ -1,12 +1,13 @@
-"""Faults in how batches are made and brought to the device."""
+"""How batches are made and brought to the device."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import PADDING_SHARE, Evidence
-from expert.insight.findings.finding import Finding, Severity
+from expert.insight.findings.finding import Rule, Seen, Severity, seen
 from expert.insight.findings.verdict import (
     COPY_OF_WAIT,
     NARROW_LINK,
@@ -15,6 +16,7 @@ from expert.insight.findings.verdict import (
     padding_fix,
 )
 from expert.insight.step.anatomy import StepAnatomy
+from expert.manifest.schema.manifest import CHAR_GPT
 
 BYTES_PER_TOKEN = 5
 """On disk: four for the number, and a share of the index (planning counts the same)."""
@@ -25,180 +27,246 @@ WORSE_THAN_ALONE = 0.6
 """Of packed rows: most rows that are padded to the longest of their batch waste less."""
 SHORT_ROWS = 8
 """Rows so many times shorter than a sequence leave most of a launch unused when they go alone."""
+FAR_ABOVE = 4
+"""max_seq_length over the longest row, from where on it is worth a note."""
+GROUPED_GAIN, MOST_GAIN = 1.2, 3.0
+"""Of packing rows that are grouped by length already, and at most of others."""
 
 
-def tokenised_late(found: Evidence) -> Finding | None:
+def tokenised_late(found: Evidence) -> Seen | None:
     step = found.step
-    if step is None or found.feed_kind != "late":
+    if found.feed_kind != "late" or (found.before is None and step is None):
         return None
-    waits = _waits(found)
-    feed = f"; making a batch takes {span(step.feed)}" if step.feed else ""
-    return Finding(
-        name="tokenised-late",
+    waits = found.before is not None or _waits(found)
+    feed = f"; making a batch takes {span(step.feed)}" if step and step.feed else ""
+    waiting = f"; {_waiting(found)}{feed}" if step else ""
+    return seen(
+        f"tokenize is late, {found.workers} workers{waiting}",
         severity="warning" if waits else "note",
-        title="rows are tokenised while the device waits for them",
-        evidence=f"the feed is late with {found.workers} workers; {_waiting(found)}{feed}",
-        consequence="every epoch pays again for what could be done once",
-        fix="training.config.tokenize: ahead (or once: expert pretokenize)",
-        overrides=("training.config.tokenize=ahead",),
         gain=_without_waiting(found) if waits else None,
         numbers=_numbers(found),
     )
 
 
-def slow_disk(found: Evidence) -> Finding | None:
-    """Prepared tokens that arrive late: the disk or its cache is too slow, or its host too busy."""
-    step = found.step
-    if step is None or found.feed_kind != "packed" or not _waits(found):
+def no_workers(found: Evidence) -> Seen | None:
+    if found.before is None or found.amount("loader.workers"):
         return None
-    if _copies_hold_up(found):
+    if _makes_batches(found):
+        return (
+            seen("0 workers, and rows are tokenised or padded while training")
+            if found.on_gpu
+            else None
+        )
+    if found.written("config", "dataloader_num_workers") != 0:
         return None
-    rate, read = None, "how fast they were read is not told"
-    if step.feed and step.tokens:
-        rate = step.tokens / step.feed
-        size = rate * BYTES_PER_TOKEN
-        words = f"{size / 1e6:,.1f} MB/s" if size >= 1e6 else f"{size / 1e3:,.0f} kB/s"
-        read = f"{words} were read ({rate:,.0f} tokens/s)"
-    slow = rate is None or rate < SLOW_TOKENS_PER_SECOND
-    return Finding(
-        name="slow-disk" if slow else "slow-feed",
-        severity="warning",
-        title="prepared tokens are read too slowly"
-        if slow
-        else "batches are used up faster than one thread fills them",
-        evidence=f"{_waiting(found)}; {read}, 100 MB/s and more are usual",
-        consequence="the device stands still until the next batch is read",
-        fix="training.config.pretokenized_cache: a folder on a fast local disk"
-        if slow
-        else "training.config.dataloader_prefetch_factor: 16",
-        overrides=() if slow else ("training.config.dataloader_prefetch_factor=16",),
-        gain=_without_waiting(found),
-        numbers={**_numbers(found), "tokens_read_per_second": rate or 0.0},
+    return seen(
+        "prepared tokens are memory-mapped and a thread keeps the batches ready",
+        severity="note",
+        title="dataloader_num_workers: 0 does no harm here",
+        consequence="",
+        keys=(),
     )
 
 
-def too_few_workers(found: Evidence) -> Finding | None:
+def too_few_workers(found: Evidence) -> Seen | None:
     step = found.step
-    if step is None or found.feed_kind not in ("padded", "stream"):
-        return None
-    if not _waits(found):
+    if step is None or found.feed_kind not in ("padded", "stream") or not _waits(found):
         return None
     cores, workers = found.cores or 1, found.workers
     needed = 2 * max(1, workers)
     if step.feed and step.compute:
         needed = math.ceil(step.feed / step.compute) + 1
-    fix = f"training.config.packing: true, or dataloader_num_workers: {min(cores, needed)}"
+    more = f", or dataloader_num_workers: {min(cores, needed)}" if workers < cores else ""
     feed = f"; making a batch takes {span(step.feed)}" if step.feed else ""
-    return Finding(
+    return seen(
+        f"{_waiting(found)}{feed}; {workers} workers on {cores} cores",
         name="too-few-workers" if workers < cores else "slow-loader",
-        severity="warning",
         title=f"{workers} workers cannot keep up with the device",
-        evidence=f"{_waiting(found)}{feed}; {workers} workers on {cores} cores",
-        consequence="the device stands still until the next batch is made",
-        fix=fix if workers < cores else "training.config.packing: true",
-        overrides=("training.config.packing=true",),
+        fix=f"training.config.packing: true{more}",
         gain=_without_waiting(found),
         numbers=_numbers(found),
     )
 
 
-def too_many_workers(found: Evidence) -> Finding | None:
-    retuned = found.fell_back("DataBound")
-    thrashed = "in each other's way" in str((retuned or {}).get("reason", ""))
-    cores = found.cores
-    crowded = cores is not None and found.workers > cores
-    if not thrashed and not crowded:
+def too_many_workers(found: Evidence) -> Seen | None:
+    retuned = str((found.fell_back("DataBound") or {}).get("reason", ""))
+    if "in each other's way" in retuned:
+        return seen(retuned)
+    cores, workers = found.cores, found.workers
+    if cores is not None and workers > cores:
+        waiting = f"; {_waiting(found)}" if found.step else ""
+        return seen(
+            f"{workers} workers on {cores} cores{waiting}",
+            severity="warning" if found.before is not None or _waits(found) else "note",
+            numbers={"workers": float(workers), "cores": float(cores)},
+        )
+    asked = found.written("config", "dataloader_num_workers")
+    if found.before is None or not isinstance(asked, int) or asked <= 0 or workers:
         return None
-    waits = _waits(found)
-    return Finding(
-        name="too-many-workers",
-        severity="warning" if waits or thrashed else "note",
-        title="more workers than cores take the processor from each other",
-        evidence=f"{found.workers} workers on {cores} cores; {_waiting(found)}"
-        if not thrashed
-        else str((retuned or {}).get("reason")),
-        consequence="each batch takes longer, and so does launching work for the device",
-        fix="training.config.dataloader_num_workers: auto",
-        overrides=("training.config.dataloader_num_workers=auto",),
-        numbers={"workers": float(found.workers), "cores": float(cores or 0)},
+    return seen(
+        "prepared tokens are memory-mapped and fed by a thread",
+        severity="note",
+        title=f"the {asked} workers asked for are not started",
+        consequence="",
+        keys=(),
     )
 
 
-def padding_waste(found: Evidence) -> Finding | None:
+def few_cores(found: Evidence) -> Seen | None:
+    if found.before is None or found.before.named_card or not found.on_gpu:
+        return None
+    needed = int(found.amount("loader.workers") or 0) + 1 if _makes_batches(found) else 2
+    if (cores := found.before.cores) >= needed:
+        return None
+    return seen(
+        f"{cores} available, {needed} needed: the loop and what makes its batches",
+        numbers={"cores": cores, "needed": needed},
+    )
+
+
+def pin_memory(found: Evidence) -> Seen | None:
+    off = found.planned("loader.pin_memory") is False
+    return seen("pin_memory is off") if found.before and found.on_gpu and off else None
+
+
+def prefetch(found: Evidence) -> Seen | None:
+    ready = found.amount("loader.prefetch") or 0
+    few = found.before is not None and found.on_gpu and ready <= 1
+    return seen(f"prefetch {ready:.0f}") if few else None
+
+
+def persistent_workers(found: Evidence) -> Seen | None:
+    workers, epochs = found.amount("loader.workers"), found.amount("length.epochs") or 1
+    if found.before is None or not workers or found.planned("loader.persistent_workers"):
+        return None
+    return seen(
+        f"{workers:.0f} workers, {epochs:g} epochs", severity="warning" if epochs > 1 else "note"
+    )
+
+
+def not_packed(found: Evidence) -> Seen | None:
+    """Before a run: short rows that will be padded."""
+    before, length = found.before, int(found.amount("data.max_seq_length") or 0)
+    if before is None or not found.padded or before.mean_tokens is None:
+        return None
+    mean, longest = before.mean_tokens, min(before.longest_tokens or length, length)
+    if mean > longest / 2:
+        return None
+    grouped = bool(found.planned("data.group_by_length"))
+    sliced = found.micro_batches > 1  # a whole step at once is padded to its longest
+    return seen(
+        f"rows of {mean:.0f} tokens on average, {longest} the longest, "
+        f"{'' if grouped else 'not '}grouped by length",
+        gain=GROUPED_GAIN if grouped and sliced else min(MOST_GAIN, longest / mean),
+        numbers={"mean_tokens": mean},
+    )
+
+
+def long_sequences(found: Evidence) -> Seen | None:
+    length = int(found.amount("data.max_seq_length") or 0)
+    longest = found.before.longest_tokens if found.before is not None else None
+    if longest is None or length < FAR_ABOVE * longest:
+        return None
+    how = "rows are padded to the longest of their batch" if found.padded else "rows are packed"
+    return seen(
+        f"{length} places, {longest} tokens in the longest row",
+        consequence=f"nothing is lost: {how}",
+    )
+
+
+def slow_disk(found: Evidence) -> Seen | None:
+    """Prepared tokens that arrive late: the disk or its cache is too slow, or its host too busy."""
+    step = found.step
+    if step is None or found.feed_kind != "packed" or not _waits(found) or _copies_hold_up(found):
+        return None
+    rate, read = None, "how fast they were read is unknown"
+    if step.feed and step.tokens:
+        rate = step.tokens / step.feed
+        size = rate * BYTES_PER_TOKEN
+        words = f"{size / 1e6:,.1f} MB/s" if size >= 1e6 else f"{size / 1e3:,.0f} kB/s"
+        read = f"{words} were read ({rate:,.0f} tokens/s)"
+    changes: dict[str, Any] = {}
+    if rate is not None and rate >= SLOW_TOKENS_PER_SECOND:
+        changes = {
+            "name": "slow-feed",
+            "title": "batches are used up faster than one thread fills them",
+            "keys": ("dataloader_prefetch_factor=16",),
+        }
+    return seen(
+        f"{_waiting(found)}; {read}, 100 MB/s and more are usual",
+        gain=_without_waiting(found),
+        numbers={**_numbers(found), "tokens_read_per_second": rate or 0.0},
+        **changes,
+    )
+
+
+def padding_waste(found: Evidence) -> Seen | None:
     padding = found.wasted
     if padding is None:
         return None
-    packed = found.run.planned("data.packing") != "none"
+    packed = found.planned("data.packing") != "none"
     severity: Severity = "warning" if not packed or padding >= WORSE_THAN_ALONE else "note"
-    factor = 1 / (1 - padding) if padding < 1 else None
-    return Finding(
-        name="padding-waste",
+    return seen(
+        f"{percent(padding)} of the places of a batch hold no token; {found.who('data.packing')}",
         severity=severity,
         title=f"{percent(padding)} of what is computed is padding",
-        evidence=f"{percent(padding)} of the places of a batch hold no token; "
-        f"{found.who('data.packing')}",
-        consequence="padding is computed like any token and teaches nothing",
         fix=padding_fix(found),
-        overrides=() if packed else ("training.config.packing=true",),
-        gain=factor,
+        keys=() if packed else ("packing=true",),
+        gain=1 / (1 - padding) if padding < 1 else None,
         numbers={"padding": padding},
     )
 
 
-def packing_off(found: Evidence) -> Finding | None:
+def packing_off(found: Evidence) -> Seen | None:
     """Rows alone with little padding: on a card short ones still leave most of a launch unused."""
     step = found.step
-    alone = found.run.planned("data.packing") == "none"
-    if step is None or not alone or found.run.planned("model.name") == "char-gpt":
+    alone = found.planned("data.packing") == "none"
+    if step is None or not alone or found.planned("model.name") == CHAR_GPT:
         return None
     if step.padding is not None and step.padding >= PADDING_SHARE:
-        return None  # told as waste
+        return None  # that is padding-waste
     length, rows = found.amount("data.max_seq_length"), None
     if step.tokens_per_second and step.samples_per_second:
         rows = step.tokens_per_second / step.samples_per_second
     short = bool(rows and length and rows * SHORT_ROWS <= length)
-    mean = (
-        f"; a row has {rows:,.0f} tokens on average, a sequence holds {length:,.0f}"
-        if short
-        else ""
-    )
-    return Finding(
+    mean = f"; a row has {rows:,.0f} tokens on average, a sequence {length:,.0f}" if short else ""
+    return seen(
+        f"{found.who('data.packing')}{mean}",
         name="short-rows-alone" if short else "packing-off",
-        severity="warning" if short and found.run.on_gpu else "note",
-        title="rows go to the device alone",
-        evidence=f"{found.who('data.packing')}{mean}",
-        consequence="widths vary, so nothing is compiled and small launches leave the card unused",
-        fix="training.config.packing: true",
-        overrides=("training.config.packing=true",),
+        severity="warning" if short and found.on_gpu else "note",
         numbers={"tokens_per_row": rows or 0.0},
     )
 
 
-def slow_copies(found: Evidence) -> Finding | None:
-    """Copies that the device waits for, or that go through ordinary memory."""
+def slow_copies(found: Evidence) -> Seen | None:
+    """Copies that the device waits for, or that go through pageable memory."""
     step = found.step
-    if step is None or not found.run.on_gpu:
+    if step is None or not found.on_gpu:
         return None
-    unpinned = found.run.planned("loader.pin_memory") is False
-    held_up = _copies_hold_up(found)
+    unpinned, held_up = found.planned("loader.pin_memory") is False, _copies_hold_up(found)
     if not unpinned and not held_up:
         return None
     rate = ""
     if step.of("copy") and step.tokens:
         rate = f"; a copy takes {span(step.of('copy'))} for {step.tokens:,.0f} tokens"
-    return Finding(
-        name="slow-copies",
+    other: dict[str, Any] = {
+        "consequence": "the card waits for its batch",
+        "fix": NARROW_LINK,
+        "keys": (),
+    }
+    return seen(
+        f"{found.who('loader.pin_memory')}{rate}; {_waiting(found)}",
         severity="warning" if held_up else "note",
-        title="batches are copied to the card slowly",
-        evidence=f"{found.who('loader.pin_memory')}{rate}; {_waiting(found)}",
-        consequence="copies from ordinary memory take longer and do not run beside the computation"
-        if unpinned
-        else "the card computes nothing until its batch is there",
-        fix="training.config.dataloader_pin_memory: true" if unpinned else NARROW_LINK,
-        overrides=("training.config.dataloader_pin_memory=true",) if unpinned else (),
         gain=_without_waiting(found) if held_up else None,
         numbers={**_numbers(found), "copy": step.of("copy")},
+        **({} if unpinned else other),
     )
+
+
+def _makes_batches(found: Evidence) -> bool:
+    """Whether making a batch is real work: rows are tokenised or padded while training."""
+    streaming = bool(found.written("dataset", "streaming"))
+    return streaming or found.padded or found.planned("data.tokenize") == "late"
 
 
 def _copies_hold_up(found: Evidence) -> bool:
@@ -221,36 +289,71 @@ def _waits(found: Evidence) -> bool:
 def _waiting(found: Evidence) -> str:
     step = found.step
     if step is None:
-        return "no update was timed"
-    waited = _stood_still(step)
+        return "no step was timed"
+    waited = _idle(step)
     return f"the device waits {span(waited)} of {span(step.wall)} ({percent(waited / step.wall)})"
 
 
 def _without_waiting(found: Evidence) -> float | None:
     step = found.step
-    if step is None or step.wall <= _stood_still(step):
+    if step is None or step.wall <= _idle(step):
         return None
-    return step.wall / (step.wall - _stood_still(step))
+    return step.wall / (step.wall - _idle(step))
 
 
-def _stood_still(step: StepAnatomy) -> float:
+def _idle(step: StepAnatomy) -> float:
     return step.wall - step.compute if copies_set_the_pace(step) else step.of("data_wait")
 
 
 def _numbers(found: Evidence) -> dict[str, float]:
     step = found.step
     if step is None:
-        return {}
+        return {"workers": float(found.workers)}
     told = {"data_wait": step.of("data_wait"), "wall": step.wall, "workers": float(found.workers)}
     return told | ({"feed": step.feed} if step.feed is not None else {})
 
 
+# fmt: off
 RULES = (
-    tokenised_late,
-    slow_disk,
-    too_few_workers,
-    too_many_workers,
-    padding_waste,
-    packing_off,
-    slow_copies,
+    Rule(name="tokenised-late", look=tokenised_late, title="rows are tokenised while training",
+         consequence="the device waits while text becomes tokens, in every epoch again",
+         keys=("tokenize=ahead",),
+         fix="training.config.tokenize: ahead (or once: expert pretokenize)"),
+    Rule(name="no-workers", look=no_workers, title="batches are made between the steps",
+         consequence="the device waits while a batch is made",
+         keys=("dataloader_num_workers=auto",)),
+    Rule(name="too-few-workers", look=too_few_workers, title="too few workers",
+         consequence="the device waits until the next batch is made", keys=("packing=true",)),
+    Rule(name="too-many-workers", look=too_many_workers, title="there are more workers than cores",
+         consequence="each batch takes longer, and so does launching work for the device",
+         keys=("dataloader_num_workers=auto",)),
+    Rule(name="few-cores", look=few_cores, title="there are fewer cores than the run keeps busy",
+         consequence="the device waits for the host",
+         fix="give the process more cores, or prepare the rows: packing: auto, streaming: false"),
+    Rule(name="pin-memory-off", look=pin_memory, title="batches are copied from pageable memory",
+         consequence="every copy to the card goes through a second buffer and blocks the loop",
+         keys=("dataloader_pin_memory=auto",)),
+    Rule(name="no-prefetch", look=prefetch, title="only one batch is kept ready",
+         consequence="whatever delays one batch delays the device",
+         keys=("dataloader_prefetch_factor=auto",)),
+    Rule(name="workers-restart", look=persistent_workers,
+         title="the workers restart in every epoch",
+         consequence="the device waits for processes to start",
+         keys=("dataloader_persistent_workers=auto",)),
+    Rule(name="no-packing", look=not_packed, title="short rows are padded instead of packed",
+         consequence="the device computes padding", keys=("packing=auto", "group_by_length=auto")),
+    Rule(name="long-sequences", look=long_sequences,
+         title="max_seq_length is far above the longest row", severity="note"),
+    Rule(name="slow-disk", look=slow_disk, title="prepared tokens are read too slowly",
+         consequence="the device waits until the next batch is read",
+         fix="training.config.pretokenized_cache: a folder on a fast local disk"),
+    Rule(name="padding-waste", look=padding_waste, title="much of what is computed is padding",
+         consequence="padding is computed like any token and trains nothing"),
+    Rule(name="packing-off", look=packing_off, title="rows are not packed",
+         consequence="widths vary, so nothing is compiled and small launches leave the card unused",
+         keys=("packing=true",)),
+    Rule(name="slow-copies", look=slow_copies, title="batches are copied to the card slowly",
+         consequence="copies from pageable memory are slow and do not overlap with computation",
+         keys=("dataloader_pin_memory=true",)),
 )
+# fmt: on

@@ -1,14 +1,15 @@
-"""Faults in how the arithmetic is done: kernels, precision, recomputation, compilation."""
+"""How the arithmetic is done: kernels, precision, activation checkpointing, compilation."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from pydantic import ValidationError
 
 from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import Finding
+from expert.insight.findings.finding import CONFIG, Rule, Seen, seen
 from expert.planning.choose.kernels import COMPILE_PAYS_AFTER_SECONDS, COMPILED, NOT_RECOMPUTED
 from expert.planning.machine.cards import card_named
 from expert.planning.memory.calibration import workload_of
@@ -19,58 +20,62 @@ ROOM_LEFT = 0.95
 """As the planner: a twentieth of the budget stays free, for what no estimate knows."""
 RECOMPILES_PER_UPDATE = 0.1
 LEAST_RECOMPILES = 3
-"""A handful of graphs after the warm-up are odd last batches; one in ten updates is a habit."""
+"""A handful of graphs after the warm-up are odd last batches; one in ten steps is a habit."""
 MANY_WEIGHTS = 10_000_000
-"""Below, the optimizer of an adapter takes under a hundredth of an update whichever it is."""
+"""Below, the optimizer of an adapter takes under a hundredth of a step whichever it is."""
 OPTIMIZER_SHARE = 0.05
 LOSS_SHARE = 0.1
 """Logits that take a tenth of the budget would hold more rows at once."""
+FUSED_GAIN, TF32_GAIN, BF16_GAIN, CARD_GAIN, DEQUANTISING_GAIN = 1.05, 1.5, 2.0, 10.0, 1.2
+"""What guides to the RTX 4080 Super, 4090 and 5090 state for one switch alone; not measured."""
+COMPILES_FROM = (7, 0)
+"""The oldest card that Triton compiles for."""
 
 
-def eager_attention(found: Evidence) -> Finding | None:
-    if found.run.planned("kernels.attention") != "eager":
+def eager_attention(found: Evidence) -> Seen | None:
+    kind = found.planned("kernels.attention")
+    if kind == "eager":
+        length = found.amount("data.max_seq_length") or 0.0
+        return seen(
+            f"{found.who('kernels.attention')}; sequences of {length:,.0f} tokens",
+            numbers={"max_seq_length": length},
+        )
+    title = ""
+    if found.before is not None and found.written("config", "flash_attention_2"):
+        title = "the flash-attn package is not needed"
+    elif found.before is not None and found.written("config", "use_sdpa") is False:
+        title = "use_sdpa: false does not make attention slow"
+    if not title:
         return None
-    return Finding(
-        name="eager-attention",
-        severity="warning",
-        title="attention runs as plain matrix products",
-        evidence=f"{found.who('kernels.attention')}; sequences of "
-        f"{found.amount('data.max_seq_length') or 0:,.0f} tokens",
-        consequence="every score is written to memory and kept: time and memory grow with the "
-        "square of the length",
-        fix="training.config.attention: auto",
-        overrides=("training.config.attention=auto",),
-        numbers={"max_seq_length": found.amount("data.max_seq_length") or 0.0},
+    return seen(
+        f"attention: {kind}, {found.decision('kernels.attention').get('because', '')}",
+        name="flash-attention-package",
+        severity="note",
+        title=title,
+        consequence="",
+        keys=(),
     )
 
 
-def needless_recomputing(found: Evidence) -> Finding | None:
-    """Recomputation although everything would have had room."""
-    if not found.recomputes:
-        return None
+def needless_recomputing(found: Evidence) -> Seen | None:
+    """Activation checkpointing although everything would have fitted."""
     budget, peak = found.amount("memory.budget_bytes"), found.peak_bytes
-    advice = found.advice("kernels.checkpointing")
-    if budget is None or peak is None:
+    if not found.recomputes or budget is None or peak is None:
         return None
+    if found.before is not None and not found.asked("kernels.checkpointing"):
+        return None  # the planner weighed it against the micro-batch size
+    advice = found.advice("kernels.checkpointing")
     more = _freed_by_recomputing(found)
     fits = more is not None and peak + more <= ROOM_LEFT * budget
     if not advice and not fits:
         return None
     why = f"the planner said: {advice}"
     if fits and more is not None:
-        why = f"without recomputing it would hold {gib(peak + more)}"
-    return Finding(
-        name="needless-recomputing",
-        severity="warning",
-        title="activations are computed twice although memory is free",
-        evidence=f"{found.who('kernels.checkpointing')}; the run holds {gib(peak)} of "
-        f"{gib(budget)}; {why}",
-        consequence="the forward pass of every recomputed block runs twice",
-        fix="training.config.gradient_checkpointing: auto",
-        overrides=("training.config.gradient_checkpointing=auto",),
-        gain=NOT_RECOMPUTED
-        if found.run.planned("kernels.checkpointing") == "full"
-        else 1 + (NOT_RECOMPUTED - 1) / 2,
+        why = f"without checkpointing it would hold {gib(peak + more)}"
+    full = found.planned("kernels.checkpointing") == "full"
+    return seen(
+        f"{found.who('kernels.checkpointing')}; the run holds {gib(peak)} of {gib(budget)}; {why}",
+        gain=NOT_RECOMPUTED if full else 1 + (NOT_RECOMPUTED - 1) / 2,
         numbers={"peak_bytes": peak, "budget_bytes": budget},
     )
 
@@ -89,183 +94,273 @@ def _freed_by_recomputing(found: Evidence) -> float | None:
     return blocks * now if blocks and now else None
 
 
-def recompiling(found: Evidence) -> Finding | None:
+def needless_quantisation(found: Evidence) -> Seen | None:
+    """Before a run: quantized base weights although bf16 fits."""
+    kind, name = found.planned("model.quantization"), found.planned("model.name")
+    models = found.run.manifest.get("base_models")
+    if found.before is None or kind not in ("int4", "int8") or not found.on_gpu:
+        return None
+    names = [spec.get("name") for spec in models] if isinstance(models, list) else []
+    if name not in names:
+        return None
+    key = f"base_models.{names.index(name)}.quantization=none"
+    plain = found.before.replan((key,))
+    if plain is None or plain.memory.fits is not True:
+        return None
+    peak, budget = plain.memory.peak_bytes or 0, plain.memory.budget_bytes
+    return seen(
+        f"in bf16 {gib(peak)} of {gib(budget)} on {plain.target}",
+        title=f"the base weights are {kind} although bf16 fits",
+        keys=(key,),
+        fix=f"--set {key}",
+        gain=DEQUANTISING_GAIN,
+    )
+
+
+def recompiling(found: Evidence) -> Seen | None:
     storm = found.fell_back("RecompileStorm")
     graphs = found.last("recompiles") or 0.0
     updates = sum(line.updates for line in found.anatomy.lines)
     often = graphs >= LEAST_RECOMPILES and graphs >= RECOMPILES_PER_UPDATE * updates
     if storm is None and not often:
         return None
-    seen = f"{graphs:.0f} graphs were compiled after the warm-up in {updates} updates"
+    told = f"{graphs:.0f} graphs were compiled after the warm-up in {updates} steps"
     if storm is not None:
-        seen = str(storm.get("reason") or seen) + "; the run went on uncompiled"
-    return Finding(
-        name="recompiling",
-        severity="warning",
-        title="graphs are compiled again and again",
-        evidence=f"{seen}; {found.who('kernels.compile')}",
-        consequence="an update that compiles takes seconds instead of milliseconds",
-        fix="training.config.packing: true, so that every batch has one shape; else torch_compile: "
-        "false",
-        overrides=("training.config.packing=true",)
-        if found.run.planned("data.packing") == "none"
-        else ("training.config.torch_compile=false",),
+        told = f"{storm.get('reason') or told}; the run continued uncompiled"
+    alone = found.planned("data.packing") == "none"
+    return seen(
+        f"{told}; {found.who('kernels.compile')}",
+        keys=("packing=true",) if alone else ("torch_compile=false",),
+        fix=f"{CONFIG}.packing: true, so that every batch has one shape; else torch_compile: false",
         numbers={"recompiles": graphs, "updates": float(updates)},
     )
 
 
-def compile_failed(found: Evidence) -> Finding | None:
+def compile_failed(found: Evidence) -> Seen | None:
     failed = found.fell_back("CompileFailed")
     if failed is None:
         return None
-    return Finding(
-        name="compile-failed",
-        severity="warning",
-        title="compilation failed and the run went on without",
-        evidence=str(failed.get("reason") or "the reason was not told"),
-        consequence=f"compiled blocks run {COMPILED:g}x to 2x as fast on a card",
-        fix="install a C compiler and a matching triton, or set torch_compile: false",
-        gain=COMPILED if found.run.on_gpu else None,
-    )
+    reason = str(failed.get("reason") or "the reason is unknown")
+    return seen(reason, gain=COMPILED if found.on_gpu else None)
 
 
-def kernel_fell_back(found: Evidence) -> Finding | None:
+def kernel_fell_back(found: Evidence) -> Seen | None:
     """Another kernel or precision took the place of the planned one."""
     lost = found.fell_back("KernelUnavailable") or found.fell_back("PrecisionUnsupported")
-    if lost is None:
-        return None
-    return Finding(
-        name="kernel-fell-back",
-        severity="warning",
-        title="a kernel of the plan does not run here",
-        evidence=str(lost.get("reason") or "the reason was not told"),
-        consequence="a slower one took its place",
-        fix="expert diagnose tries every kernel and says what is missing",
-    )
+    return seen(str(lost.get("reason") or "the reason is unknown")) if lost is not None else None
 
 
-def compiled_too_briefly(found: Evidence) -> Finding | None:
+def compiled_too_briefly(found: Evidence) -> Seen | None:
     spent = found.anatomy.run
-    ended = bool(found.run.of("finished"))
     short = spent.training < COMPILE_PAYS_AFTER_SECONDS
-    if not ended or not short or spent.compiling <= spent.training or spent.compiling < 1:
+    if not found.run.of("finished") or not short:
         return None
-    return Finding(
-        name="too-short-to-compile",
-        severity="warning" if found.asked("kernels.compile") else "note",
-        title="compiling took longer than the training",
-        evidence=f"{span(spent.compiling)} of compiling for {span(spent.training)} of training; "
+    if spent.compiling <= spent.training or spent.compiling < 1:
+        return None
+    return seen(
+        f"{span(spent.compiling)} of compiling for {span(spent.training)} of training; "
         f"{found.who('kernels.compile')}",
-        consequence="so short a run never wins the time back",
-        fix="training.config.torch_compile: auto",
-        overrides=("training.config.torch_compile=auto",),
+        severity="warning" if found.asked("kernels.compile") else "note",
         gain=spent.total / max(1e-9, spent.total - spent.compiling),
         numbers={"compiling": spent.compiling, "training": spent.training},
     )
 
 
-def compile_off(found: Evidence) -> Finding | None:
-    long_enough = found.anatomy.run.training >= COMPILE_PAYS_AFTER_SECONDS
-    off = found.run.planned("kernels.compile") is False and found.asked("kernels.compile")
-    if not (off and long_enough and found.run.on_gpu):
+def compile_off(found: Evidence) -> Seen | None:
+    if found.planned("kernels.compile") is not False or not found.on_gpu:
         return None
-    return Finding(
-        name="compile-off",
-        severity="warning",
-        title="blocks are not compiled",
-        evidence=f"{found.who('kernels.compile')}; {span(found.anatomy.run.training)} of training",
-        consequence="each operation is launched by itself",
-        fix="training.config.torch_compile: auto",
-        overrides=("training.config.torch_compile=auto",),
-        gain=COMPILED,
+    asked, who = found.asked("kernels.compile"), found.who("kernels.compile")
+    if found.before is None:
+        trained = found.anatomy.run.training
+        if not asked or trained < COMPILE_PAYS_AFTER_SECONDS:
+            return None
+        return seen(f"{who}; {span(trained)} of training", gain=COMPILED)
+    if not asked:
+        because = found.decision("kernels.compile").get("because", "")
+        return seen(because, severity="note", consequence="", keys=())
+    other = found.before.replan((f"{CONFIG}.torch_compile=auto",))
+    if other is None or not other.kernels.compile:
+        return None
+    because = next(d.because for d in other.decisions if d.path == "kernels.compile")
+    return seen(f"{who}; {because}", gain=COMPILED)
+
+
+def compile_cannot(found: Evidence) -> Seen | None:
+    """Before a run: compilation that was asked for and costs more than it gains, or fails."""
+    before = found.before
+    if before is None or not found.planned("kernels.compile"):
+        return None
+    if not found.on_gpu:
+        return seen(
+            "torch_compile is on",
+            name="compile-on-cpu",
+            title="blocks are compiled for a CPU",
+            consequence="compiling takes longer than it gains",
+        )
+    if before.windows:
+        return seen("Triton does not ship for Windows")
+    if before.capability is not None and before.capability < COMPILES_FROM:
+        return seen("the card is older than compute capability 7.0")
+    if not found.padded:
+        return None
+    return seen(
+        "torch_compile is on and packing is off",
+        name="compile-padded",
+        title="padded rows are compiled again for every width",
+        consequence="minutes of compiling instead of training",
+        keys=("packing=auto",),
     )
 
 
-def full_precision(found: Evidence) -> Finding | None:
-    if not found.run.on_gpu or found.run.planned("kernels.precision") != "fp32":
-        return None
-    if not found.has_bf16:
-        return None
-    card = card_named(str(found.gpu_fact("name")), int(found.gpu_fact("memory_total_bytes") or 0))
-    gain = None
-    if card and card.bf16_tflops and card.tf32_tflops and found.run.planned("kernels.tf32"):
+def full_precision(found: Evidence) -> Seen | None:
+    precision = found.planned("kernels.precision")
+    because = found.decision("kernels.precision").get("because", "")
+    place = found.gpu_fact("name") or found.run.plan.get("target")
+    if not found.has_bf16 or precision not in ("fp32", "fp16"):
+        asked = found.before is not None and found.written("config", "bf16") is True
+        if not (asked and found.on_gpu and precision != "bf16"):
+            return None
+        return seen(
+            f"{precision} is used: {because}",
+            name="no-bf16",
+            severity="note",
+            title="bf16 was asked for and the card has none",
+            consequence="",
+            keys=(),
+        )
+    if precision == "fp16":
+        if found.before is None:
+            return None  # fp16-skips speaks of what it cost
+        return seen(
+            f"{place} has bf16 tensor cores",
+            name="fp16",
+            title="the run computes in float16",
+            consequence="loss scaling, and steps lost where a gradient overflows; bf16 is as fast",
+        )
+    card = card_named(str(place), int(found.gpu_fact("memory_total_bytes") or 0))
+    gain = BF16_GAIN if found.before is not None else None
+    if card and card.bf16_tflops and card.tf32_tflops and found.planned("kernels.tf32"):
         gain = card.bf16_tflops / card.tf32_tflops
-    return Finding(
-        name="fp32-on-a-bf16-card",
-        severity="warning",
-        title="float32 arithmetic on a card with bf16 units",
-        evidence=f"precision fp32 on {found.gpu_fact('name')}; "
-        f"{found.decision('kernels.precision').get('because', '')}".rstrip("; "),
-        consequence="half of the speed at most, and twice the memory for activations",
-        fix="training.config.bf16: auto and fp16: auto",
-        overrides=("training.config.bf16=auto", "training.config.fp16=auto"),
-        gain=gain,
-    )
+    return seen(f"precision fp32 on {place}; {because}".rstrip("; "), gain=gain)
 
 
-def tf32_off(found: Evidence) -> Finding | None:
-    if not found.run.on_gpu or found.run.planned("kernels.tf32") is not False:
+def tf32_off(found: Evidence) -> Seen | None:
+    if found.planned("kernels.tf32") is not False or not found.has_bf16:
         return None
-    if not found.has_bf16:
-        return None
-    matters = found.run.planned("kernels.precision") == "fp32"
-    return Finding(
-        name="tf32-off",
+    precision = found.planned("kernels.precision")
+    matters = precision == "fp32"
+    return seen(
+        f"{found.who('kernels.tf32')}; precision {precision}",
         severity="warning" if matters else "note",
-        title="float32 products leave the tensor cores unused",
-        evidence=f"{found.who('kernels.tf32')}; precision {found.run.planned('kernels.precision')}",
-        consequence="float32 products run on the shaders, several times slower",
-        fix="training.config.use_tf32: auto",
-        overrides=("training.config.use_tf32=auto",),
+        consequence="float32 products run several times slower"
+        if matters
+        else "few products are left in float32",
+        gain=TF32_GAIN if matters and found.before is not None else None,
     )
 
 
-def plain_optimizer(found: Evidence) -> Finding | None:
-    weights = found.amount("adapter.trainable_parameters")
-    plain = found.run.planned("optim.optimizer") == "adamw_torch"
-    if not found.run.on_gpu or not plain or (weights or 0) < MANY_WEIGHTS or found.step is None:
+def plain_optimizer(found: Evidence) -> Seen | None:
+    if not found.on_gpu or found.planned("optim.optimizer") != "adamw_torch":
+        return None
+    if found.before is not None:
+        return seen(found.who("optim.optimizer"), gain=FUSED_GAIN)
+    weights = found.amount("adapter.trainable_parameters") or 0
+    if weights < MANY_WEIGHTS or found.step is None:
         return None
     share = found.step.share("optimizer")
-    return Finding(
-        name="plain-optimizer",
+    return seen(
+        f"{found.who('optim.optimizer')} for {weights:,.0f} weights; the optimizer takes "
+        f"{percent(share)} of a step",
         severity="warning" if share >= OPTIMIZER_SHARE else "note",
-        title="AdamW runs as many small kernels",
-        evidence=f"{found.who('optim.optimizer')} for {weights:,.0f} weights; the optimizer takes "
-        f"{percent(share)} of an update",
-        consequence="one fused kernel reads and writes the weights once",
-        fix="training.config.optim: adamw_torch_fused",
-        overrides=("training.config.optim=adamw_torch_fused",),
         numbers={"optimizer_share": share},
     )
 
 
-def whole_logits(found: Evidence) -> Finding | None:
-    if found.run.planned("kernels.fused_loss") is not False:
+def whole_logits(found: Evidence) -> Seen | None:
+    if found.planned("kernels.fused_loss") is not False:
         return None
     taken, budget = found.part("loss"), found.amount("memory.budget_bytes")
     heavy = bool(budget and taken >= LOSS_SHARE * budget)
-    return Finding(
-        name="whole-logits",
-        severity="warning" if heavy else "note",
-        title="the loss keeps the whole logits",
-        evidence=f"{found.who('kernels.fused_loss')}; {gib(taken)} for them at the peak",
-        consequence="memory that could hold more rows, and a pass over it forward and backward",
-        fix="training.config.fused_loss: auto",
-        overrides=("training.config.fused_loss=auto",),
+    return seen(
+        f"{found.who('kernels.fused_loss')}; {gib(taken)} for them at the peak",
+        severity="warning" if heavy or found.before is not None else "note",
         numbers={"loss_bytes": taken},
     )
 
 
+def cpu_asked(found: Evidence) -> Seen | None:
+    here = found.before.gpu_here if found.before is not None else ""
+    if not here or found.on_gpu or found.written("config", "device") != "cpu":
+        return None
+    return seen(f"device: cpu, and this machine has {here}", gain=CARD_GAIN)
+
+
+def gpu_unused(found: Evidence) -> Seen | None:
+    if found.on_gpu or not found.gpus or found.planned("kernels.device") != "cpu":
+        return None
+    name, cuda = found.gpu_fact("name") or "a GPU", found.run.environment.get("cuda")
+    why = "" if cuda else "; torch is installed without CUDA"
+    other: dict[str, Any] = {"keys": (), "fix": "install torch with CUDA"}
+    return seen(f"{name} is there; {found.who('kernels.device')}{why}", **({} if cuda else other))
+
+
+def cudnn_benchmark(found: Evidence) -> Seen | None:
+    off = found.planned("kernels.cudnn_benchmark") is False
+    return seen("cudnn_benchmark is off") if found.before and found.on_gpu and off else None
+
+
+# fmt: off
 RULES = (
-    eager_attention,
-    needless_recomputing,
-    recompiling,
-    compile_failed,
-    kernel_fell_back,
-    compiled_too_briefly,
-    compile_off,
-    full_precision,
-    tf32_off,
-    plain_optimizer,
-    whole_logits,
+    Rule(name="eager-attention", look=eager_attention,
+         title="attention runs as plain matrix products",
+         consequence="every score is stored: memory and time grow with the square of the length",
+         keys=("attention=auto",)),
+    Rule(name="needless-recomputing", look=needless_recomputing,
+         title="activations are computed twice although memory is free",
+         consequence="the forward pass of every checkpointed block runs twice",
+         keys=("gradient_checkpointing=auto",)),
+    Rule(name="needless-quantisation", look=needless_quantisation,
+         title="the base weights are quantized although bf16 fits",
+         consequence="every layer dequantizes its weights in every pass, and loses precision"),
+    Rule(name="recompiling", look=recompiling, title="graphs are compiled again and again",
+         consequence="a step that compiles takes seconds instead of milliseconds"),
+    Rule(name="compile-failed", look=compile_failed,
+         title="compilation failed and the run continued without it",
+         consequence=f"compiled blocks run {COMPILED:g}x to 2x as fast on a card",
+         fix="install a C compiler and a matching triton, or set torch_compile: false"),
+    Rule(name="kernel-fell-back", look=kernel_fell_back, title="a planned kernel does not run here",
+         consequence="a slower one took its place",
+         fix="expert diagnose runs every kernel and shows what is missing"),
+    Rule(name="too-short-to-compile", look=compiled_too_briefly,
+         title="compiling took longer than the training",
+         consequence="so short a run never gains the time back", keys=("torch_compile=auto",)),
+    Rule(name="compile-off", look=compile_off, title="blocks are not compiled",
+         consequence="each operation is launched by itself", keys=("torch_compile=auto",)),
+    Rule(name="compile-cannot", look=compile_cannot,
+         title="compilation was asked for and will fall back",
+         consequence="the run starts with a failed attempt and continues without",
+         keys=("torch_compile=auto",)),
+    Rule(name="fp32-on-a-bf16-card", look=full_precision,
+         title="float32 arithmetic on a card with bf16 tensor cores",
+         consequence="half of the speed or less, and twice the memory for activations",
+         keys=("bf16=auto", "fp16=auto")),
+    Rule(name="tf32-off", look=tf32_off, title="float32 products leave the tensor cores unused",
+         keys=("use_tf32=auto",)),
+    Rule(name="plain-optimizer", look=plain_optimizer, title="AdamW runs as many small kernels",
+         consequence="one fused kernel reads and writes the weights once",
+         keys=("optim=adamw_torch_fused",)),
+    Rule(name="whole-logits", look=whole_logits, title="the loss stores the whole logits",
+         consequence="memory that could hold more rows, and a pass over it forward and backward",
+         keys=("fused_loss=auto",)),
+    Rule(name="cpu-asked", look=cpu_asked,
+         title="training is set to run on the CPU although there is a GPU",
+         consequence="ten to a hundred times as slow", keys=("device=auto",)),
+    Rule(name="gpu-unused", look=gpu_unused,
+         title="the run computes on the CPU although there is a GPU",
+         consequence="tens of times slower", keys=("device=auto",)),
+    Rule(name="cudnn-benchmark-off", look=cudnn_benchmark,
+         title="cuDNN does not benchmark its algorithms",
+         consequence="language models hardly use cuDNN: about 1 %", keys=("cudnn_benchmark=auto",),
+         severity="note"),
 )
+# fmt: on

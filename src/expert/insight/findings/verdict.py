@@ -1,4 +1,4 @@
-"""What a run is bound by, in one sentence with numbers, and what mending it would gain.
+"""What a run is bound by, in one sentence with numbers, and what fixing it would gain.
 
 The rules are asked in a fixed order and the first that holds is the verdict: a device that waits
 for data tells nothing about its kernels, so the feeding is judged before the computing.
@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from expert.core.text import gib, percent, span, times
 from expert.insight.findings.evidence import Evidence
 from expert.insight.step.anatomy import StepAnatomy, number
-from expert.insight.step.bound import Gain, Verdict
-from expert.insight.step.pauses import judge_run
+from expert.insight.step.bound import Gain, Kind, Verdict
 from expert.planning.choose.kernels import NOT_RECOMPUTED
 
 WAITING_SHARE = 0.10
@@ -22,37 +21,43 @@ THREAD_SWITCH_SECONDS = 0.005
 COPY_OF_WAIT = 0.5
 """The device waits for the copy rather than for the batch where copying takes half of the wait."""
 COPIES_FILL = 0.9
-"""One copy after the other for nine tenths of an update: they set its pace. Where a copy out of
-ordinary memory held up the loss's way back to the host, a device stood still in none of its phases
-(H200, copies of 1.01 s in updates of 1.00 s: docs/benchmarks/planted-faults-h200.json)."""
+"""One copy after the other for nine tenths of a step: they set its pace. Where a copy out of
+ordinary memory held up the loss's way back to the host, a device was idle in none of its phases
+(H200, copies of 1.01 s in steps of 1.00 s: docs/benchmarks/planted-faults-h200.json)."""
 DRY_SHARE = 0.5
-"""Half of the updates were launched too late: the host sets the pace."""
+"""Half of the steps were launched too late: the host sets the pace."""
 LOW_UTILIZATION = 0.7
 """For older runs, which do not tell whether the device ran dry: 0.58 was seen launch-bound on an
 H200, 0.91 and more where it was not (docs/benchmarks/char-gpt-h200.json)."""
 FULL_UTILIZATION = 0.97
-"""A device that is used so well loses nothing, even where its queue ran dry once in each update: on
+"""A device that is used so well loses nothing, even where its queue ran dry once in each step: on
 an H200 an 8B model on NF4 weights did in all of them, at 100 % (training-speed-h200.json)."""
 RETRIES_PER_UPDATE = 0.1
-"""Emptying the allocator's cache waits for the device; once in ten updates is not the start."""
+"""Emptying the allocator's cache waits for the device; once in ten steps is not the start."""
+START_MATTERS_SECONDS = 60.0
+"""Loading and compiling of a shorter start are not worth a word."""
+PAUSES_MATTER_SECONDS = 2.0
+"""Evaluating and saving that took less in all are nothing to change, whatever their share."""
+CADENCE_SHARE = 0.05
+"""What evaluating or saving may take beside the training; the advised interval comes from it."""
 
 
 def judge(found: Evidence) -> Verdict:
-    """The verdict: by the whole time where most of it was no training, else by an update."""
+    """The verdict: by the whole time where most of it was not training, else by a step."""
     return judge_run(found) or judge_step(found)
 
 
 def judge_step(found: Evidence) -> Verdict:
-    """The verdict on an average update."""
+    """The verdict on an average step."""
     step = found.step
     if step is None or step.wall <= 0:
-        return _untold(found)
+        return _unreported(found)
     pinned = found.run.planned("loader.pin_memory") is not False
     waits = feeding_verdict(step, kind=found.feed_kind, workers=found.workers, pinned=pinned)
     return waits or _memory(found, step) or _host(found, step) or _computing(found, step)
 
 
-def _untold(found: Evidence) -> Verdict:
+def _unreported(found: Evidence) -> Verdict:
     """No log line: the run never came that far, or nobody asked for lines so often."""
     done = max((number(event, "step") or 0 for event in found.run.events), default=0)
     if done:
@@ -62,18 +67,18 @@ def _untold(found: Evidence) -> Verdict:
         fix, overrides = "training.config.logging_steps: 1", ("training.config.logging_steps=1",)
         return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix, overrides=overrides)
     error = found.newest("failed").get("error") or found.newest("stopped").get("reason")
-    why = "no update was finished, so there is nothing to judge by."
+    why = "no step was finished, so there is nothing to judge by."
     fix = f"the run ended with: {error}" if error else ""
     return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix)
 
 
 def is_worth_telling(waited: float, step: StepAnatomy) -> bool:
-    """Whether a wait is a tenth of the update, and longer than two threads need to change over."""
+    """Whether a wait is a tenth of the step, and longer than two threads need to change over."""
     return waited >= max(WAITING_SHARE * step.wall, THREAD_SWITCH_SECONDS)
 
 
 def copies_set_the_pace(step: StepAnatomy) -> bool:
-    """Whether copies beside the computation take all of an update, and the device does not."""
+    """Whether copies beside the computation take all of a step, and the device does not."""
     fill = step.copies_beside and step.of("copy") >= COPIES_FILL * step.wall
     return fill and is_worth_telling(step.wall - step.compute, step)
 
@@ -119,7 +124,7 @@ def feeding_verdict(
         )
     return Verdict(
         kind="data-bound",
-        sentence=f"data-bound: the device computes {span(step.compute)} of an update's "
+        sentence=f"data-bound: the device computes {span(step.compute)} of a step's "
         f"{span(step.wall)} and is idle {percent(step.idle_share or 0)} of the time; the feeding "
         f"{what}.",
         fix=change.fix + (f"; {PINNED}" if copied else ""),
@@ -168,8 +173,8 @@ def _copy_bound(step: StepAnatomy, stood: float, *, pinned: bool) -> Verdict:
     )
     return Verdict(
         kind="copy-bound",
-        sentence=f"copy-bound: copying batches takes {span(step.of('copy'))} an update, and the "
-        f"device stands still for {span(stood)} of its {span(step.wall)}.",
+        sentence=f"copy-bound: copying batches takes {span(step.of('copy'))} a step, and the "
+        f"device is idle for {span(stood)} of its {span(step.wall)}.",
         fix=NARROW_LINK if narrow else PINNED,
         gains=(gain,) if kept > 0 else (),
     )
@@ -181,22 +186,22 @@ def _memory(found: Evidence, step: StepAnatomy) -> Verdict | None:
         return Verdict(
             kind="memory-bound",
             sentence="memory-bound: the allocator had to empty its cache "
-            f"{found.retries_per_update:.1f} times an update, and each time everything waits.",
+            f"{found.retries_per_update:.1f} times a step, and each time everything waits.",
             fix="training.config.gradient_checkpointing: selective, or a smaller micro_batch_size",
         )
     short = found.recomputes and not found.asked("kernels.checkpointing")
     out_of_memory = found.fell_back("OutOfMemory")
     if not short and out_of_memory is None:
         return None
-    what = "blocks are recomputed because memory is short"
+    what = "blocks are checkpointed because memory is short"
     gains: tuple[Gain, ...] = ()
     if short:
         share = found.run.planned("kernels.checkpointing") == "full"
         factor = NOT_RECOMPUTED if share else 1 + (NOT_RECOMPUTED - 1) / 2
-        reckoned = f"measured: recomputing all blocks costs {NOT_RECOMPUTED:g}x"
+        reckoned = f"measured: checkpointing all blocks costs {NOT_RECOMPUTED:g}x"
         gains = (Gain(what="room for all activations", factor=factor, reckoned=reckoned),)
     else:
-        what = f"the run ran out of memory and went on with less: {_reason(out_of_memory)}"
+        what = f"the run ran out of memory and continued with less: {_reason(out_of_memory)}"
     budget = found.amount("memory.budget_bytes")
     room = f" of {gib(budget)}" if budget else ""
     peak = f"; it holds {gib(found.peak_bytes)}{room}" if found.peak_bytes else ""
@@ -229,7 +234,7 @@ def _host(found: Evidence, step: StepAnatomy) -> Verdict | None:
     dry = step.ran_dry
     if not is_starved(step):
         return None
-    seen = f"in {percent(dry)} of the updates" if dry is not None else f"(use {percent(use or 0)})"
+    seen = f"in {percent(dry)} of the steps" if dry is not None else f"(use {percent(use or 0)})"
     gains: tuple[Gain, ...] = ()
     if use is not None and 0 < use < 1:
         reckoned = f"a kernel ran {percent(use)} of the time: 1 / {use:.2f}"
@@ -237,15 +242,15 @@ def _host(found: Evidence, step: StepAnatomy) -> Verdict | None:
     if found.syncs:
         return Verdict(
             kind="sync-bound",
-            sentence=f"sync-bound: the host stops {found.syncs} times an update to read from the "
+            sentence=f"sync-bound: the host stops {found.syncs} times a step to read from the "
             f"device, which runs dry {seen}.",
-            fix=f"take the reads out of the update: {sync_places(found)}",
+            fix=f"take the reads out of the step: {sync_places(found)}",
             gains=gains,
         )
     tokens = f" with {step.tokens:,.0f} tokens each" if step.tokens else ""
     return Verdict(
         kind="launch-bound",
-        sentence=f"launch-bound: the device runs dry {seen}: updates of {span(step.wall)}{tokens} "
+        sentence=f"launch-bound: the device runs dry {seen}: steps of {span(step.wall)}{tokens} "
         "are too small for the time it takes to launch them.",
         fix=launch_fix(found)[0],
         overrides=launch_fix(found)[1],
@@ -297,7 +302,7 @@ def free_cores_fix(threads: int, cores: int, others: float) -> str:
 def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
     use = step.gpu_utilization
     if step.idle_share is None and use is None:
-        why = f"an update takes {span(step.wall)}, but this run does not tell where that goes."
+        why = f"a step takes {span(step.wall)}, but this run does not tell where that goes."
         return Verdict(kind="unknown", sentence=f"unknown: {why}")
     busy = percent(1 - step.idle_share if step.idle_share is not None else use or 0.0)
     rate = f" at {step.tokens_per_second:,.0f} tokens/s" if step.tokens_per_second else ""
@@ -313,9 +318,79 @@ def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
         if found.wasted is not None:
             more += f"; {percent(found.wasted)} of what is computed is padding"
     device = "GPU" if found.run.on_gpu else "CPU"
-    sentence = f"{good} The {device} computes {busy} of an update's {span(step.wall)}{rate}{more}"
+    sentence = f"{good} The {device} computes {busy} of a step's {span(step.wall)}{rate}{more}"
     if found.run.on_gpu and step.mfu:
         card = found.gpu_fact("name") or "the card"
         sentence += f", which is {percent(step.mfu)} of the peak of {card} (MFU)"
         sentence += f"; the peak is {times(1 / step.mfu)} away"
     return Verdict(kind="compute-bound", sentence=f"{sentence}.", fix=fix)
+
+
+# --- bound by something other than training ------------------------------------------------------
+
+
+def judge_run(found: Evidence) -> Verdict | None:
+    """A verdict where something else took longer than the training itself."""
+    spent = found.anatomy.run
+    parts: dict[str, float] = {}
+    if len(found.run.of("eval")) > 1:  # a single one at the end is not too many
+        parts["evaluation"] = spent.evaluating
+    if len(found.run.of("saved")) > 1:
+        parts["saving"] = spent.saving
+    ended = any(found.run.of(kind) for kind in ("finished", "stopped"))
+    if ended and spent.start >= START_MATTERS_SECONDS:
+        parts["start"] = spent.start
+    name = max(parts, key=lambda part: parts[part], default="")
+    seconds = parts.get(name, 0.0)
+    if found.step is None or seconds < max(PAUSES_MATTER_SECONDS, spent.training):
+        return None
+    if name == "start":
+        return _start_bound(found)
+    kind: Kind = "evaluation-bound" if name == "evaluation" else "saving-bound"
+    word = "evaluating" if name == "evaluation" else "saving checkpoints"
+    rarer = CADENCE_SHARE * spent.training
+    factor = spent.total / (spent.total - seconds + rarer)
+    key, interval = advised_interval(found, "eval" if name == "evaluation" else "saved", seconds)
+    return Verdict(
+        kind=kind,
+        sentence=f"{kind}: {word} took {span(seconds)} of {span(spent.total)} "
+        f"({percent(seconds / spent.total)}), training only {span(spent.training)}.",
+        fix=f"training.config.{key}: {interval}",
+        overrides=(f"training.config.{key}={interval}",),
+        gains=(
+            Gain(
+                what=f"{key}: {interval}",
+                factor=factor,
+                reckoned=f"{span(spent.total)} / ({span(spent.total)} - {span(seconds)} + "
+                f"{percent(CADENCE_SHARE)} of {span(spent.training)})",
+            ),
+        ),
+    )
+
+
+def advised_interval(found: Evidence, event: str, seconds: float) -> tuple[str, int]:
+    """The key and the steps between two, so that all of them take a twentieth of the training."""
+    key = "eval_steps" if event == "eval" else "save_steps"
+    updates = sum(line.updates for line in found.anatomy.lines)
+    count = max(1, len(found.run.of(event)))
+    training = found.anatomy.run.training
+    allowed = max(1.0, CADENCE_SHARE * training / (seconds / count)) if seconds else 1.0
+    return key, max(1, round(updates / allowed))
+
+
+def _start_bound(found: Evidence) -> Verdict:
+    spent = found.anatomy.run
+    fix = "train longer, or several experts one after the other on the same machine"
+    gains: tuple[Gain, ...] = ()
+    if spent.compiling > spent.loading:
+        fix = "training.config.torch_compile: false (a run this short does not win it back)"
+        factor = spent.total / (spent.total - spent.compiling)
+        reckoned = f"{span(spent.total)} / ({span(spent.total)} - {span(spent.compiling)})"
+        gains = (Gain(what="not compiling, at most", factor=factor, reckoned=reckoned),)
+    return Verdict(
+        kind="start-bound",
+        sentence=f"start-bound: loading took {span(spent.loading)} and compiling "
+        f"{span(spent.compiling)} of {span(spent.total)}, training only {span(spent.training)}.",
+        fix=fix,
+        gains=gains,
+    )

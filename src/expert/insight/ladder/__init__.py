@@ -1,0 +1,1 @@
+"""The before/after table of a benchmark."""

@@ -1,28 +1,32 @@
-"""What a benchmark found: the ladder as a file, what becomes of a rung, and two side by side."""
+"""What a benchmark found: the ladder as a file, what becomes of a setting, and when to trust it."""
 
 from __future__ import annotations
 
 import json
 import math
-import statistics
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from expert.core.errors import ExpertError
+from expert.core.text import counted
+from expert.insight.findings.evidence import CROWDED_CORES
 from expert.insight.ladder.pairs import Paired
-from expert.insight.ladder.same_data import not_comparable
-from expert.insight.record import RunRecord, read_run
 
 FORMAT = 3
-"""Version of the file; a reader refuses what is newer, and reads what is older. 2: rungs are timed
-in turns with the one they are held against (`paired`), neighbours and threads are told. 3: whether
-rows of one length stand together in a step (`clumping`)."""
+"""Version of the file; a reader refuses what is newer, and reads what is older. 2: settings are
+timed in turns with the one they are compared with (`paired`); other processes and threads. 3:
+whether rows of one length share a step (`clumping`)."""
 MOST_CLUMPED = 2.0
 """Times the variance that chance gives the mean length of a step. Rows of 22 to 24 tokens, packed
 longest first, have 15 of 16, and their best validation loss was 5 to 23 % worse; packed as they
-come, 1.1. Of few steps chance alone makes more of it: five standard deviations are let pass."""
+come, 1.1. Of few steps chance alone makes more of it: five standard deviations are tolerated."""
+TOO_WIDE = 0.25
+"""Distance of the quartiles as a share of the rate: beyond it the median means nothing. A host with
+other work had 5 to 15 %, two cores with three processes on them 20 to 60 %."""
+HOST_CORES = 2
+"""What a run on a card needs of the host: one core launches, one makes batches."""
 FILE = "ladder.json"
 
 Status = Literal[
@@ -38,33 +42,33 @@ MARKS: dict[Status, tuple[str, str]] = {
     "not here": ("–", ""),
     "no time": ("–", "not measured by itself"),
 }
-"""A sign and a word for what became of a rung."""
+"""A sign and a word for what became of a setting."""
 STAND = ("kept", "no difference")
-"""What later rungs stand on."""
+"""What later settings build on."""
 
 
-def outcome(rung: RungResult) -> str:
-    """What became of a rung, and why, in words; empty for one that was kept."""
-    return ": ".join(filter(None, (MARKS[rung.status][1], rung.because)))
+def outcome(setting: SettingResult) -> str:
+    """What became of a setting, and why, in words; empty for one that was kept."""
+    return ": ".join(filter(None, (MARKS[setting.status][1], setting.because)))
 
 
 class NoLadder(ExpertError):
-    """A file or folder that is no result of a benchmark."""
+    """A file or folder that is not a result of a benchmark."""
 
 
 class Facts(BaseModel):
-    """A part of the file; what this version does not know is an error, so that nothing is lost."""
+    """A part of the file; an unknown key is an error, so that nothing is lost."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 class Measured(Facts):
-    """What was seen of a rung. None is what could not be known."""
+    """What was measured of a setting; None is what could not be known."""
 
     tokens_per_second: float
     """Real tokens, padding does not count: the median over the windows."""
     windows: list[float]
-    """Tokens a second of each window of updates."""
+    """Tokens a second of each window of steps."""
     spread: float
     """Distance of the quartiles of the windows, tokens a second."""
     samples_per_second: float
@@ -79,30 +83,30 @@ class Measured(Facts):
     examples_per_update: float
     updates_measured: int
     updates_before: int
-    """Updates before the first that was measured; the loss is that after `updates_learnt`."""
+    """Steps before the first that was measured; the loss is that after `updates_learnt`."""
     updates_learnt: int
     compile_seconds: float | None
     loss: float | None
-    """Of the held-out rows after `updates_learnt` updates, in the way all rungs are judged."""
+    """Of the held-out rows after `updates_learnt` steps, in the way all settings are judged."""
     own_loss: float | None = None
-    """The same weights and rows, computed as this rung trains; where that was asked for."""
+    """The same weights and rows, computed as this setting trains, where that was needed."""
     micro_batch: int
     accumulation: int
     fallbacks: list[str]
     clumping: float | None = None
     """Variance of the mean length of a step's rows over that of rows drawn at random; None where
-    all rows are of one length, or where nobody looked."""
+    all rows are of one length, or in older results."""
     others: float | None = None
-    """Cores that processes of others used while it was timed: the median over the windows."""
+    """Cores that other processes used while it was timed: the median over the windows."""
     cores: int | None = None
     threads: int | None = None
     """Of a CPU; None on a card."""
     lowered: bool | None = None
-    """Fewer threads than cores, because others used them when the climb began."""
+    """Fewer threads than cores, because other processes used them at the start."""
 
 
-class RungResult(Facts):
-    """One rung: what it was, what came of it, and against what."""
+class SettingResult(Facts):
+    """One setting: what it was, what came of it, and against what."""
 
     name: str
     adds: str
@@ -111,36 +115,35 @@ class RungResult(Facts):
     """Why it was left out, or what was measured where no difference was; empty for one that was
     kept."""
     changes: dict[str, tuple[Any, Any]]
-    """What it does otherwise than the rung below, by path of the plan: before and after."""
+    """What differs from the setting below, by path of the plan: before and after."""
     settings: dict[str, Any]
     plan_hash: str
     seconds: float
-    """Wall time of the whole rung, start and evaluation included."""
+    """Wall time of the whole setting, start and evaluation included."""
     measured: Measured | None = None
     below: str | None = None
-    """The rung it was held against."""
+    """The setting it was compared with."""
     gain: float | None = None
-    """Times as fast as the rung below: the median of the pairs."""
+    """Times as fast as the setting below: the median of the pairs."""
     paired: Paired | None = None
-    """How that was found; None in results of format 1, where rates of different minutes were
-    divided."""
+    """How that was found; None in results of format 1, which divided rates of different minutes."""
     cumulative: float | None = None
-    """Times as fast as the baseline: the gains of the rungs up to it that were measured as faster,
-    multiplied. Of the one that won it is what `against_baseline` of the ladder says, where that was
+    """Times as fast as the baseline: the gains of the settings up to it that were measured as
+    faster, multiplied. Of the best it is what `against_baseline` of the ladder says, where that was
     measured."""
     loss_difference: float | None = None
-    """From the rung below, as a share of its loss."""
+    """From the setting below, as a share of its loss."""
     own_difference: float | None = None
     """Of its weights' loss computed in its own way from that in the common way; where the weights
-    cannot be those of the rung below, this is what is held to the tolerance."""
+    cannot be those of the setting below, this is what must be within the tolerance."""
     tolerance: float | None = None
     tolerance_because: str = ""
     same_rows: bool | None = None
-    """Whether every update held the same rows as in the rung below."""
+    """Whether every step held the same rows as in the setting below."""
 
 
 class Ladder(Facts):
-    """A whole climb, with what it was climbed on."""
+    """A whole benchmark, with what it was measured on."""
 
     format: int = FORMAT
     kind: Literal["ladder"] = "ladder"
@@ -164,38 +167,38 @@ class Ladder(Facts):
     seconds: float
     environment: dict[str, Any]
     notes: list[str]
-    rungs: list[RungResult]
+    rungs: list[SettingResult]
     against_baseline: Paired | None = None
-    """The one that won and the baseline, timed beside each other at the end."""
+    """The best and the baseline, compared directly at the end."""
     doubts: list[str] = []
-    """Why what won is not to be relied on: then no later plan uses it."""
+    """Why the best cannot be trusted: then no later plan uses it."""
 
     @property
-    def kept(self) -> list[RungResult]:
-        """The rungs that stand, from the bottom to the top."""
-        return [rung for rung in self.rungs if rung.status in STAND]
+    def kept(self) -> list[SettingResult]:
+        """The settings that are kept, from the baseline on."""
+        return [setting for setting in self.rungs if setting.status in STAND]
 
     def as_text(self) -> str:
-        """As it stands in a file."""
+        """As it is in a file."""
         return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
 
     @property
-    def winner(self) -> RungResult | None:
+    def winner(self) -> SettingResult | None:
         return self.kept[-1] if self.kept else None
 
     @property
     def is_held_against_baseline(self) -> bool:
-        """Whether what won was measured against the baseline, so that gains in all can be shown: a
-        product alone may be far off."""
-        seen = [rung for rung in self.rungs if rung.measured is not None]
-        known = bool(seen) and all(rung.cumulative is not None for rung in seen)
+        """Whether the best was compared with the baseline directly, so that gains in all can be
+        shown: a product alone may be far off."""
+        seen = [setting for setting in self.rungs if setting.measured is not None]
+        known = bool(seen) and all(setting.cumulative is not None for setting in seen)
         return known and self.against_baseline is not None
 
     @property
     def times_as_fast(self) -> tuple[float, float] | None:
-        """What won against the baseline: twice the same where it was measured. A product of gains
+        """The best against the baseline: twice the same where it was measured. A product of gains
         multiplies their errors, and rates are of different minutes: where there is nothing else,
-        it lies about between the two."""
+        it lies between the two."""
         won, base = self.winner, next((r for r in self.rungs if r.cumulative == 1.0), None)
         if won is None or won.cumulative is None or won.measured is None:
             return None
@@ -215,10 +218,10 @@ def read_ladder(path: Path) -> Ladder:
         gone = isinstance(error, FileNotFoundError)
         why = "there is no such file" if gone else error.strerror
         raise NoLadder(
-            f"{file}: no result of expert benchmark: {why}  (name a {FILE}, or a run folder)"
+            f"{file}: not a result of expert benchmark: {why}  (name a {FILE}, or a run folder)"
         ) from None
     except ValueError as error:
-        raise NoLadder(f"{file}: no result of expert benchmark: {error}") from None
+        raise NoLadder(f"{file}: not a result of expert benchmark: {error}") from None
     newer = isinstance(data, dict) and isinstance(data.get("format"), int)
     if newer and data["format"] > FORMAT:
         raise NoLadder(
@@ -230,7 +233,7 @@ def read_ladder(path: Path) -> Ladder:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
         raise NoLadder(
-            f"{path}: no result of expert benchmark: {where}: {first['msg']}  (name a {FILE})"
+            f"{path}: not a result of expert benchmark: {where}: {first['msg']}  (name a {FILE})"
         ) from None
 
 
@@ -246,16 +249,15 @@ def verdict(
     cost: str = "",
     comparable: bool = True,
 ) -> tuple[Status, str]:
-    """What becomes of a rung: what it learns from first, then its loss, then its speed.
+    """What becomes of a setting: judged by its steps first, then its loss, then its speed.
 
-    A rung that lays rows into other steps has other weights, and its loss cannot be held against
-    that below: a step of rows of one length, which less is learnt from, would not show there. So
-    the steps themselves are looked at.
+    A setting that puts other rows into a step has other weights, and its loss cannot be compared:
+    a step of rows of one length, which trains less, would not show there. So the steps themselves
+    are looked at.
 
     One that is faster beyond the spread of the pairs is kept, one that is slower beyond it is left
-    out. Where no difference can be told it stays, as the rungs above are made for it and chance
-    would decide otherwise; unless it costs memory or precision (`cost`), which nobody pays for
-    nothing.
+    out. Without a measured difference it stays, as later settings are made for it and chance would
+    decide otherwise; unless it costs memory or precision (`cost`), which nobody pays for nothing.
     """
     if clumped := rows_of_one_length(here):
         return "disagrees", clumped
@@ -267,7 +269,7 @@ def verdict(
         return "disagrees", f"the loss differs by {difference:+.2%}{way}, allowed is {allowed:.1%}"
     found = paired.difference
     if found == "slower":
-        return "slower", f"{paired.words} as fast as '{paired.against}', the last that stays"
+        return "slower", f"{paired.words} as fast as '{paired.against}', the last that is kept"
     if found == "none":
         words = f"{paired.words} of '{paired.against}'"
         return ("no gain", f"{words}, and it {cost}") if cost else ("no difference", words)
@@ -275,7 +277,7 @@ def verdict(
 
 
 def rows_of_one_length(here: Measured) -> str:
-    """Why less is learnt from the steps of a rung; "" where their rows are mixed as by chance."""
+    """Why the steps of a setting train less; "" where their rows are mixed as by chance."""
     if here.clumping is None:
         return ""
     rows = max(1.0, here.samples_per_second * here.seconds_per_epoch)
@@ -284,108 +286,53 @@ def rows_of_one_length(here: Measured) -> str:
         return ""
     return (
         f"rows of one length share a step: their mean length varies {here.clumping:.1f} times as "
-        "much as by chance, and less is learnt from such steps"
+        "much as by chance, and such steps train less"
     )
 
 
 def loss_difference(below: Measured, here: Measured) -> float | None:
-    """How far the loss is from that of the rung below, as a share of it."""
+    """How far the loss is from that of the setting below, as a share of it."""
     if here.loss is None or not below.loss or here.loss != here.loss:
         return None
     return (here.loss - below.loss) / abs(below.loss)
 
 
 def own_difference(here: Measured) -> float | None:
-    """How far the loss in the rung's own way is from that in the common way, as a share of it."""
+    """How far the loss computed as the setting trains is from the common one, as a share of it."""
     if here.own_loss is None or not here.loss or here.own_loss != here.own_loss:
         return None
     return (here.own_loss - here.loss) / abs(here.loss)
 
 
-# --- two side by side ----------------------------------------------------------------------------
-
-Compared = tuple[str, float | None, float | None, float | None]
-"""What, the first, the second, and the second over the first."""
+# --- trusting it ---------------------------------------------------------------------------------
 
 
-def compare(first: Path, second: Path) -> list[Compared]:
-    """Two results of a benchmark rung by rung, or two run folders number by number."""
-    are_runs = [(path / "events.jsonl").is_file() for path in (first, second)]
-    if all(are_runs):
-        pair = [_run_numbers(read_run(path)) for path in (first, second)]
-    elif any(are_runs):
-        raise NoLadder(
-            f"--compare: {first} and {second} are not of one kind  (name two results or two runs)"
-        )
-    else:
-        pair = [_ladder_numbers(read_ladder(path)) for path in (first, second)]
-    names = [*pair[0], *(name for name in pair[1] if name not in pair[0])]
-    return [(name, *_ratio(pair[0].get(name), pair[1].get(name))) for name in names]
+def crowded(seen: Measured) -> str:
+    """How other processes slowed a setting down; empty where they did not, or where it is unknown.
+
+    The rule is that of runs: together they had more to do than there are cores.
+    """
+    if seen.others is None or not seen.cores:
+        return ""
+    if seen.lowered:
+        threads = counted(seen.threads or 1, "thread")
+        return f"other processes use so much of the {seen.cores} cores that {threads} had to do"
+    needed = min(seen.threads or HOST_CORES, seen.cores)
+    if needed + seen.others <= seen.cores + CROWDED_CORES:
+        return ""
+    return f"other processes used {seen.others:.1f} of {seen.cores} cores meanwhile"
 
 
-def doubts_about(first: Path, second: Path) -> list[str]:
-    """What speaks against comparing two results or two runs."""
-    if (first / "events.jsonl").is_file():
-        names = [path.resolve().name for path in (first, second)]
-        return not_comparable([read_run(first), read_run(second)], names)
-    one, other = read_ladder(first), read_ladder(second)
-    said = []
-    for what, key in (
-        ("data", "dataset"),
-        ("numbers of training rows", "training_rows"),
-        ("models", "model"),
-        ("adapters", "adapter"),
-        ("quantisations", "quantization"),
-        ("longest sequences", "max_seq_length"),
-        ("rows per step", "examples_per_update"),
-        ("cards", "card"),
-    ):
-        left, right = getattr(one, key), getattr(other, key)
-        if left != right:
-            said.append(f"These benchmarks have different {what}: {left} and {right}.")
-    return said
-
-
-def _ratio(
-    one: float | None, other: float | None
-) -> tuple[float | None, float | None, float | None]:
-    return one, other, other / one if one and other is not None else None
-
-
-def _ladder_numbers(ladder: Ladder) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
-    for rung in ladder.rungs:
-        if rung.measured is not None:
-            found[f"{rung.name}: tokens/s"] = rung.measured.tokens_per_second
-            found[f"{rung.name}: loss"] = rung.measured.loss
+def doubts_of(ladder: Ladder) -> list[str]:
+    """Why the best must not settle later plans; empty where it may."""
+    seen = [setting.measured for setting in ladder.rungs if setting.measured is not None]
+    busy = sorted((one for one in seen if crowded(one)), key=lambda one: one.others or 0.0)
+    found = [crowded(busy[(len(busy) - 1) // 2])] if busy and 2 * len(busy) >= len(seen) else []
+    best, direct = ladder.winner, ladder.against_baseline
+    if best is not None and best.measured is not None:
+        width = best.measured.spread / best.measured.tokens_per_second
+        if width > TOO_WIDE:
+            found.append(f"windows of '{best.name}' are {width:.0%} apart")
+    if direct is not None and direct.difference == "none":
+        found.append(f"no difference from the baseline was measured: {direct.words}")
     return found
-
-
-def _run_numbers(run: RunRecord) -> dict[str, float | None]:
-    """Medians over the step lines without the first quarter, and how it ended."""
-    steps = run.of("step")
-    late = steps[len(steps) // 4 :]
-
-    def median(key: str) -> float | None:
-        values = [float(e[key]) for e in late if isinstance(e.get(key), int | float)]
-        return statistics.median(values) if values else None
-
-    def numbers(event: str, key: str, split: str | None = None) -> list[float]:
-        told = [e for e in run.of(event) if split in (None, e.get("split", "validation"))]
-        return [float(e[key]) for e in told if isinstance(e.get(key), int | float)]
-
-    def last(event: str, key: str, split: str | None = None) -> float | None:
-        return next(reversed(numbers(event, key, split)), None)
-
-    keys = (
-        *("tokens_per_second", "samples_per_second", "steps_per_second", "mfu", "data_wait"),
-        *("padding", "gpu_utilization", "peak_allocated_bytes", "cpu_peak_memory_bytes"),
-        "power_watts",
-    )
-    found = {key.replace("_", " "): median(key) for key in keys}
-    found["training loss"] = last("step", "loss")
-    found["validation loss"] = last("eval", "loss", "validation")
-    found["best validation loss"] = min(numbers("eval", "loss", "validation"), default=None)
-    found["test loss"] = last("eval", "loss", "test")
-    found["seconds"] = last("finished", "seconds")
-    return {name: value for name, value in found.items() if value is not None}

@@ -1,9 +1,9 @@
-"""Two rungs measured beside each other: what one is worth, and whether that can be told at all.
+"""Two settings timed against each other: what one is worth, and whether that is certain.
 
-A rate that was measured minutes ago is held against nothing: cores, clocks and neighbours were
-others by then. On an H200 whose host was busy, the same character model made 804,000 and 600,000
-tokens a second within minutes. So windows of both rungs are timed in turns, and each pair gives one
-ratio: what slows the machine slows both of its halves.
+A rate that was measured minutes ago cannot be compared: clocks and other processes have changed. On
+an H200 whose host was busy, the same character model made 804,000 and 600,000 tokens a second
+within minutes. So windows of both settings are timed in turns, and each pair gives one ratio: what
+slows the machine slows both of its halves.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 AS_FAST = 0.02
-"""Ratios closer to 1 than this are no difference: the clock of a shared machine is no better."""
+"""Ratios closer to 1 than this are no difference: a shared machine is no steadier."""
 ENOUGH_PAIRS = 5
 """That all of five fall on one side happens by chance once in sixteen times, of two every second
-time: on two cores with five processes a rung that changes nothing of the arithmetic was seen at
+time: on two cores with five processes a setting that changes nothing of the arithmetic measured
 0.68 and 0.68."""
 HALF = 0.5
 BY_CHANCE = 0.125
@@ -30,17 +30,17 @@ Difference = Literal["faster", "slower", "none"]
 
 
 class Paired(BaseModel):
-    """How much faster one rung is than another, and how that was found."""
+    """How much faster one setting is than another, and how that was measured."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     against: str
-    """The name of the rung it was held against."""
+    """The name of the setting it was compared with."""
     how: Literal["in turns", "one after the other"]
-    """In turns: both processes lived, and windows alternated. One after the other: the memory did
-    not suffice for both; every window of one was divided by every window of the other."""
+    """In turns: both processes lived, and windows alternated. One after the other: memory did not
+    hold both; every window of one was divided by every window of the other."""
     ratios: list[float]
-    """Tokens a second of the rung over those of the other, pair by pair."""
+    """Tokens a second of the setting over those of the other, pair by pair."""
     gain: float
     """The median of the ratios."""
     spread: float
@@ -48,9 +48,9 @@ class Paired(BaseModel):
 
     @property
     def difference(self) -> Difference:
-        """What can be told: a ratio beyond 1 by more than its spread, and by more than 2 %. The
-        quartiles of few pairs lie close together by chance, so there it is twice the spread, and
-        slower is only what is half as fast; of many nearly all have to lie on one side of 1."""
+        """A ratio beyond 1 by more than its spread, and by more than 2 %. Quartiles of few pairs
+        are close together by chance, so there it is twice the spread, and slower is what is half
+        as fast; of many nearly all have to lie on one side of 1."""
         if self.how == "in turns" and not self._on_one_side:
             return "none"
         few = self.how == "in turns" and len(self.ratios) < ENOUGH_PAIRS
@@ -61,8 +61,8 @@ class Paired(BaseModel):
 
     @property
     def _on_one_side(self) -> bool:
-        """Whether so few pairs contradict the others that it is hardly chance; two to four do not
-        contradict each other at all, and what else is asked of them is in `difference`."""
+        """Whether so few pairs contradict the others that it is hardly chance; two to four may not
+        contradict each other at all."""
         count = len(self.ratios)
         others = sum((ratio > 1) != (self.gain > 1) for ratio in self.ratios)
         ways = sum(math.comb(count, few) for few in range(others + 1))
@@ -80,7 +80,7 @@ class Paired(BaseModel):
 
 
 def in_turns(against: str, pairs: Sequence[tuple[float, float]]) -> Paired:
-    """From pairs of rates, the other rung's first."""
+    """From pairs of rates, the other setting's first."""
     return _paired(against, "in turns", [here / there for there, here in pairs])
 
 

@@ -48,7 +48,7 @@ class StackChart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
+class BarPart:
     name: str
     amount: float
     words: str
@@ -59,7 +59,7 @@ class Segment:
 class WideBar:
     """One bar made of parts, such as an average step."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[BarPart, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Marks:
+class Timeline:
     """A timeline with a lane for every kind of event."""
 
     lanes: tuple[str, ...]
@@ -106,7 +106,7 @@ class Marks:
     """Seconds since the run started, without pauses."""
 
 
-Chart = LineChart | StackChart | WideBar | Bars | Histogram | Marks
+Chart = LineChart | StackChart | WideBar | Bars | Histogram | Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,15 +122,15 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
+class Tile:
     name: str
     value: str
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cards:
-    cards: tuple[Card, ...]
+class Tiles:
+    cards: tuple[Tile, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ class Lines:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Example:
+class CaseExample:
     """A case of the validation: prompt, expected and answer."""
 
     passed: bool | None
@@ -175,11 +175,11 @@ class Folded:
     """Open from the start."""
 
 
-Block = Figure | Cards | Words | Grid | Lines | Example | Folded
+Block = Figure | Tiles | Words | Grid | Lines | CaseExample | Folded
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class PageSection:
     name: str
     title: str
     inside: tuple[Block, ...]
@@ -195,5 +195,5 @@ class Page:
     tone: Tone
     reasons: str
     """The text below the verdict."""
-    sections: tuple[Section, ...]
+    sections: tuple[PageSection, ...]
     footer: str

@@ -13,15 +13,15 @@ from expert.insight.page.blocks import (
     Histogram,
     LineChart,
     Mark,
-    Marks,
     Point,
     Series,
     StackChart,
+    Timeline,
     Unit,
     WideBar,
 )
 from expert.insight.page.markup import Markup, joined, path, tag
-from expert.insight.page.scales import SIZE, Scale, labels, said, scale_of, thinned
+from expert.insight.page.scales import SIZE, Scale, labels, scale_of, thinned, written
 
 TOOLTIPS = 80
 """Columns of a chart that show their values under the pointer or where a finger taps."""
@@ -48,7 +48,7 @@ def draw(chart: Chart) -> Markup:
             return _bars(chart)
         case Histogram():
             return _histogram(chart)
-        case Marks():
+        case Timeline():
             return _marks(chart)
 
 
@@ -169,11 +169,11 @@ def _ends(line: Series, chart: LineChart) -> str:
     if not known:
         return ""
     last, low = known[-1], min(known, key=lambda point: point[1])
-    text = f": {said(last[1], chart.unit)}"
+    text = f": {written(last[1], chart.unit)}"
     if line.look != "dots" or chart.unit != "number" or low[1] >= last[1]:
         return text
-    where = f"{chart.x_name} {said(low[0], chart.x_unit)}"
-    return f"{text}, lowest {said(low[1], chart.unit)} at {where}"
+    where = f"{chart.x_name} {written(low[0], chart.x_unit)}"
+    return f"{text}, lowest {written(low[1], chart.unit)} at {where}"
 
 
 def _values(chart: LineChart, shown: Sequence[Series]) -> Markup:
@@ -187,7 +187,7 @@ def _values(chart: LineChart, shown: Sequence[Series]) -> Markup:
     rows = []
     for place in sorted(some.union(*short)):
         cells = [tag("td", _value_at(line, place, chart.unit), class_="number") for line in shown]
-        rows.append(tag("tr", tag("td", said(place, chart.x_unit)), *cells))
+        rows.append(tag("tr", tag("td", written(place, chart.x_unit)), *cells))
     names = [tag("th", line.name, class_="number") for line in shown]
     head = tag("thead", tag("tr", tag("th", chart.x_name), *names))
     table = tag("div", tag("table", head, tag("tbody", *rows)), class_="scroll")
@@ -197,7 +197,7 @@ def _values(chart: LineChart, shown: Sequence[Series]) -> Markup:
 def _value_at(line: Series, place: float, unit: Unit) -> str:
     found = bisect_left(line.points, place, key=lambda point: point[0])
     at, value = line.points[found] if found < len(line.points) else (None, None)
-    return said(value, unit) if at == place and value is not None else "–"
+    return written(value, unit) if at == place and value is not None else "–"
 
 
 def _line(line: Series, points: Sequence[Point], x: Scale, y: Scale) -> Markup:
@@ -242,7 +242,7 @@ def _tips(chart: LineChart, x: Scale) -> Iterator[Markup]:
     for place, (left, right) in zip(shown, pairwise(edges), strict=True):
         values = [(line.name, _value_at(line, place, chart.unit)) for line in chart.series]
         texts = [f"{name} {value}" for name, value in values if value != "–"]
-        where = f"{chart.x_name} {said(place, chart.x_unit)}"
+        where = f"{chart.x_name} {written(place, chart.x_unit)}"
         yield _tip(x.share(left), x.share(right), where, *texts)
 
 
@@ -265,8 +265,8 @@ def _stack(chart: StackChart) -> Markup:
     tips = []
     for place, column in enumerate(chart.columns):
         parts = zip(chart.parts, column, strict=True)
-        texts = [f"{name} {said(amount, 'ms')}" for name, amount in parts if amount]
-        where = f"{chart.x_name} {said(chart.at[place], 'count')}"
+        texts = [f"{name} {written(amount, 'ms')}" for name, amount in parts if amount]
+        where = f"{chart.x_name} {written(chart.at[place], 'count')}"
         tips.append(_tip(place / count, (place + 1) / count, where, *texts))
     below = _below(scale_of(chart.at, whole=True, tight=True, wanted=6), "count")
     y = scale_of([0.0, 1.0])
@@ -327,7 +327,7 @@ def _histogram(chart: Histogram) -> Markup:
 # --- the timeline --------------------------------------------------------------------------------
 
 
-def _marks(chart: Marks) -> Markup:
+def _marks(chart: Timeline) -> Markup:
     x = scale_of([0.0, chart.end or 1.0], tight=True, clock=True, wanted=6)
     lanes = [
         _lane(name, count, [mark for mark in chart.marks if mark.lane == name], x)

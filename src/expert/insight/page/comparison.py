@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from expert.core.text import count, duration, gib, loss
 from expert.insight.event_text import planned_value
-from expert.insight.ladder.same_data import not_comparable
+from expert.insight.ladder.comparison import not_comparable
 from expert.insight.page.blocks import (
     Block,
     Figure,
     Grid,
     LineChart,
     Look,
+    PageSection,
     Point,
-    Section,
     Series,
     Unit,
     Words,
 )
 from expert.insight.page.curves import MIN_SMOOTHED, has_values, spans_far
 from expert.insight.page.facts import RunFacts, number
-from expert.insight.page.scales import running_total, smoothed
+from expert.insight.page.scales import smoothed
 
 COLOURS = 6
 NOT_COMPARED = ("decisions", "remarks")
 Number = Callable[[RunFacts], float | None]
 
 
-def comparison_section(runs: Sequence[RunFacts]) -> Section:
+def comparison_section(runs: Sequence[RunFacts]) -> PageSection:
     """Curves over steps, tokens and time, then the numbers, then the plans."""
     names = labels(runs)
     losses = [_smooth_loss(run) for run in runs]
@@ -47,7 +48,7 @@ def comparison_section(runs: Sequence[RunFacts]) -> Section:
     doubts = not_comparable([run.record for run in runs], names)
     inside: list[Block] = [Words(text=text, tone="warning") for text in doubts]
     inside += [_numbers(runs, names), *filter(None, figures), _plans(runs, names)]
-    return Section(name="comparison", title="Comparison", inside=tuple(inside))
+    return PageSection(name="comparison", title="Comparison", inside=tuple(inside))
 
 
 def labels(runs: Sequence[RunFacts]) -> list[str]:
@@ -72,7 +73,7 @@ def _over(
     """The curves over a sum along the run instead of over steps."""
     result = []
     for run, points in zip(runs, losses, strict=True):
-        at = running_total(run.amounts(key))
+        at = list(accumulate(run.amounts(key)))
         known = bool(at) and at[-1] > 0
         result.append([(x, y) for x, (_, y) in zip(at, points, strict=True)] if known else [])
     return result

@@ -11,7 +11,7 @@ from expert.insight.findings.finding import Finding, worst_first
 from expert.insight.ladder.ladder import Ladder
 from expert.insight.ladder.table import headline
 from expert.insight.outcome import Outcome
-from expert.insight.page.blocks import MADE_BY, Page, Section, Tone
+from expert.insight.page.blocks import MADE_BY, Page, PageSection, Tone
 from expert.insight.page.comparison import comparison_section
 from expert.insight.page.curves import learning_section, speed_sections
 from expert.insight.page.environment import data_sections, environment_section
@@ -20,8 +20,7 @@ from expert.insight.page.facts import RunFacts
 from expert.insight.page.ladder import ladder_section
 from expert.insight.page.overview import finding_sections, numbers_section
 from expert.insight.page.plan import plan_section
-from expert.insight.page.validation import Verdict as Validated
-from expert.insight.page.validation import validation_sections
+from expert.insight.page.validation import Validated, validation_sections
 from expert.insight.step.bound import Verdict
 
 STATES = {
@@ -69,7 +68,7 @@ def make_page(report: Report) -> Page:
     )
 
 
-def _sections(report: Report) -> list[Section]:
+def _sections(report: Report) -> list[PageSection]:
     run = report.run
     return [
         numbers_section(run),

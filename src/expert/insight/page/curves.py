@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from expert.core.text import percent, span
 from expert.insight.page.blocks import (
+    BarPart,
     Figure,
     LineChart,
     Look,
+    PageSection,
     Point,
-    Section,
-    Segment,
     Series,
     StackChart,
     Unit,
@@ -94,7 +94,7 @@ def _figure(
 # --- learning ------------------------------------------------------------------------------------
 
 
-def learning_section(run: RunFacts) -> Section:
+def learning_section(run: RunFacts) -> PageSection:
     """The loss, and what drives it."""
     accuracy = [(float(e["step"]), number(e.get("token_accuracy"))) for e in run.evals()]
     # Without the steps that a rollback skipped: their rate was that before the rollback.
@@ -114,7 +114,7 @@ def learning_section(run: RunFacts) -> Section:
         *_figure("gradient-norm", "Gradient norm", norm, log=True, note=clipped),
     )  # fmt: skip
     nothing = Words(text="No step was logged, so there is nothing to draw.", tone="note")
-    return Section(name="learning", title="Learning", inside=figures or (nothing,))
+    return PageSection(name="learning", title="Learning", inside=figures or (nothing,))
 
 
 def _loss(run: RunFacts) -> list[Figure]:
@@ -141,7 +141,7 @@ def _loss(run: RunFacts) -> list[Figure]:
 # --- speed ---------------------------------------------------------------------------------------
 
 
-def speed_sections(run: RunFacts) -> list[Section]:
+def speed_sections(run: RunFacts) -> list[PageSection]:
     """Throughput and the GPU along the run, then where a step and the run spent their time."""
     rate = ("tokens per second", run.points("tokens_per_second"), 1)
     memory = [(name, run.points(key), colour) for name, key, colour in MEMORY]
@@ -158,9 +158,9 @@ def speed_sections(run: RunFacts) -> list[Section]:
     times = (*_average_step(run), *_phases(run), *_whole(run))
     sections = []
     if rates:
-        sections.append(Section(name="speed", title="Speed", inside=(*rates, *words)))
+        sections.append(PageSection(name="speed", title="Speed", inside=(*rates, *words)))
     if times:
-        sections.append(Section(name="time", title="Where the time went", inside=times))
+        sections.append(PageSection(name="time", title="Where the time went", inside=times))
     return sections
 
 
@@ -211,7 +211,7 @@ def _wide_bar(
     name: str, title: str, names: dict[str, tuple[str, int]], spent: dict[str, float], note: str
 ) -> list[Figure]:
     segments = tuple(
-        Segment(name=label, amount=spent[key], words=span(spent[key]), colour=colour)
+        BarPart(name=label, amount=spent[key], words=span(spent[key]), colour=colour)
         for key, (label, colour) in names.items()
         if spent[key] > 0
     )

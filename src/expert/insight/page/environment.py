@@ -13,13 +13,13 @@ from expert.core.text import count, counted, gib
 from expert.insight.event_text import planned_value
 from expert.insight.page.blocks import (
     Block,
-    Card,
-    Cards,
     Figure,
     Folded,
     Grid,
     Histogram,
-    Section,
+    PageSection,
+    Tile,
+    Tiles,
     Words,
 )
 from expert.insight.page.facts import RunFacts, listed, mapping, number
@@ -39,7 +39,7 @@ _RECIPE_NAMES = {"learn_prompt": "prompts are trained on", "checks": "row checks
 # --- prepared data -------------------------------------------------------------------------------
 
 
-def data_sections(run: RunFacts) -> list[Section]:
+def data_sections(run: RunFacts) -> list[PageSection]:
     """Every prepared folder of the run, as far as it still exists."""
     folders: dict[str, list[str]] = {}
     for event in run.record.of("data"):
@@ -51,9 +51,11 @@ def data_sections(run: RunFacts) -> list[Section]:
     for place, (folder, splits) in enumerate(folders.items()):
         inside = tuple(_prepared(run.record, folder, ", ".join(splits), place))
         name = f"data-{place + 1}" if place else "data"
-        sections.append(Section(name=name, title=f"Data: {' and '.join(splits)}", inside=inside))
+        sections.append(
+            PageSection(name=name, title=f"Data: {' and '.join(splits)}", inside=inside)
+        )
     nothing = Words(text="The run recorded no prepared data.", tone="note")
-    return sections or [Section(name="data", title="Data", inside=(nothing,))]
+    return sections or [PageSection(name="data", title="Data", inside=(nothing,))]
 
 
 def _prepared(record: RunRecord, folder: str, splits: str, place: int) -> Iterator[Block]:
@@ -63,7 +65,7 @@ def _prepared(record: RunRecord, folder: str, splits: str, place: int) -> Iterat
         why = "no longer exists" if there is None else "has no readable statistics.json"
         yield Words(text=f"{folder} {why}, so its numbers are unknown.", tone="note")
         return
-    yield Cards(cards=tuple(_data_cards(facts)))
+    yield Tiles(cards=tuple(_data_cards(facts)))
     figure = _histogram(facts, place)
     if figure is not None:
         yield figure
@@ -107,25 +109,25 @@ def read_small_json(path: Path) -> Mapping[str, Any]:
         return {}
 
 
-def _data_cards(facts: Mapping[str, Any]) -> Iterator[Card]:
+def _data_cards(facts: Mapping[str, Any]) -> Iterator[Tile]:
     keys = ("rows_in", "documents", "tokens", "trainable_tokens", "longest")
     rows, used, tokens, trained, longest = (number(facts.get(key)) for key in keys)
     if rows is not None:
         note = f"{used:,.0f} used" if used is not None else ""
-        yield Card(name="Rows", value=f"{rows:,.0f}", note=note)
+        yield Tile(name="Rows", value=f"{rows:,.0f}", note=note)
     if tokens is not None:
         mean = f"{tokens / used:,.0f} per row" if used else ""
-        yield Card(name="Tokens", value=count(round(tokens)), note=mean)
+        yield Tile(name="Tokens", value=count(round(tokens)), note=mean)
     if trained is not None and tokens:
         share = f"{trained / tokens:.1%} of all"
-        yield Card(name="Tokens trained on", value=count(round(trained)), note=share)
+        yield Tile(name="Tokens trained on", value=count(round(trained)), note=share)
     if longest is not None:
-        yield Card(name="Longest row", value=f"{longest:,.0f}", note="tokens")
+        yield Tile(name="Longest row", value=f"{longest:,.0f}", note="tokens")
     left = {**mapping(facts.get("dropped")), "unreadable": facts.get("bad_rows")}
     out = {name: value for name, given in left.items() if (value := number(given))}
     if out:
         why = ", ".join(f"{name} {value:,.0f}" for name, value in out.items())
-        yield Card(name="Rows left out", value=f"{sum(out.values()):,.0f}", note=why)
+        yield Tile(name="Rows left out", value=f"{sum(out.values()):,.0f}", note=why)
 
 
 def _histogram(facts: Mapping[str, Any], place: int) -> Figure | None:
@@ -162,7 +164,7 @@ def _rejects(path: Path) -> Iterator[Fact]:
 # --- environment and hashes ----------------------------------------------------------------------
 
 
-def environment_section(run: RunFacts) -> Section:
+def environment_section(run: RunFacts) -> PageSection:
     """Facts in groups; what was not recorded is left out."""
     environment = run.record.environment
     inside: list[Block] = []
@@ -180,7 +182,7 @@ def environment_section(run: RunFacts) -> Section:
         if facts:
             inside.append(Folded(title=f"{title}: {facts[0][1]}", inside=(_facts_grid(facts),)))
     inside.extend(_results(run))
-    return Section(name="environment", title="Environment and hashes", inside=tuple(inside))
+    return PageSection(name="environment", title="Environment and hashes", inside=tuple(inside))
 
 
 def _facts_grid(facts: tuple[Fact, ...]) -> Grid:

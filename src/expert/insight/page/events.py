@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from expert.core.events import Event
-from expert.insight.event_text import without_step
+from expert.insight.event_text import GAP, without_step
 from expert.insight.page.blocks import (
     Block,
     Figure,
@@ -13,8 +13,8 @@ from expert.insight.page.blocks import (
     Grid,
     Lines,
     Mark,
-    Marks,
-    Section,
+    PageSection,
+    Timeline,
     Tone,
     Words,
 )
@@ -45,38 +45,38 @@ ROUTINE = ("eval", "saved", "started", "compiled")
 SHOWN = 200
 """Events listed in a table; the rest are counted."""
 MARKS_A_LANE = 400
-"""Marks drawn in one lane; of more, every n-th."""
+"""Timeline drawn in one lane; of more, every n-th."""
 
-Told = list[tuple[Event, float]]
+Timed = list[tuple[Event, float]]
 
 
-def event_sections(run: RunFacts) -> list[Section]:
+def event_sections(run: RunFacts) -> list[PageSection]:
     """The timeline with its tables, and what the kernels reported."""
-    told = [
+    timed = [
         (event, at)
         for event, at in zip(run.record.events, run.clock, strict=True)
         if str(event.get("event")) in LANES
     ]
-    if not told:
+    if not timed:
         return _kernels(run)
-    inside: list[Block] = [_time_line(told)]
-    notable = [(event, at) for event, at in told if event["event"] not in ROUTINE]
-    routine = [(event, at) for event, at in told if event["event"] in ROUTINE]
+    inside: list[Block] = [_time_line(timed)]
+    notable = [(event, at) for event, at in timed if event["event"] not in ROUTINE]
+    routine = [(event, at) for event, at in timed if event["event"] in ROUTINE]
     if notable:
         inside.append(_table(notable))
-    if not any(event["event"] in ("fell_back", "rolled_back") for event, _ in told):
+    if not any(event["event"] in ("fell_back", "rolled_back") for event, _ in timed):
         inside.append(Words(text="No fallback or rollback was needed.", tone="good"))
     if routine:
         title = "Evaluations, checkpoints and starts"
         inside.append(Folded(title=title, inside=(_table(routine),)))
-    return [Section(name="story", title="What happened", inside=tuple(inside)), *_kernels(run)]
+    return [PageSection(name="story", title="What happened", inside=tuple(inside)), *_kernels(run)]
 
 
-def _time_line(told: Told) -> Figure:
-    count = Counter(LANES[event["event"]][0] for event, _ in told)
+def _time_line(timed: Timed) -> Figure:
+    count = Counter(LANES[event["event"]][0] for event, _ in timed)
     seen: Counter[str] = Counter()
     marks = []
-    for event, at in told:
+    for event, at in timed:
         lane, tone = LANES[event["event"]]
         seen[lane] += 1
         if seen[lane] % (1 + count[lane] // MARKS_A_LANE) and tone == "plain":
@@ -86,20 +86,22 @@ def _time_line(told: Told) -> Figure:
         words = f"{clock_words(at)}, {where}{in_words(event)}"
         marks.append(Mark(lane=lane, at=at, words=words, tone=tone))
     lanes = tuple(dict.fromkeys(lane for lane, _ in LANES.values() if count[lane]))
-    end = max(at for _, at in told)
-    chart = Marks(lanes=lanes, marks=tuple(marks), end=end, counts=tuple(count[n] for n in lanes))
+    end = max(at for _, at in timed)
+    chart = Timeline(
+        lanes=lanes, marks=tuple(marks), end=end, counts=tuple(count[n] for n in lanes)
+    )
     return Figure(name="story", title="Timeline", chart=chart, wide=True)
 
 
-def _table(told: Told) -> Grid:
+def _table(timed: Timed) -> Grid:
     rows, tones = [], []
-    for event, at in told[:SHOWN]:
+    for event, at in timed[:SHOWN]:
         step, kind = number(event.get("step")), str(event["event"])
         at_step = f"{step:,.0f}" if step is not None else "–"
         rows.append((clock_words(at), at_step, kind.replace("_", " "), in_words(event)))
         tones.append(LANES[kind][1])
-    if len(told) > SHOWN:
-        rows.append(("…", "…", "", f"{len(told) - SHOWN:,} more in events.jsonl"))
+    if len(timed) > SHOWN:
+        rows.append(("…", "…", "", f"{len(timed) - SHOWN:,} more in events.jsonl"))
         tones.append("plain")
     columns = ("after", "step", "event", "details")
     return Grid(columns=columns, rows=tuple(rows), numbers=columns[:2], tones=tuple(tones))
@@ -107,13 +109,16 @@ def _table(told: Told) -> Grid:
 
 def in_words(event: Event) -> str:
     """An event in one line, without its step."""
-    return " – ".join(text.strip() for text, _ in without_step(event))
+    text = " – ".join(text.strip() for text, _ in without_step(event))
+    return text.replace(f"{GAP}(", " (").replace(GAP, ", ")
 
 
-def _kernels(run: RunFacts) -> list[Section]:
+def _kernels(run: RunFacts) -> list[PageSection]:
     """What was enabled and what was not, at the last start."""
     reports = run.record.of("kernels")
     lines = [str(line) for line in listed(reports[-1].get("lines"))] if reports else []
     tones: dict[str, Tone] = {"✓": "good", "✗": "note"}
     marked = tuple((tones.get(line[:1], "plain"), line.lstrip("✓✗ ")) for line in lines)
-    return [Section(name="kernels", title="Kernels", inside=(Lines(lines=marked),))] * bool(lines)
+    return [PageSection(name="kernels", title="Kernels", inside=(Lines(lines=marked),))] * bool(
+        lines
+    )

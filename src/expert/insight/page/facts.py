@@ -39,23 +39,23 @@ class RunFacts:
     @cached_property
     def total_steps(self) -> float | None:
         """Planned steps; a resumed run may have been made longer."""
-        told = numbers([event.get("total_steps") for event in self.record.of("started")])
-        return told[-1] if told else None
+        recorded = numbers([event.get("total_steps") for event in self.record.of("started")])
+        return recorded[-1] if recorded else None
 
     @cached_property
     def updates(self) -> float | None:
         """Steps so far; log lines come only now and then, and the last may be earlier."""
         ends = ("finished", "stopped", "saved", "epoch", "step")
-        told = [event for event in self.record.events if event.get("event") in ends]
-        known = [step for step in numbers([e.get("step") for e in told]) if step is not None]
+        recorded = [event for event in self.record.events if event.get("event") in ends]
+        known = [step for step in numbers([e.get("step") for e in recorded]) if step is not None]
         return known[-1] if known else None
 
     @cached_property
     def tokens(self) -> float | None:
         """Tokens so far: the run's own sum, or else those of its epochs and of the lines after."""
-        told = number(self.finished.get("tokens"))
-        if told is not None and self.finished.get("step") == self.updates:
-            return told
+        recorded = number(self.finished.get("tokens"))
+        if recorded is not None and self.finished.get("step") == self.updates:
+            return recorded
         epochs = {event.get("epoch"): event for event in self.record.of("epoch")}
         ended = [number(event.get("step")) or 0.0 for event in epochs.values()]
         since = max(ended, default=0.0)
@@ -75,15 +75,15 @@ class RunFacts:
 
     @cached_property
     def lines(self) -> list[Line]:
-        told = {number(line.event.get("step")) or 0.0: line for line in self.anatomy.lines}
-        return [told[step] for step in sorted(told)]
+        recorded = {number(line.event.get("step")) or 0.0: line for line in self.anatomy.lines}
+        return [recorded[step] for step in sorted(recorded)]
 
     @cached_property
     def undone(self) -> list[tuple[float, float]]:
         """First and last step of every window that a rollback skipped."""
-        told = [listed(event.get("skipped")) for event in self.record.of("rolled_back")]
+        recorded = [listed(event.get("skipped")) for event in self.record.of("rolled_back")]
         found = []
-        for window in told[-1] if told else ():
+        for window in recorded[-1] if recorded else ():
             edges = [edge for edge in numbers(listed(window)) if edge is not None]
             if len(edges) == 2:
                 found.append((edges[0] + 1, edges[1] + 1))
@@ -121,12 +121,12 @@ class RunFacts:
 
     def evals(self, split: str = "validation") -> list[Event]:
         """Evaluations in order; of one taken twice the second."""
-        told: dict[float, Event] = {}
+        recorded: dict[float, Event] = {}
         for event in self.record.of("eval"):
             step = number(event.get("step"))
             if step is not None and str(event.get("split", "validation")) == split:
-                told[step] = event
-        return [told[step] for step in sorted(told)]
+                recorded[step] = event
+        return [recorded[step] for step in sorted(recorded)]
 
     @cached_property
     def last_loss(self) -> tuple[float, float] | None:

@@ -8,14 +8,14 @@ from importlib.resources import files
 
 from expert.insight.page.blocks import (
     Block,
-    Cards,
-    Example,
+    CaseExample,
     Figure,
     Folded,
     Grid,
     Lines,
     Page,
-    Section,
+    PageSection,
+    Tiles,
     Tone,
     Words,
 )
@@ -67,7 +67,7 @@ def page_html(page: Page) -> str:
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def _section(section: Section) -> Markup:
+def _section(section: PageSection) -> Markup:
     inside = tag("div", *(_block(block) for block in _paired(section.inside)), class_="grid")
     return tag("section", tag("h2", section.title), inside, id=section.name)
 
@@ -90,7 +90,7 @@ def _block(block: Block) -> Markup:
     match block:
         case Figure():
             return _figure(block)
-        case Cards():
+        case Tiles():
             return _cards(block)
         case Words():
             return tag("p", block.text, class_=f"words tone-{block.tone}")
@@ -98,7 +98,7 @@ def _block(block: Block) -> Markup:
             return _table(block)
         case Lines():
             return _lines(block)
-        case Example():
+        case CaseExample():
             return _example(block)
         case Folded():
             inside = tag("div", *(_block(inner) for inner in block.inside), class_="grid")
@@ -119,7 +119,7 @@ def _figure(figure: Figure) -> Markup:
     )
 
 
-def _cards(cards: Cards) -> Markup:
+def _cards(cards: Tiles) -> Markup:
     items = [
         tag(
             "li",
@@ -163,7 +163,7 @@ def _lines(lines: Lines) -> Markup:
     return tag("ul", *items, class_="checks")
 
 
-def _example(example: Example) -> Markup:
+def _example(example: CaseExample) -> Markup:
     tone = {True: "good", False: "error", None: "plain"}[example.passed]
     texts = [joined(tag("dt", name), tag("dd", text)) for name, text in example.texts]
     return tag("dl", *texts, class_=f"example tone-{tone}")

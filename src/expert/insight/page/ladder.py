@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from expert.core.text import counted
-from expert.insight.ladder.ladder import MARKS, STAND, Ladder, RungResult
+from expert.insight.ladder.ladder import MARKS, STAND, Ladder, SettingResult
 from expert.insight.ladder.table import COLUMNS, headline, how_measured, table_rows
-from expert.insight.page.blocks import Bar, Bars, Figure, Folded, Grid, Lines, Section, Words
+from expert.insight.page.blocks import Bar, Bars, Figure, Folded, Grid, Lines, PageSection, Words
 from expert.insight.page.facts import RunFacts
 
-_LEFT = ("rung", "")
+_LEFT = ("setting", "")
 HOW = " The last was measured against the baseline; those before it are products of gains."
 
 
-def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> Section:
+def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> PageSection:
     """Every setting as a bar; those that were left out are grey, with the reason."""
     by_gain = ladder.is_held_against_baseline
     figure = Figure(
@@ -28,7 +28,7 @@ def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> Section:
     details = Folded(title="Numbers, and how they were measured", inside=(table, how))
     # A page about the benchmark alone begins with the headline.
     words = [] if run is None else [Words(text=f"{headline(ladder)}."), *_of_the_run(ladder, run)]
-    return Section(name="ladder", title="Benchmark", inside=(*words, figure, details))
+    return PageSection(name="ladder", title="Benchmark", inside=(*words, figure, details))
 
 
 def _of_the_run(ladder: Ladder, run: RunFacts) -> list[Words]:
@@ -45,7 +45,7 @@ def _of_the_run(ladder: Ladder, run: RunFacts) -> list[Words]:
     return [Words(text=f"{text}.", tone="note")]
 
 
-def _bar(rung: RungResult, *, by_gain: bool) -> Bar:
+def _bar(rung: SettingResult, *, by_gain: bool) -> Bar:
     """Its length is the speed relative to the baseline: rates were measured at different times, and
     a host that was busy at one of them makes a better setting look slower."""
     marked = rung.status not in STAND

@@ -9,25 +9,25 @@ from expert.insight.page.blocks import (
     MADE_BY,
     Bars,
     Block,
-    Cards,
+    CaseExample,
     Chart,
-    Example,
     Figure,
     Folded,
     Grid,
     Histogram,
     LineChart,
     Lines,
-    Marks,
     Page,
     Series,
     StackChart,
+    Tiles,
+    Timeline,
     Tone,
     WideBar,
     Words,
 )
 from expert.insight.page.markup import visible
-from expert.insight.page.scales import said
+from expert.insight.page.scales import written
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 48
@@ -72,7 +72,7 @@ def _block(block: Block) -> Iterator[str]:
     match block:
         case Figure():
             yield from _figure(block)
-        case Cards():
+        case Tiles():
             rows = [(card.name, card.value, card.note) for card in block.cards]
             yield from _table(("number", "value", ""), rows, ("value",))
         case Words():
@@ -81,7 +81,7 @@ def _block(block: Block) -> Iterator[str]:
             yield from _table(block.columns, block.rows, block.numbers)
         case Lines():
             yield from (f"- {SIGNS[tone]}{text(line)}" for tone, line in block.lines)
-        case Example():
+        case CaseExample():
             yield from (f"- {text(name)}: {text(value)}" for name, value in block.texts)
         case Folded():
             yield f"**{text(block.title)}**"
@@ -136,7 +136,7 @@ def _chart(chart: Chart) -> Iterator[str]:
                 for label, count in zip(chart.labels, chart.counts, strict=True)
             ]
             yield from _table(("tokens", chart.what), pairs, (chart.what,))
-        case Marks():
+        case Timeline():
             counted = zip(chart.lanes, chart.counts, strict=True)
             yield ", ".join(f"{text(lane)}: {count:,}" for lane, count in counted)
 
@@ -147,12 +147,12 @@ def _spark_line(line: Series, chart: LineChart) -> str:
         return f"- {text(line.name)}: no value"
     values = [y for _, y in known]
     low, high = min(known, key=lambda p: p[1]), max(known, key=lambda p: p[1])
-    ends = said(values[0], chart.unit), said(values[-1], chart.unit)
+    ends = written(values[0], chart.unit), written(values[-1], chart.unit)
     x = chart.x_name
     return (
         f"- {text(line.name)}: `{spark(values)}` {ends[0]} → {ends[1]}; lowest "
-        f"{said(low[1], chart.unit)} at {x} {said(low[0], chart.x_unit)}, highest "
-        f"{said(high[1], chart.unit)} at {x} {said(high[0], chart.x_unit)}"
+        f"{written(low[1], chart.unit)} at {x} {written(low[0], chart.x_unit)}, highest "
+        f"{written(high[1], chart.unit)} at {x} {written(high[0], chart.x_unit)}"
     )
 
 

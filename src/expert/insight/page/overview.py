@@ -6,29 +6,29 @@ from collections.abc import Callable, Sequence
 
 from expert.core.text import count, counted, duration, gib, loss, percent, times
 from expert.insight.findings.finding import Finding, worst_first
-from expert.insight.page.blocks import Block, Card, Cards, Folded, Grid, Section, Words
+from expert.insight.page.blocks import Block, Folded, Grid, PageSection, Tile, Tiles, Words
 from expert.insight.page.facts import RunFacts, number
-from expert.insight.page.validation import Verdict
+from expert.insight.page.validation import Validated
 
-Measured = Card | str
+Measured = Tile | str
 """A number, or why there is none."""
 
 
-def numbers_section(run: RunFacts) -> Section:
+def numbers_section(run: RunFacts) -> PageSection:
     """The key numbers, and why others are missing."""
     measured = {name: measure(run) for name, measure in _NUMBERS.items()}
-    cards = tuple(card for card in measured.values() if isinstance(card, Card))
+    cards = tuple(card for card in measured.values() if isinstance(card, Tile))
     missing = [f"{name}: {why}" for name, why in measured.items() if isinstance(why, str)]
-    inside: list[Block] = [Cards(cards=cards)]
+    inside: list[Block] = [Tiles(cards=cards)]
     if missing:
         inside.append(Words(text=f"Not shown. {'; '.join(missing)}.", tone="note"))
     if run.record.damaged_lines:
         lines = counted(run.record.damaged_lines, "damaged line")
         inside.append(Words(text=f"{lines} of events.jsonl left out.", tone="warning"))
-    return Section(name="numbers", title="Key numbers", inside=tuple(inside))
+    return PageSection(name="numbers", title="Key numbers", inside=tuple(inside))
 
 
-def finding_sections(findings: Sequence[Finding]) -> list[Section]:
+def finding_sections(findings: Sequence[Finding]) -> list[PageSection]:
     """What was found, the worst first; good findings are folded."""
     if not findings:
         return []
@@ -39,7 +39,7 @@ def finding_sections(findings: Sequence[Finding]) -> list[Section]:
     if good:
         title = f"{counted(len(good), 'check')} passed"
         inside.append(Folded(title=title, inside=(_grid(good),)))
-    return [Section(name="findings", title="Findings", inside=tuple(inside))]
+    return [PageSection(name="findings", title="Findings", inside=tuple(inside))]
 
 
 def _grid(findings: Sequence[Finding]) -> Grid:
@@ -69,18 +69,18 @@ def _answers(run: RunFacts) -> Measured:
         return "not validated yet"
     if run.record.outdated:
         return f"validation.json {run.record.outdated}"
-    found = Verdict(run.record.validation)
+    found = Validated(run.record.validation)
     gate = {True: ", gate passes", False: ", gate fails", None: ""}[found.gate]
     if found.mean_score is not None:
         note = f"mean score of the judge command{gate}"
-        return Card(name="Answers", value=f"{found.mean_score:.3g}", note=note)
+        return Tile(name="Answers", value=f"{found.mean_score:.3g}", note=note)
     if found.is_open_text:
         note = f"loss on held-out answers, base {loss(found.base_loss or 0.0)}{gate}"
-        return Card(name="Answers", value=loss(found.new_loss or 0.0), note=note)
+        return Tile(name="Answers", value=loss(found.new_loss or 0.0), note=note)
     if found.accuracy is None:
         return "plain text has no answers" if found.is_plain_text else "not judged"
     note = f"of {counted(len(found.cases), 'case')}{gate}"
-    return Card(name="Correct answers", value=f"{found.accuracy:.1%}", note=note)
+    return Tile(name="Correct answers", value=f"{found.accuracy:.1%}", note=note)
 
 
 def _loss(run: RunFacts) -> Measured:
@@ -89,7 +89,7 @@ def _loss(run: RunFacts) -> Measured:
     first = number(run.steps[0].get("loss"))
     began = f", first {loss(first)}" if first is not None and len(run.steps) > 1 else ""
     step, last = run.last_loss
-    return Card(name="Loss", value=loss(last), note=f"last log line, at step {step:,.0f}{began}")
+    return Tile(name="Loss", value=loss(last), note=f"last log line, at step {step:,.0f}{began}")
 
 
 def _eval_loss(run: RunFacts) -> Measured:
@@ -102,7 +102,7 @@ def _eval_loss(run: RunFacts) -> Measured:
     notes += [f"last {loss(last)}"] if last is not None and last > best["loss"] else []
     notes += [f"perplexity {perplexity:.4g}"] if perplexity is not None else []
     notes += [f"token accuracy {right:.1%}"] if right is not None else []
-    return Card(name="Validation loss", value=loss(best["loss"]), note=", ".join(notes))
+    return Tile(name="Validation loss", value=loss(best["loss"]), note=", ".join(notes))
 
 
 def _speed(run: RunFacts) -> Measured:
@@ -115,14 +115,14 @@ def _speed(run: RunFacts) -> Measured:
     notes += [f"mean {mean:,.0f}, stalls included"] if None not in (usual, mean) else []
     notes += [f"{whole:,.0f} over the whole run"] if whole is not None else []
     value = usual if usual is not None else mean
-    return Card(name="Tokens per second", value=f"{value:,.0f}", note="; ".join(notes))
+    return Tile(name="Tokens per second", value=f"{value:,.0f}", note="; ".join(notes))
 
 
 def _utilization(run: RunFacts) -> Measured:
     mean = run.average("gpu_utilization")
     if mean is None:
         return "not measured" if run.on_gpu else "the run had no GPU"
-    return Card(name="GPU utilization", value=f"{mean:.0f} %", note="mean after warm-up")
+    return Tile(name="GPU utilization", value=f"{mean:.0f} %", note="mean after warm-up")
 
 
 def _mfu(run: RunFacts) -> Measured:
@@ -130,7 +130,7 @@ def _mfu(run: RunFacts) -> Measured:
     if mean is None:
         known = number(run.record.planned("length.peak_flops")) is not None
         return "not measured" if known else "the peak of this processor is unknown"
-    return Card(name="MFU", value=percent(mean), note="of the card's peak FLOP/s")
+    return Tile(name="MFU", value=percent(mean), note="of the card's peak FLOP/s")
 
 
 def _memory(run: RunFacts) -> Measured:
@@ -139,7 +139,7 @@ def _memory(run: RunFacts) -> Measured:
     size, whose = run.memory_peak
     planned = number(run.record.planned("memory.peak_bytes"))
     note = whose + (f"; planned {gib(planned)}" if planned else "")
-    return Card(name="Peak memory", value=gib(size), note=note)
+    return Tile(name="Peak memory", value=gib(size), note=note)
 
 
 def _duration(run: RunFacts) -> Measured:
@@ -147,7 +147,7 @@ def _duration(run: RunFacts) -> Measured:
         return "no event has a time"
     trained = run.anatomy.run.training
     note = f"{duration(trained)} of it in steps" if trained else ""
-    return Card(name="Duration", value=duration(run.seconds), note=note)
+    return Tile(name="Duration", value=duration(run.seconds), note=note)
 
 
 def _steps(run: RunFacts) -> Measured:
@@ -160,7 +160,7 @@ def _steps(run: RunFacts) -> Measured:
     notes = [f"of {total:,.0f}"] if total else []
     notes += [f"{epoch:.4g} epoch{'' if epoch == 1 else 's'}"] if epoch is not None else []
     notes += [f"{count(round(run.tokens))} tokens"] if run.tokens else []
-    return Card(name="Steps", value=f"{run.updates:,.0f}", note=", ".join(notes))
+    return Tile(name="Steps", value=f"{run.updates:,.0f}", note=", ".join(notes))
 
 
 _NUMBERS: dict[str, Callable[[RunFacts], Measured]] = {

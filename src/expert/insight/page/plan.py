@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from expert.insight.event_text import planned_value
-from expert.insight.page.blocks import Block, Folded, Grid, Section, Tone, Words
+from expert.insight.page.blocks import Block, Folded, Grid, PageSection, Tone, Words
 from expert.insight.page.facts import RunFacts, listed, mapping
 
 DEFAULT = "the default"
@@ -30,13 +30,13 @@ OPEN = ("kernels", "batch")
 REMARKS: dict[str, Tone] = {"warning": "warning", "advice": "note", "superseded": "plain"}
 
 
-def plan_section(run: RunFacts) -> Section:
+def plan_section(run: RunFacts) -> PageSection:
     """Every decided value with its reason; defaults are folded away."""
     taken = [mapping(one) for one in listed(run.record.plan.get("decisions"))]
     taken = [one for one in taken if one.get("path") and one["path"] not in NOT_SHOWN]
     if not taken:
         why = "plan.json is missing or damaged, so its decisions are unknown."
-        return Section(name="plan", title="Plan", inside=(Words(text=why, tone="warning"),))
+        return PageSection(name="plan", title="Plan", inside=(Words(text=why, tone="warning"),))
     groups: dict[str, list[dict[str, Any]]] = {name: [] for name in (*GROUPS, "more", "rest")}
     for one in taken:
         name = str(one["path"]).partition(".")[0]
@@ -49,7 +49,7 @@ def plan_section(run: RunFacts) -> Section:
             shown, title = False, f"{len(rows)} at their defaults or not used here"
         if rows:
             inside.append(Folded(title=title, inside=(_grid(rows),), shown=shown))
-    return Section(name="plan", title="Plan and reasons", inside=tuple(inside))
+    return PageSection(name="plan", title="Plan and reasons", inside=tuple(inside))
 
 
 def _remarks(run: RunFacts) -> list[Block]:

@@ -1,11 +1,11 @@
-"""Axes and series: where a value lies, how it is written, and long series made short."""
+"""Axes and series: where a value is, how it is written, and long series made short."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from expert.core.text import duration
 from expert.insight.page.blocks import Point, Unit
@@ -137,7 +137,7 @@ def si(value: float) -> str:
     return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
 
-def said(value: float, unit: Unit) -> str:
+def written(value: float, unit: Unit) -> str:
     """One value in words, as in a tooltip."""
     if unit == "seconds":
         return duration(value)
@@ -191,8 +191,3 @@ def smoothed(points: Sequence[Point], weights: Sequence[float]) -> list[Point]:
         share = weight[last] - weight[first]
         result.append((x, (total[last] - total[first]) / share if share > 0 else None))
     return result
-
-
-def running_total(amounts: Sequence[float]) -> list[float]:
-    """The sum up to and including every place."""
-    return list(accumulate(amounts))

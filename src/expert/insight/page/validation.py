@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from expert.core.text import counted, loss
-from expert.insight.page.blocks import Block, Card, Cards, Example, Folded, Section, Words
+from expert.insight.page.blocks import Block, CaseExample, Folded, PageSection, Tile, Tiles, Words
 from expert.insight.page.facts import RunFacts, listed, mapping, number
 
 SHOWN_CASES = 20
@@ -18,7 +18,7 @@ WORDS = (("wrong", False), ("correct", True))
 Case = Mapping[str, Any]
 
 
-class Verdict:
+class Validated:
     """The numbers in validation.json; None where one is missing or of another type."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
@@ -81,30 +81,30 @@ class Verdict:
             f"{'; '.join([*known, *self.doubts()])}.",
         )
 
-    def cards(self) -> Iterator[Card]:
+    def cards(self) -> Iterator[Tile]:
         if self.mean_score is not None:
             note = "of the judge command"
-            yield Card(name="Mean score", value=f"{self.mean_score:.3g}", note=note)
+            yield Tile(name="Mean score", value=f"{self.mean_score:.3g}", note=note)
         if self.accuracy is not None:
-            yield Card(name="Correct answers", value=f"{self.accuracy:.1%}", note=self.interval)
+            yield Tile(name="Correct answers", value=f"{self.accuracy:.1%}", note=self.interval)
         if self.baseline is not None:
-            yield Card(name="Baseline", value=f"{self.baseline:.1%}", note="on the same cases")
+            yield Tile(name="Baseline", value=f"{self.baseline:.1%}", note="on the same cases")
         if (not self.cases or self.is_open_text) and self.loss is not None:
             note = f"on {self.tokens or 0:,.0f} tokens"
-            yield Card(name="Loss", value=loss(self.loss), note=note)
+            yield Tile(name="Loss", value=loss(self.loss), note=note)
         if self.is_open_text:
-            yield Card(name="Loss of the base", value=loss(self.base_loss or 0.0), note="same rows")
+            yield Tile(name="Loss of the base", value=loss(self.base_loss or 0.0), note="same rows")
         if self.cases:
             passed = sum(case.get("passed") is True for case in self.cases)
             note = "open text" if self.is_open_text else f"{passed:,} correct"
-            yield Card(name="Cases", value=f"{len(self.cases):,}", note=note)
+            yield Tile(name="Cases", value=f"{len(self.cases):,}", note=note)
 
 
-def validation_sections(run: RunFacts) -> list[Section]:
+def validation_sections(run: RunFacts) -> list[PageSection]:
     """What the validation found; nothing where there was none."""
     if run.record.validation is None:
         return []
-    found, old = Verdict(run.record.validation), run.record.outdated
+    found, old = Validated(run.record.validation), run.record.outdated
     inside: list[Block] = []
     if old:
         text = (
@@ -113,7 +113,7 @@ def validation_sections(run: RunFacts) -> list[Section]:
         )
         inside.append(Words(text=text, tone="warning"))
     cards = tuple(found.cards())
-    inside += [Cards(cards=cards)] if cards else []
+    inside += [Tiles(cards=cards)] if cards else []
     inside += [] if old else _gate(found)
     for word, passed in WORDS:
         cases = [case for case in found.cases if case.get("passed") is passed]
@@ -129,10 +129,10 @@ def validation_sections(run: RunFacts) -> list[Section]:
     if not inside:
         inside.append(Words(text="validation.json holds no known numbers.", tone="note"))
     title = "Validation, out of date" if old else "Validation"
-    return [Section(name="validation", title=title, inside=tuple(inside))]
+    return [PageSection(name="validation", title=title, inside=tuple(inside))]
 
 
-def _gate(found: Verdict) -> list[Block]:
+def _gate(found: Validated) -> list[Block]:
     """Whether it is good enough, what is required, and doubts."""
     if found.gate is None:
         plain = "The rows are plain text: there are no answers to judge."
@@ -149,7 +149,7 @@ def _gate(found: Verdict) -> list[Block]:
     return [*blocks, *(Words(text=text, tone="warning") for text in doubts)]
 
 
-def _groups(found: Verdict) -> Iterator[tuple[str, list[Case]]]:
+def _groups(found: Validated) -> Iterator[tuple[str, list[Case]]]:
     """Cases with a title each; those that nobody could judge are neither correct nor wrong."""
     for title, key in (
         ("answers that the baseline got wrong", "wins"),
@@ -165,10 +165,10 @@ def _groups(found: Verdict) -> Iterator[tuple[str, list[Case]]]:
     yield "answers not judged", [case for case in neither if case.get("kind") != "open"]
 
 
-def _example(case: Case) -> Example:
+def _example(case: Case) -> CaseExample:
     passed = case.get("passed")
     known = {name: str(case[name]) for name in TEXTS if case.get(name) is not None}
     if not known.get("reason"):  # a correct answer needs none
         known.pop("reason", None)
     texts = tuple((name, text or "(empty)") for name, text in known.items())
-    return Example(passed=passed if isinstance(passed, bool) else None, texts=texts)
+    return CaseExample(passed=passed if isinstance(passed, bool) else None, texts=texts)

@@ -1,6 +1,6 @@
-"""Where the time went: of the whole run, and of an average update once it had settled.
+"""Where the time went: of the whole run, and of an average step once it had settled.
 
-Everything is read from events. Medians over the log lines stand for an update, so that one hiccup
+Everything is read from events. Medians over the log lines stand for a step, so that one hiccup
 does not rule; what a run does not tell is None.
 """
 
@@ -28,7 +28,7 @@ BEGINNINGS = ("started", "resumed", "fell_back", "rolled_back", "compiled")
 
 @dataclass(frozen=True, kw_only=True)
 class StepAnatomy:
-    """One average update, in seconds. Where there is a device, phases are its own time."""
+    """One average step, in seconds. Where there is a device, phases are its own time."""
 
     phases: Mapping[str, float]
     copies_beside: bool = False
@@ -37,9 +37,9 @@ class StepAnatomy:
     """Seconds somebody spent making the batches, whether or not the device waited for it."""
     updates: int = 1
     settled: bool = True
-    """False where the run was too short for a settled update, so that its first ones stand here."""
+    """False where the run was too short for a settled step, so that its first ones stand here."""
     timed: bool = True
-    """False where a run tells only how long an update took, and nothing of its phases."""
+    """False where a run tells only how long a step took, and nothing of its phases."""
     tokens: float | None = None
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
@@ -67,7 +67,7 @@ class StepAnatomy:
 
     @property
     def idle_share(self) -> float | None:
-        """The part of an update in which the device computed nothing."""
+        """The part of a step in which the device computed nothing."""
         return 1 - self.compute / self.wall if self.timed and self.wall > 0 else None
 
     def share(self, phase: str) -> float:
@@ -118,7 +118,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Anatomy:
-    """Both pictures; without one finished update there is no step."""
+    """Both pictures; without one finished step there is no step."""
 
     run: RunTimes
     step: StepAnatomy | None
@@ -138,7 +138,7 @@ def dissect(run: RunRecord) -> Anatomy:
     return Anatomy(run=run_times(run.events, usual), step=step, lines=lines)
 
 
-# --- an average update ---------------------------------------------------------------------------
+# --- an average step ---------------------------------------------------------------------------
 
 
 def log_lines(events: Sequence[Event]) -> Iterator[Line]:
@@ -147,7 +147,7 @@ def log_lines(events: Sequence[Event]) -> Iterator[Line]:
     for event in events:
         step = number(event, "step")
         if event.get("event") in BEGINNINGS:
-            here = int(step or 0) - (event["event"] == "compiled")  # told after that update
+            here = int(step or 0) - (event["event"] == "compiled")  # written after that step
             unsettled_until = max(0, here) + SETTLING_UPDATES
             before = min(before, max(0, here))  # a rollback takes updates once more
         elif event.get("event") == "step" and step is not None:
@@ -162,7 +162,7 @@ def _steady(lines: Sequence[Line]) -> list[Line]:
 
 
 def average_step(lines: Sequence[Line], *, on_gpu: bool) -> StepAnatomy | None:
-    """The median update; None where no line tells how long one took."""
+    """The median step; None where no line tells how long one took."""
     chosen = _steady(lines)
     walls = per_update(chosen, "seconds")
     if not walls:
@@ -282,7 +282,7 @@ def _length(session: Sequence[Event]) -> float:
 
 
 def _loading(session: Sequence[Event]) -> float:
-    """What the run says of it; an older one: until its first update, without that update."""
+    """What the run says of it; an older one: until its first step, without that step."""
     told = [e for e in session if e.get("event") == "loaded"]
     if told:
         return sum(max(0.0, number(event, "seconds") or 0.0) for event in told)

@@ -1,0 +1,1 @@
+"""expert benchmark: what each setting is worth on this machine."""

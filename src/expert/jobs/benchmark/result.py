@@ -1,109 +1,94 @@
-"""A climb as a result: what was measured, on what, and whether it is to be relied on."""
+"""A benchmark as a result: what was measured, on what, and whether it can be trusted."""
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from expert.insight.ladder.doubts import doubts_of
-from expert.planning.ladder import BASELINE, THE_REST, Rung, changes, cost_of, plan_hash, tolerance
+from expert.insight.ladder.ladder import (
+    Measured,
+    SettingResult,
+    Status,
+    loss_difference,
+    own_difference,
+    verdict,
+)
+from expert.planning.ladder import (
+    BASELINE,
+    THE_REST,
+    Ground,
+    Setting,
+    changes,
+    cost_of,
+    not_comparable,
+    plan_hash,
+    tolerance,
+)
 
 if TYPE_CHECKING:
-    from expert.insight.ladder.ladder import Ladder, RungResult, Status
     from expert.insight.ladder.pairs import Paired
-    from expert.jobs.benchmark.climbing import Climb
-    from expert.jobs.benchmark.rig import Seen
+    from expert.jobs.benchmark.compare import Timed
     from expert.planning.run_plan import RunPlan
 
 SAME_ROWS_AN_UPDATE = 0.02
-"""How far the rows of an update may be from those of the other rungs, as a share."""
+"""How far the rows of a step may be from those of the other settings, as a share."""
 
 
-def ladder_of(climb: Climb, environment: Mapping[str, Any]) -> Ladder:
-    """What was found so far."""
-    from expert.core.version import __version__
-    from expert.insight.ladder.ladder import Ladder
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """The settings that are kept so far; the next one is compared with them."""
 
-    top, counts = climb.top, climb.counts
-    ladder = Ladder(
-        name=top.expert,
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        command=climb.asked.command,
-        version=__version__,
-        card=top.target,
-        device=top.kernels.device,
-        model=top.model.name,
-        parameters=top.model.parameters,
-        adapter=top.adapter.type,
-        quantization=top.model.quantization,
-        dataset=str(top.data.dataset.get("path") or "several tasks"),
-        training_rows=counts.get("training_rows", 0),
-        max_seq_length=top.data.max_seq_length,
-        examples_per_update=climb.footing.examples,
-        held_out_rows=counts.get("held_out_rows", 0),
-        held_out_tokens=counts.get("held_out_tokens", 0),
-        quick=climb.asked.quick,
-        seconds=climb.time.elapsed,
-        environment=dict(environment),
-        notes=[*climb.footing.notes, *_what_the_rest_is(climb), *_rows_an_update(climb)],
-        rungs=climb.results,
-        against_baseline=climb.against_baseline,
-    )
-    return ladder.model_copy(update={"doubts": doubts_of(ladder)})
+    ground: Ground
+    values: dict[str, Any]
+    """Keys of training.config."""
+    plan: RunPlan | None = None
+    result: SettingResult | None = None
+    gains: dict[str, float] = field(default_factory=dict)
+    timed: Timed | None = None
+    """None where nothing could be measured yet."""
 
 
-def _what_the_rest_is(climb: Climb) -> list[str]:
-    return [f"{one.name}: {one.adds}" for one in climb.results if one.name == THE_REST]
-
-
-def _rows_an_update(climb: Climb) -> list[str]:
-    """Whether every rung had as many rows in an update, and which did not."""
-    planned = climb.footing.examples
+def notes_on(results: Sequence[SettingResult], planned: int) -> list[str]:
+    """What was measured together, and which settings had other rows in a step, or not `planned`."""
     said: dict[str, list[str]] = {}
-    for result in climb.results:
+    for result in results:
         if result.measured is None:
             continue
         rows = result.measured.examples_per_update
         # Packed sequences hold a number of rows on average that is seldom a whole one.
         if abs(rows - planned) > max(0.5, SAME_ROWS_AN_UPDATE * planned):
-            said.setdefault(f"{rows:.1f} rows an update, not {planned}", []).append(result.name)
+            said.setdefault(f"{rows:.1f} rows a step, not {planned}", []).append(result.name)
         elif result.same_rows is False:
-            said.setdefault(f"{rows:.1f} rows an update on average, other ones", []).append(
+            said.setdefault(f"{rows:.1f} rows a step on average, other ones", []).append(
                 result.name
             )
-    return [f"{', '.join(names)}: {words}" for words, names in said.items()]
+    rest = [f"{one.name}: {one.adds}" for one in results if one.name == THE_REST]
+    return [*rest, *(f"{', '.join(names)}: {words}" for words, names in said.items())]
 
 
 def judged(
-    climb: Climb,
-    rung: Rung,
+    standing: Standing,
+    setting: Setting,
     plan: RunPlan,
-    seen: Seen,
+    here: Measured,
     paired: Paired | None,
     seconds: float,
-) -> RungResult:
-    """What becomes of a rung that was measured."""
-    from expert.insight.ladder.ladder import loss_difference, own_difference, verdict
-
-    here, below = seen.measured, climb.standing.result
-    if paired is None or below is None or below.measured is None or climb.standing.plan is None:
-        alone = {"cumulative": 1.0 if rung is BASELINE else None}
-        return result_of(climb, rung, "kept", "", plan, seconds, measured=here, **alone)
-    before = climb.standing.plan
+) -> SettingResult:
+    """What becomes of a setting that was measured."""
+    before, below = standing.plan, standing.result
+    if paired is None or below is None or below.measured is None or before is None:
+        cumulative = 1.0 if setting is BASELINE else None
+        more: dict[str, Any] = {"measured": here, "cumulative": cumulative}
+        return result_of(standing, setting, "kept", "", plan, seconds, **more)
     allowed, because = tolerance(before, plan)
-    reason = climb.not_comparable(plan)
+    reason, cost = not_comparable(before, plan), cost_of(before, plan)
     status, why = verdict(
-        below.measured,
-        here,
-        allowed,
-        paired=paired,
-        cost=cost_of(before, plan),
-        comparable=not reason,
+        below.measured, here, allowed, paired=paired, cost=cost, comparable=not reason
     )
     return result_of(
-        climb,
-        rung,
+        standing,
+        setting,
         status,
         why,
         plan,
@@ -116,41 +101,39 @@ def judged(
         loss_difference=loss_difference(below.measured, here),
         own_difference=own_difference(here) if reason else None,
         tolerance=allowed,
-        tolerance_because=f"{reason}: held to itself" if reason else because,
+        tolerance_because=f"{reason}: judged by its own loss" if reason else because,
         same_rows="data.packing" not in changes(before, plan),
     )
 
 
 def in_all(below: float | None, gain: float, status: Status) -> float | None:
-    """Times as fast as the baseline. A rung of which no difference was measured counts for nothing:
-    of those that change nothing, windows that looked faster end the timing and others are looked at
-    longer, so that their gains come to more than 1. Of seven rungs on two cores they came to 2.6
-    in all, where 1.6 was measured against the baseline."""
+    """Times as fast as the baseline. A setting without a measured difference counts for nothing:
+    windows that look faster end the timing and others are timed longer, so that gains of settings
+    that change nothing come to more than 1. Of seven settings on two cores they came to 2.6 in all,
+    where 1.6 was measured against the baseline."""
     if below is None:
         return None
     return below if status == "no difference" else below * gain
 
 
 def result_of(
-    climb: Climb,
-    rung: Rung,
+    standing: Standing,
+    setting: Setting,
     status: Status,
     because: str,
-    plan: RunPlan | None,
-    seconds: float,
+    plan: RunPlan | None = None,
+    seconds: float = 0.0,
     **more: Any,
-) -> RungResult:
-    """A rung as it is told, measured or not."""
-    from expert.insight.ladder.ladder import RungResult
-
-    before = climb.standing.plan
-    return RungResult(
-        name=rung.name,
-        adds=rung.adds,
+) -> SettingResult:
+    """A setting's result, measured or not."""
+    before = standing.plan
+    return SettingResult(
+        name=setting.name,
+        adds=setting.adds,
         status=status,
         because=because,
         changes=changes(before, plan) if before is not None and plan is not None else {},
-        settings=rung.values(climb.footing.ground),
+        settings=setting.values(standing.ground),
         plan_hash=plan_hash(plan) if plan is not None else "",
         seconds=seconds,
         **more,

@@ -1,0 +1,1 @@
+"""expert dataset and find-datasets: check rows, find and gather data sets."""

@@ -1,0 +1,1 @@
+"""expert diagnose: machine, data and plan before a run; a run after it."""

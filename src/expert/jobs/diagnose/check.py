@@ -1,7 +1,7 @@
 """The job behind `expert diagnose` before a run: machine, kernels, data and configuration.
 
-Every fault is a Finding with its evidence and what mends it. What the plan mends by itself is a
-note. Nothing is trained, nothing is written but what remembers the hash of a data file.
+What the plan fixes by itself is a note. Nothing is trained, and nothing is written but what
+remembers the hash of a data file.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import EXIT_OK, EXIT_USAGE, ExpertError
 from expert.core.text import counted, duration_range
 from expert.insight.findings.finding import Finding, worst_first
+from expert.insight.findings.table import looked_at
 
 if TYPE_CHECKING:
     from expert.insight.step.bands import Band
-    from expert.jobs.diagnose.data_checks import DataFacts
+    from expert.jobs.diagnose.data import DataFacts
     from expert.jobs.diagnose.kernel_trials import Trials
     from expert.jobs.gpu_memory import GpuMemory
     from expert.manifest.reader import ReadManifest
@@ -25,22 +26,13 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened
 
-# Remarks of the plan about what a rule or a check here speaks of itself.
+# Remarks of the plan that a finding repeats with more evidence.
 SPOKEN_OF = frozenset(
-    {
-        "training.config.max_seq_length",
-        "kernels.precision",
-        "kernels.tf32",
-        "kernels.attention",
-        "kernels.fused_loss",
-        "kernels.compile",
-        "kernels.device",
-        "loader.workers",
-        "memory.budget_bytes",
-        "memory.fits",
-        "disk.total_bytes",
-        "length.rows",
-    }
+    (
+        *("training.config.max_seq_length", "kernels.precision", "kernels.tf32", "length.rows"),
+        *("kernels.attention", "kernels.fused_loss", "kernels.compile", "kernels.device"),
+        *("loader.workers", "memory.budget_bytes", "memory.fits", "disk.total_bytes"),
+    )
 )
 
 
@@ -53,7 +45,6 @@ class Check:
     target: str
     plan: RunPlan | None = None
     band: Band | None = None
-    data: DataFacts | None = None
 
     @property
     def exit_code(self) -> int:
@@ -93,15 +84,15 @@ def check(
     """Look at everything. `replan` reads the manifest again with further overrides."""
     from pathlib import Path
 
-    from expert.jobs.diagnose.data_checks import check_data
-    from expert.jobs.diagnose.machine_checks import check_gpus, check_kernels, check_torch
+    from expert.jobs.diagnose.data import check_data
+    from expert.jobs.diagnose.machine import check_gpus, check_kernels, check_torch
     from expert.jobs.gpu_memory import gpu_memory
     from expert.planning.machine.machine import describe_machine
     from expert.planning.machine.target import choose_target
     from expert.run.open import open_run
 
     here = machine or describe_machine(read.folder if read is not None else Path())
-    opened = plan = None
+    opened = plan = band = None
     if read is None:
         target = choose_target(here, gpu=gpu, vram=vram)
     else:
@@ -113,7 +104,6 @@ def check(
         found += check_gpus(here, (memory or gpu_memory()).cards)
         found += check_torch(here, trials, needed=plan is not None)
     found += check_kernels(trials, plan)
-    band, facts = None, None
     if opened is not None and plan is not None:
         tell("the data")
         facts = check_data(opened)
@@ -127,7 +117,6 @@ def check(
         target=target.name,
         plan=plan,
         band=band,
-        data=facts,
     )
 
 
@@ -141,8 +130,8 @@ def _trials(
     tell: Callable[[str], None],
 ) -> Trials:
     """The kernels on this machine's card, or on its CPU where a run would use that."""
-    from expert.jobs.diagnose.kernel_arithmetic import TRIALS
     from expert.jobs.diagnose.kernel_trials import not_tried, try_kernels
+    from expert.jobs.diagnose.kernels import TRIALS
 
     device = target.device if target.is_this_machine else "cpu"
     if named is not None:
@@ -163,76 +152,47 @@ def _disk(plan: RunPlan, target: Target) -> list[Finding]:
     needed, free = plan.disk.total_bytes, target.disk_free_bytes
     if needed is None or free is None:
         return []
-    enough = needed <= free
-    return [
-        Finding(
-            name="disk" if enough else "disk-full",
-            severity="good" if enough else "error",
-            title="there is room for the checkpoints" if enough else "the disk is too small",
-            evidence=f"{needed / 2**30:.2f} GiB needed for tokens and checkpoints, "
-            f"{free / 2**30:.1f} free beside the manifest",
-            consequence="" if enough else "the run would stop before its first update",
-            fix=""
-            if enough
-            else "--set training.config.save_total_limit=1, or another training.config.output_dir",
-            numbers={"needed_bytes": needed, "free_bytes": free},
-        )
-    ]
+    evidence = (
+        f"{needed / 2**30:.2f} GiB needed for tokens and checkpoints, {free / 2**30:.1f} free "
+        "beside the manifest"
+    )
+    numbers = {"needed_bytes": needed, "free_bytes": free}
+    return [looked_at("disk" if needed <= free else "disk-full", evidence, numbers=numbers)]
 
 
 def _remarks(plan: RunPlan) -> list[Finding]:
-    """What the plan warns of and no rule speaks of, and the keys it overruled."""
+    """Warnings of the plan that no rule repeats, and the keys it overruled."""
     found = [
-        Finding(
+        looked_at(
+            "plan",
+            remark.text,
             name=f"plan-{remark.path}",
-            severity="warning",
             title=f"the plan warns about {remark.path}",
-            evidence=remark.text,
         )
         for remark in plan.remarks
         if remark.kind == "warning"
         and remark.path not in SPOKEN_OF
         and not remark.path.startswith("training.dataset.")
     ]
-    overruled = [remark for remark in plan.remarks if remark.kind == "superseded"]
-    if overruled:
-        found.append(
-            Finding(
-                name="overruled",
-                severity="note",
-                title="keys that do nothing here, and why",
-                evidence="; ".join(remark.text for remark in overruled),
-            )
-        )
-    return found
+    overruled = [remark.text for remark in plan.remarks if remark.kind == "superseded"]
+    return [*found, looked_at("overruled", "; ".join(overruled))] if overruled else found
 
 
 def _device(read: ReadManifest, plan: RunPlan) -> list[Finding]:
-    if read.manifest.training.config.device != "cuda" or plan.kernels.device == "cuda":
-        return []
-    return [
-        Finding(
-            name="cuda-asked",
-            severity="error",
-            title="a GPU was asked for and none was found",
-            evidence="device: cuda",
-            consequence="the run would not start",
-            fix="--set training.config.device=auto",
-            overrides=("training.config.device=auto",),
-        )
-    ]
+    asked = read.manifest.training.config.device == "cuda"
+    missing = asked and plan.kernels.device != "cuda"
+    return [looked_at("cuda-asked", "device: cuda")] if missing else []
 
 
 def _configuration(
     opened: Opened, facts: DataFacts, again: Callable[[tuple[str, ...]], ReadManifest] | None
 ) -> list[Finding]:
-    from expert.jobs.diagnose.faults.asked import Asked
-    from expert.jobs.diagnose.faults.table import config_findings
-    from expert.jobs.diagnose.machine_checks import facts_of
+    from expert.insight.findings.evidence import Before, evidence_before
+    from expert.insight.findings.table import find
 
-    target = opened.target
+    target, machine = opened.target, opened.machine
 
-    def replanned(overrides: tuple[str, ...]) -> RunPlan | None:
+    def replan(overrides: tuple[str, ...]) -> RunPlan | None:
         if again is None:
             return None
         try:
@@ -240,18 +200,18 @@ def _configuration(
         except ExpertError:  # a rule of the manifest may forbid the combination
             return None
 
-    asked = Asked(
-        manifest=opened.read.manifest,
-        plan=opened.plan,
+    card = machine.gpus[0] if machine.gpus else None
+    before = Before(
         capability=target.capability,
+        windows=(machine.os.value or "").startswith("Windows"),
         cores=target.cores,
+        gpu_here=(card.name.value or "a GPU") if card is not None else "",
         named_card=not target.is_this_machine,
         mean_tokens=facts.mean_tokens,
         longest_tokens=facts.longest_tokens,
-        replan=replanned,
-        **facts_of(opened.machine),
+        replan=replan,
     )
-    return config_findings(asked)
+    return find(evidence_before(opened.read.manifest, opened.plan, before))
 
 
 def expected(plan: RunPlan, target: Target) -> Band | None:
@@ -267,7 +227,7 @@ def expected(plan: RunPlan, target: Target) -> Band | None:
 
 
 def _both_rates(plan: RunPlan, tokens: float) -> str:
-    """Tokens a second and, of the character model, samples: its guides count those."""
+    """Tokens a second and, for the character model, samples: its guides count those."""
     from expert.manifest.schema.manifest import CHAR_GPT
 
     rate = f"{tokens:,.0f} tokens/s"
@@ -278,46 +238,30 @@ def _both_rates(plan: RunPlan, tokens: float) -> str:
 
 
 def _length(plan: RunPlan, band: Band | None) -> list[Finding]:
-    """Updates, and the time they take as far as that can be told."""
+    """Steps, and the time they take as far as that is known."""
     length = plan.length
     numbers: dict[str, float] = {}
-    steps = "the number of updates is known when the data has been read"
+    words = ["the number of steps is known when the data has been read"]
     if length.total_steps is not None:
-        steps = counted(length.total_steps, "update")
-        numbers["updates"] = length.total_steps
-    words = [steps]
-    because = next(
-        (each.because for each in plan.decisions if each.path == "length.expected_seconds"), ""
-    )
+        words, numbers["updates"] = [counted(length.total_steps, "step")], length.total_steps
+    decided = [each for each in plan.decisions if each.path == "length.expected_seconds"]
+    because = decided[0].because if decided else ""
     if length.expected_seconds is not None:
         low, high = length.expected_seconds
         words.append(f"{duration_range(low, high)} ({because})")
         numbers |= {"seconds": low, "seconds_at_most": high}
     else:
-        words.append(f"the time is {because}" if because else "the time is unknown")
-    found = [
-        Finding(
-            name="length",
-            severity="note",
-            title="how long it takes",
-            evidence=", ".join(words),
-            numbers=numbers,
-        )
-    ]
+        words.append(f"the time is {because or 'unknown'}")
+    found = [looked_at("length", ", ".join(words), numbers=numbers)]
     if band is not None:
+        borders = ("reference", "wrong_below", "acceptable_from", "excellent_from")
         found.append(
-            Finding(
-                name="band",
-                severity="note",
-                title=f"about {_both_rates(plan, band.reference)} can be expected",
-                evidence=f"{band.because}; below {band.wrong_below:,.0f} something is wrong, "
+            looked_at(
+                "band",
+                f"{band.because}; below {band.wrong_below:,.0f} something is wrong, "
                 f"from {band.acceptable_from:,.0f} acceptable",
-                numbers={
-                    "reference": band.reference,
-                    "wrong_below": band.wrong_below,
-                    "acceptable_from": band.acceptable_from,
-                    "excellent_from": band.excellent_from,
-                },
+                title=f"about {_both_rates(plan, band.reference)} can be expected",
+                numbers={name: getattr(band, name) for name in borders},
             )
         )
     return found

@@ -9,7 +9,7 @@ from typing import Any
 from expert.core.rundir import RunFolder
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Finding, worst_first
-from expert.insight.findings.table import find_faults
+from expert.insight.findings.table import find, looked_at
 from expert.insight.findings.verdict import judge, judge_step
 from expert.insight.outcome import Outcome, judge_learning
 from expert.insight.record import RunRecord, read_run
@@ -27,19 +27,19 @@ class Diagnosis:
     run: RunRecord
     state: State
     because: str
-    """How the run ended, in words; empty while it goes on."""
+    """How the run ended, in words; empty while it runs."""
     expert: str | None
     step_number: int | None
-    """The last update that is known of."""
+    """The last step that is known of."""
     verdict: Verdict
     step_verdict: Verdict
-    """The verdict on an update alone; the same one, unless most of the time was no training."""
+    """The verdict on a step alone; the same one, unless most of the time was not training."""
     learning: Outcome
-    """Whether it learnt, as far as its losses tell."""
+    """Whether it learned, as far as its losses show."""
     anatomy: Anatomy
     findings: tuple[Finding, ...]
     go_on: str
-    """The command that goes on with it as it was started, where it ended before its end."""
+    """The command that resumes it as it was started, where it ended early."""
 
     @property
     def folder(self) -> Path:
@@ -75,7 +75,7 @@ def diagnose_run(place: Path | None) -> Diagnosis:
     if status.state in ENDED_BEFORE:
         go_on = command_of_run(folder, next(reversed(run.of("started")), {}))
     found = Evidence(run=run, anatomy=dissect(run), go_on=go_on)
-    findings = find_faults(found)
+    findings = find(found)
     if status.state == "gone":
         findings = worst_first([_killed(run, status.step, go_on), *findings])
     return Diagnosis(
@@ -94,16 +94,12 @@ def diagnose_run(place: Path | None) -> Diagnosis:
 
 
 def _killed(run: RunRecord, step: int | None, go_on: str) -> Finding:
-    """A run whose trainer is gone without a word."""
-    saved = run.of("saved")
-    kept = f"the last checkpoint is that of update {saved[-1].get('step')}" if saved else ""
-    return Finding(
-        name="no-ending",
-        severity="error",
-        title="the trainer ended without a final event: killed, or the machine went down",
-        evidence=f"the last event is {run.events[-1].get('event')} at update {step}"
-        if run.events
-        else "there is no event at all",
-        consequence=kept or "there is no checkpoint to go on from",
+    """A run whose trainer is gone without a last event."""
+    saved, last = run.of("saved"), run.events[-1].get("event") if run.events else None
+    kept = f"the last checkpoint is that of step {saved[-1].get('step')}" if saved else ""
+    return looked_at(
+        "no-ending",
+        f"the last event is {last} at step {step}" if run.events else "there is no event at all",
+        consequence=kept or "there is no checkpoint to resume from",
         fix=f"{go_on}; dmesg names a process that the kernel killed for its memory",
     )

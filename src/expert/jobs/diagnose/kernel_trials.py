@@ -1,4 +1,4 @@
-"""Every kernel tried on this machine, in a process that may die of it without harm."""
+"""Every kernel run on this machine, in a process that may crash without harm."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class Trials:
-    """All trials, and what torch said about itself."""
+    """All trials, and what torch was built for."""
 
     device: str
     tried: tuple[Tried, ...]
     torch: dict[str, Any] = field(default_factory=dict)
     """version, cuda (that torch was built for), available, architectures, capability."""
     note: str = ""
-    """Why nothing was tried; empty where something was."""
+    """Why nothing was run; empty where something was."""
 
     def of(self, name: str) -> Tried | None:
         return next((each for each in self.tried if each.name == name), None)
@@ -63,75 +63,62 @@ def try_kernels(
     device: Literal["cuda", "cpu"],
     names: Sequence[str] | None = None,
     *,
-    command: Sequence[str] = (sys.executable, "-m", "expert.jobs.diagnose.kernel_runs"),
+    command: Sequence[str] = (sys.executable, "-m", "expert.jobs.diagnose.kernels"),
     seconds: float = SECONDS_A_TRIAL,
     tell: Callable[[str], None] = lambda name: None,
 ) -> Trials:
-    """Run the trials named, or all; after one that ends its process the rest go on in a new one."""
-    from expert.jobs.diagnose.kernel_arithmetic import TRIALS
+    """Run the named trials, or all; after one that ends its process the rest run in a new one."""
+    from expert.jobs.diagnose.kernels import TRIALS
 
     left = list(TRIALS if names is None else names)
     done: list[Tried] = []
     facts: dict[str, Any] = {}
     note = ""
     while left:
-        run = _Run([*command, device, *left], seconds)
-        reached, found = run.watch(tell)
-        facts = run.facts or facts
-        done += reached
-        if found is not None:
-            done.append(found)
-        if not reached and found is None:
-            note = run.trouble or "the trials did not start"
+        before = len(done)
+        note = _run([*command, device, *left], seconds, tell, done, facts)
+        if len(done) == before:
             break
         left = [name for name in left if name not in {each.name for each in done}]
     done += [Tried(name=name, state="not tried", because=note) for name in left]
     return Trials(device=device, tried=tuple(done), torch=facts, note=note if not facts else "")
 
 
-class _Run:
-    """One process of trials, until it has tried all of them or one has ended it."""
-
-    def __init__(self, command: list[str], seconds: float) -> None:
-        self.facts: dict[str, Any] = {}
-        self.trouble = ""
-        self._seconds = seconds
-        # A kernel that fails without a synchronous launch is blamed on a later one.
-        env = {"CUDA_LAUNCH_BLOCKING": "1", "PYTHONFAULTHANDLER": "1"}
-        self._child = Child(command, env=env)
-
-    def watch(self, tell: Callable[[str], None]) -> tuple[list[Tried], Tried | None]:
-        """The finished trials, and the one that ended the process, if one did."""
-        reached: list[Tried] = []
-        begun: str | None = None
-        limit = time.monotonic() + SECONDS_TO_START
-        try:
-            while True:
-                said = self._child.next(limit)
-                if said is None:
-                    return reached, self._without(begun, late=time.monotonic() >= limit)
-                if "facts" in said:
-                    self.facts = said["facts"]
-                elif "begin" in said:
-                    begun = str(said["begin"])
-                    tell(begun)
-                    limit = time.monotonic() + self._seconds
-                elif "result" in said:
-                    reached.append(Tried(**said["result"]))
-                    begun = None
-        finally:
-            self._child.stop()
-
-    def _without(self, begun: str | None, *, late: bool) -> Tried | None:
-        """The process says no more: because of the trial that has begun, or before any has."""
-        if late:
-            because = f"not done after {self._seconds:.0f} s"
-            self.trouble = f"no answer for {SECONDS_TO_START:.0f} s"
-            return Tried(name=begun, state="too slow", because=because) if begun else None
-        code = self._child.wait()
-        self.trouble = self._child.last_words(KEPT_ERROR_LINES)
-        if begun is None:
-            return None
-        last = f": {self._child.last_words()}" if code >= 0 and self.trouble else ""
-        because = f"the process {how_it_ended(code)}{last}"
-        return Tried(name=begun, state="crashed", because=because)
+def _run(
+    command: list[str],
+    seconds: float,
+    tell: Callable[[str], None],
+    done: list[Tried],
+    facts: dict[str, Any],
+) -> str:
+    """One process of trials, until it has run all of them or one has ended it; why it started
+    none."""
+    # A kernel that fails without a synchronous launch is blamed on a later one.
+    child = Child(command, env={"CUDA_LAUNCH_BLOCKING": "1", "PYTHONFAULTHANDLER": "1"})
+    begun: str | None = None
+    limit = time.monotonic() + SECONDS_TO_START
+    try:
+        while (said := child.next(limit)) is not None:
+            if "facts" in said:
+                facts |= said["facts"]
+            elif "begin" in said:
+                begun = str(said["begin"])
+                tell(begun)
+                limit = time.monotonic() + seconds
+            elif "result" in said:
+                done.append(Tried(**said["result"]))
+                begun = None
+        if time.monotonic() >= limit:
+            if begun is not None:
+                because = f"not done after {seconds:.0f} s"
+                done.append(Tried(name=begun, state="too slow", because=because))
+            return f"no answer for {SECONDS_TO_START:.0f} s"
+        code = child.wait()
+        words = child.last_words(KEPT_ERROR_LINES)
+        if begun is not None:
+            last = f": {child.last_words()}" if code >= 0 and words else ""
+            because = f"the process {how_it_ended(code)}{last}"
+            done.append(Tried(name=begun, state="crashed", because=because))
+        return words or "the trials did not start"
+    finally:
+        child.stop()

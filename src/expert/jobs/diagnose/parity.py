@@ -1,32 +1,29 @@
-"""The job behind `expert diagnose --parity`: do the fast paths compute what the plain ones do?
+"""The job behind `expert diagnose --parity`: do the fast paths compute the same as the baseline?
 
 On the user's own model and rows, through the functions training uses. Every comparison is of summed
-losses and of gradients, after one real update, so that no adapter is still zero; without dropout,
-so that both sides draw nothing.
+losses and of gradients, after one real step, so that no adapter is still zero; without dropout, so
+that both sides draw nothing.
+
+Tolerances follow from rounding. A value passes about OPS_A_BLOCK operations in each block, and a
+float32 sum of K terms is off by sqrt(K) roundings: u * sqrt(ops * blocks * K) in float32. In bf16
+or fp16 sums are kept in float32 and each operation's result is rounded once: u * sqrt(ops *
+blocks). The gradient passes the model twice and is multiplied on its way: GRADIENT times that. A
+sum of losses over many targets averages errors out, up to AVERAGED: what rounds alike for all
+stays. Where the same numbers twice differ by themselves (kernels that add in any order), three
+times that spread is allowed.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.errors import EXIT_OK, EXIT_RUN_FAILED, ExpertError
-from expert.jobs.diagnose.parity_numbers import (
-    Compared,
-    Learnt,
-    differences,
-    first_document,
-    kept_gradients,
-    left_out,
-    relative,
-    spoilt,
-    tolerance,
-    widened,
-)
 from expert.run.session.session import copied
 from expert.run.session.short_run import prepared_plan
 
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from expert.data.feed.feed import Batch
     from expert.data.feed.run_data import RunData
     from expert.data.prepared import PreparedSplit
     from expert.manifest.reader import ReadManifest
@@ -44,6 +42,110 @@ if TYPE_CHECKING:
 SEQUENCES = 4
 """Sequences that are compared: enough for several micro-batches, few enough for any card."""
 MOST_CHECKPOINT_BYTES = 2**31
+OPS_A_BLOCK = 16
+GRADIENT = 4.0
+AVERAGED = 8.0
+KEPT_NUMBERS = 50_000_000
+"""Gradients that are kept for comparing; of a larger model those of the first and last layers."""
+
+State = Literal["equal", "differs", "left out"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One claim, and how far it is from true."""
+
+    claim: str
+    state: State
+    loss: float | None = None
+    """Relative difference of the summed losses."""
+    loss_tolerance: float | None = None
+    gradient: float | None = None
+    """Norm of the difference of the gradients over the norm of the plain one."""
+    gradient_tolerance: float | None = None
+    because: str = ""
+    """Where the tolerance comes from, or why the claim was left out."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Trained:
+    """What a pass over the sequences gave: the summed loss, and gradients in float32 on the CPU."""
+
+    loss: float
+    targets: int
+    gradients: list[Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    loss: float
+    gradient: float
+    because: str
+
+
+def skipped(claim: str, because: str) -> Compared:
+    return Compared(claim=claim, state="left out", because=because)
+
+
+def kept_gradients(built: Built) -> list[Tensor]:
+    """Gradients of what is trained, from both ends of the model until enough are kept."""
+    found = list(built.engine.gradients().values())
+    order = sorted(range(len(found)), key=lambda place: min(place, len(found) - 1 - place))
+    kept, count = list["Tensor"](), 0
+    for place in order:
+        gradient = found[place]
+        if count and count + gradient.numel() > KEPT_NUMBERS:
+            break
+        kept.append(gradient.detach().float().cpu().clone())
+        count += gradient.numel()
+    return kept
+
+
+def differences(one: Trained, other: Trained) -> tuple[float, float]:
+    """Relative differences of the losses and of the gradients."""
+    loss = abs(one.loss - other.loss) / max(abs(other.loss), 1e-30)
+    return loss, relative(one.gradients, other.gradients)
+
+
+def relative(ours: list[Tensor], right: list[Tensor]) -> float:
+    apart = math.sqrt(
+        sum(float((a - b).double().pow(2).sum()) for a, b in zip(ours, right, strict=True))
+    )
+    size = math.sqrt(sum(float(b.double().pow(2).sum()) for b in right))
+    return apart / size if size else (0.0 if apart == 0 else math.inf)
+
+
+def tolerance(plan: RunPlan, blocks: int, width: int, targets: int) -> Tolerance:
+    """What rounding alone may make of a loss and of a gradient; see the top of the file."""
+    kernels = plan.kernels
+    ops = OPS_A_BLOCK * blocks
+    unit, name = {
+        "bf16": (2.0**-9, "bf16 rounds at 2^-9"),
+        "fp16": (2.0**-12, "fp16 rounds at 2^-12"),
+        "fp32": (2.0**-24, "float32 rounds at 2^-24"),
+    }[kernels.precision]
+    if kernels.precision == "fp32" and kernels.tf32 and kernels.device == "cuda":
+        unit, name = 2.0**-12, "TF32 rounds at 2^-12"
+    terms = width if unit == 2.0**-24 else 1
+    size = unit * math.sqrt(ops * terms)
+    summed = f", sums of {width} terms" if terms > 1 else ""
+    return Tolerance(
+        loss=size / min(math.sqrt(max(1, targets)), AVERAGED),
+        gradient=GRADIENT * size,
+        because=f"{name}, {ops} operations in {blocks} blocks{summed}",
+    )
+
+
+def widened(allowed: Tolerance, loss: float, gradient: float) -> Tolerance:
+    """Where the same numbers twice differ, three times that is allowed at least."""
+    if 3 * loss <= allowed.loss and 3 * gradient <= allowed.gradient:
+        return allowed
+    return Tolerance(
+        loss=max(allowed.loss, 3 * loss),
+        gradient=max(allowed.gradient, 3 * gradient),
+        because=f"{allowed.because}; three times the measured spread of the same pass twice "
+        f"({loss:.1e}, {gradient:.1e})",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +213,9 @@ class _Comparison:
     def all(self) -> Parity:
         built = self.build(self.plan)
         self.divisor = max(1, sum(batch.targets for batch in self.batches(rows=1)))
-        self._groups = self.one_update(built)
-        whole = self.learnt(built, rows=self.rows)
-        again = self.learnt(built, rows=self.rows)
+        self._groups = self.one_step(built)
+        whole = self.trained(built, rows=self.rows)
+        again = self.trained(built, rows=self.rows)
         blocks = max(1, len(built.loaded.blocks))
         self.allowed = tolerance(self.plan, blocks, self._width(built), whole.targets)
         self.allowed = widened(self.allowed, *differences(whole, again))
@@ -136,22 +238,22 @@ class _Comparison:
 
     # --- claims --------------------------------------------------------------------------------
 
-    def accumulated(self, built: Built, whole: Learnt) -> Compared:
+    def accumulated(self, built: Built, whole: Trained) -> Compared:
         claim = f"accumulated = whole ({self.rows} × 1 = 1 × {self.rows})"
         self._tell(claim)
         if self.rows < 2:
-            return left_out(claim, "one sequence goes at once: there is nothing to accumulate")
-        return self.verdict(claim, self.learnt(built, rows=1), whole)
+            return skipped(claim, "one sequence goes at once: there is nothing to accumulate")
+        return self.verdict(claim, self.trained(built, rows=1), whole)
 
-    def alone(self, built: Built, whole: Learnt) -> Compared:
+    def alone(self, built: Built, whole: Trained) -> Compared:
         from expert.data.pack.packing import is_padded
 
         claim = "padded = alone" if is_padded(self.plan) else "packed = unpacked"
         self._tell(claim)
         pieces = self._pieces()
         if pieces <= self.count and not is_padded(self.plan):
-            return left_out(claim, "no sequence holds two documents")
-        return self.verdict(claim, whole, self.learnt_alone(built))
+            return skipped(claim, "no sequence holds two documents")
+        return self.verdict(claim, whole, self.trained_alone(built))
 
     def isolated(self, built: Built) -> Compared:
         """Change the first document of every sequence: the losses of the others must stay."""
@@ -171,7 +273,7 @@ class _Comparison:
             own_before += float(built.engine.evaluate(own)[0])
             own_after += float(built.engine.evaluate(spoilt_own)[0])
         if not targets:
-            return left_out(claim, "no sequence holds two documents")
+            return skipped(claim, "no sequence holds two documents")
         changed = abs(own_after - own_before) / max(abs(own_before), 1e-30)
         off_by = abs(after - before) / max(abs(before), 1e-30)
         allowed = self.allowed.loss
@@ -184,38 +286,38 @@ class _Comparison:
             f"{changed:.0%}; {self.allowed.because}",
         )
 
-    def attention(self, whole: Learnt) -> Compared:
+    def attention(self, whole: Trained) -> Compared:
         from expert.manifest.schema.manifest import CHAR_GPT
 
         kind = self.plan.kernels.attention
         claim = f"{kind} attention = eager attention"
         if kind == "eager":
-            return left_out("chosen attention = eager attention", "the plan is eager already")
+            return skipped("chosen attention = eager attention", "the plan is eager already")
         if self.plan.model.name == CHAR_GPT:
-            return left_out(claim, "the character model has one attention")
+            return skipped(claim, "the character model has one attention")
         return self.other(claim, {"kernels.attention": "eager"}, whole)
 
-    def compiled(self, whole: Learnt) -> Compared:
+    def compiled(self, whole: Trained) -> Compared:
         claim = "compiled = eager"
         if not self.plan.kernels.compile:
-            return left_out(claim, "the plan compiles nothing")
+            return skipped(claim, "the plan compiles nothing")
         return self.other(claim, {"kernels.compile": False}, whole)
 
-    def fused_loss(self, whole: Learnt) -> Compared:
+    def fused_loss(self, whole: Trained) -> Compared:
         claim = "fused loss = plain loss"
         if not self.plan.kernels.fused_loss:
-            return left_out(claim, "the plan has the plain loss")
+            return skipped(claim, "the plan has the plain loss")
         return self.other(claim, {"kernels.fused_loss": False}, whole)
 
     def resumed(self) -> Compared:
-        """Two updates in one go, and with a checkpoint on disk between them: bit for bit."""
+        """Two steps at once, and with a checkpoint on disk between them: bit for bit."""
         claim = "resumed = uninterrupted"
         self._tell(claim)
         size = self.plan.disk.checkpoint_bytes or 0
         if size > MOST_CHECKPOINT_BYTES:
-            return left_out(claim, f"a checkpoint has {size / 2**30:.1f} GiB")
-        straight, saved = self.two_updates()
-        broken = self.second_update(saved)
+            return skipped(claim, f"a checkpoint has {size / 2**30:.1f} GiB")
+        straight, saved = self.two_steps()
+        broken = self.second_step(saved)
         pairs = [(straight[name], broken[name]) for name in sorted(straight)]
         off_by = relative([a.float() for a, _ in pairs], [b.float() for _, b in pairs])
         exact = self.device.type == "cpu"
@@ -226,11 +328,11 @@ class _Comparison:
             state="equal" if off_by <= allowed else "differs",
             gradient=off_by,
             gradient_tolerance=allowed,
-            because=f"all trained weights after two updates; {why}",
+            because=f"all trained weights after two steps; {why}",
         )
 
-    def other(self, claim: str, values: dict[str, Any], whole: Learnt) -> Compared:
-        """The same sequences through a model that is built in the plain way."""
+    def other(self, claim: str, values: dict[str, Any], whole: Trained) -> Compared:
+        """The same sequences through a model that is built as the baseline."""
         self._tell(claim)
         from expert.run.session.failures import is_out_of_memory
 
@@ -240,17 +342,17 @@ class _Comparison:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            trouble = "the plain way does not fit into the memory"
+            trouble = "the baseline does not fit into the memory"
         self._let_go()
-        return left_out(claim, trouble) if plain is None else self.verdict(claim, whole, plain)
+        return skipped(claim, trouble) if plain is None else self.verdict(claim, whole, plain)
 
-    def plain(self, values: dict[str, Any]) -> Learnt:
+    def plain(self, values: dict[str, Any]) -> Trained:
         built = self.build(self.plan.with_values(values, "for comparing", "machine"))
         assert self._groups is not None
         built.load(self._groups)
-        return self.learnt(built, rows=1)
+        return self.trained(built, rows=1)
 
-    def verdict(self, claim: str, fast: Learnt, plain: Learnt) -> Compared:
+    def verdict(self, claim: str, fast: Trained, plain: Trained) -> Compared:
         loss, gradient = differences(fast, plain)
         allowed = self.allowed
         right = loss <= allowed.loss and gradient <= allowed.gradient
@@ -294,10 +396,10 @@ class _Comparison:
         offsets = self.split.index.bin_offsets[: self.count + 1]
         return replace(self.split, index=replace(self.split.index, bin_offsets=offsets))
 
-    def learnt(self, built: Built, *, rows: int) -> Learnt:
-        return self._learnt(built, self.batches(rows=rows))
+    def trained(self, built: Built, *, rows: int) -> Trained:
+        return self._trained(built, self.batches(rows=rows))
 
-    def learnt_alone(self, built: Built) -> Learnt:
+    def trained_alone(self, built: Built) -> Trained:
         """Every document of the sequences in a row of its own."""
         import numpy as np
 
@@ -310,7 +412,7 @@ class _Comparison:
         bins = [np.array([number]) for number in range(pieces)]
         # A compiled model is compiled once for every width.
         width = self.split.index.length if self.plan.kernels.compile else None
-        return self._learnt(
+        return self._trained(
             built,
             (
                 on_device(
@@ -323,17 +425,17 @@ class _Comparison:
             ),
         )
 
-    def _learnt(self, built: Built, batches: Any) -> Learnt:
+    def _trained(self, built: Built, batches: Any) -> Trained:
         loss, targets = 0.0, 0
         for batch in batches:
             loss += float(built.engine.accumulate(batch, divisor=self.divisor))
             targets += batch.targets
         gradients = kept_gradients(built)
         built.engine.discard()
-        return Learnt(loss=loss, targets=targets, gradients=gradients)
+        return Trained(loss=loss, targets=targets, gradients=gradients)
 
-    def one_update(self, built: Built) -> Groups:
-        """A real update, and the weights after it."""
+    def one_step(self, built: Built) -> Groups:
+        """A real step, and the weights after it."""
         self.step(built, 0)
         return copied(built.tensors())
 
@@ -351,7 +453,7 @@ class _Comparison:
         )
         batches.close()
 
-    def two_updates(self) -> tuple[dict[str, Tensor], Path]:
+    def two_steps(self) -> tuple[dict[str, Tensor], Path]:
         from expert.training.checkpoint import save_checkpoint
 
         self._place = tempfile.TemporaryDirectory(prefix="expert-parity-")
@@ -364,7 +466,7 @@ class _Comparison:
         self._let_go()
         return dict(weights), saved
 
-    def second_update(self, saved: Path) -> dict[str, Tensor]:
+    def second_step(self, saved: Path) -> dict[str, Tensor]:
         from expert.training.checkpoint import load_checkpoint
 
         try:
@@ -388,3 +490,51 @@ class _Comparison:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+# --- one document changed ------------------------------------------------------------------------
+
+
+def first_document(batch: Batch) -> tuple[int, int] | None:
+    """The first document of a one-row batch, if both it and a later one are trained on."""
+    edges = [int(edge) for edge in batch.boundaries.tolist()]
+    end = edges[1]
+    targets = [int(place) for place in batch.target_places[: batch.targets].tolist()]
+    if not any(place >= end for place in targets) or not any(place < end for place in targets):
+        return None
+    return 0, end
+
+
+def spoilt(batch: Batch, document: tuple[int, int]) -> tuple[Batch, Batch, Batch, Batch]:
+    """(others, own) with labels of the others and of the document alone, and both once more with
+    every token of the document changed."""
+    start, end = document
+    others = with_labels(batch, lambda place: place >= end)
+    own = with_labels(batch, lambda place: place < end)
+    tokens = batch.tokens.clone()
+    flat = tokens.view(-1)
+    # Turned round: every token is one of the vocabulary, and few stay where they were.
+    flat[start:end] = flat[start:end].flip(0)
+    return others, own, replace(others, tokens=tokens), replace(own, tokens=tokens)
+
+
+def with_labels(batch: Batch, keep: Callable[[int], bool]) -> Batch:
+    """The batch with the labels of some places only."""
+    import torch
+
+    from expert.data.feed.batches import IGNORED
+
+    labels = batch.labels.clone().view(-1)
+    places = [int(each) for each in batch.target_places[: batch.targets].tolist()]
+    kept = [place for place in places if keep(place)]
+    for place in places:
+        if not keep(place):
+            labels[place] = IGNORED
+    target_places = torch.full_like(batch.target_places, labels.numel() - 1)
+    target_places[: len(kept)] = torch.tensor(kept, dtype=target_places.dtype)
+    return replace(
+        batch,
+        labels=labels.view_as(batch.labels),
+        target_places=target_places,
+        counts=replace(batch.counts, targets=len(kept)),
+    )

@@ -1,6 +1,6 @@
-"""The job behind `expert diagnose --profile N`: what the device did in N settled updates.
+"""The job behind `expert diagnose --profile N`: what the device did in N settled steps.
 
-A real short run; torch's profiler looks on from where the updates pass on their way to the loop.
+A real short run; torch's profiler looks on from where the steps pass on their way to the loop.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GAP_MICROSECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One kernel (on a CPU: operator), summed over the updates."""
+    """One kernel (on a CPU: operator), summed over the steps."""
 
     name: str
     purpose: str
@@ -63,7 +63,7 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What N updates were made of."""
+    """What N steps were made of."""
 
     trace: str
     device: str
@@ -133,7 +133,7 @@ def profile(
 
 
 class _Looking:
-    """The profiler around settled updates. An update ends when the loop asks for the next one."""
+    """The profiler around settled steps. A step ends when the loop asks for the next one."""
 
     def __init__(self, updates: int) -> None:
         self._wanted = updates
@@ -171,14 +171,14 @@ class _Looking:
         self._stopped = True
 
     def finish(self) -> Any:
-        """The profiler with what it saw; an error where the data has too few updates."""
+        """The profiler with what it saw; an error where the data has too few steps."""
         from expert.core.errors import ExpertError
 
         if self._running:
             self._stop()
         if not self.seen:
             raise ExpertError(
-                f"--profile: the run has too few updates: {SETTLING} settle, then some are looked "
+                f"--profile: the run has too few steps: {SETTLING} settle, then some are looked "
                 "at  (more epochs, or a smaller batch_size)"
             )
         return self._profiler

@@ -6,6 +6,7 @@ the cache; where a file system has none, the pages of the file are dropped first
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import time
@@ -21,6 +22,8 @@ MOST_BYTES = 2 * 2**30
 LEAST_BYTES = 2**20
 """Less is read in a moment that is mostly waiting for the first byte."""
 
+How = Literal["direct", "cache dropped", "through the cache"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReadSpeed:
@@ -28,12 +31,11 @@ class ReadSpeed:
 
     bytes: int
     seconds: float
-    how: Literal["direct", "cache dropped", "through the cache"]
-    file: str
+    how: How
 
     @property
     def megabytes_per_second(self) -> float | None:
-        """Millions of bytes a second; None where too little was there to tell."""
+        """Millions of bytes a second; None where too little was read."""
         if self.bytes < LEAST_BYTES or self.seconds <= 0:
             return None
         return self.bytes / 1e6 / self.seconds
@@ -42,8 +44,7 @@ class ReadSpeed:
 def read_speed(files: Sequence[Path], *, seconds: float = SECONDS) -> ReadSpeed | None:
     """Read real files for at most so long; None where there is nothing to read."""
     sized = sorted(((path.stat().st_size, path) for path in files if path.is_file()), reverse=True)
-    total, spent = 0, 0.0
-    how: Literal["direct", "cache dropped", "through the cache"] | None = None
+    total, spent, how = 0, 0.0, None
     for size, path in sized:
         if not size or spent >= seconds or total >= MOST_BYTES:
             break
@@ -52,67 +53,43 @@ def read_speed(files: Sequence[Path], *, seconds: float = SECONDS) -> ReadSpeed 
         except OSError:
             continue
         total, spent, how = total + count, spent + took, how or way
-    if how is None or not total:
-        return None
-    return ReadSpeed(bytes=total, seconds=spent, how=how, file=str(sized[0][1]))
+    return ReadSpeed(bytes=total, seconds=spent, how=how) if how is not None and total else None
 
 
-def _read_one(
-    path: Path, seconds: float, most: int
-) -> tuple[int, float, Literal["direct", "cache dropped", "through the cache"]]:
+def _read_one(path: Path, seconds: float, most: int) -> tuple[int, float, How]:
     direct = getattr(os, "O_DIRECT", 0)
-    if direct:
-        try:
-            count, took = _read_through(path, os.O_RDONLY | direct, seconds, most)
-        except OSError:  # tmpfs and some network file systems have none
-            pass
-        else:
-            if count:
-                return count, took, "direct"
+    with contextlib.suppress(OSError):  # tmpfs and some network file systems have none
+        count, took = _read(path, os.O_RDONLY | direct, seconds, most) if direct else (0, 0.0)
+        if count:
+            return count, took, "direct"
     dropped = _drop_pages(path)
-    count, took = _read_through(path, os.O_RDONLY, seconds, most)
+    count, took = _read(path, os.O_RDONLY | getattr(os, "O_BINARY", 0), seconds, most)
     return count, took, "cache dropped" if dropped else "through the cache"
 
 
-def _read_through(path: Path, flags: int, seconds: float, most: int) -> tuple[int, float]:
-    """Bytes and seconds; the buffer is page-aligned, as O_DIRECT wants it."""
-    descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
-    try:
-        if not hasattr(os, "preadv"):
-            return _read_plainly(descriptor, seconds, most)
-        with mmap.mmap(-1, BLOCK) as buffer:
-            began, count = time.perf_counter(), 0
-            while count < most and time.perf_counter() - began < seconds:
-                got = os.preadv(descriptor, [buffer], count)
-                count += got
-                if got < BLOCK:
-                    break
-            return count, time.perf_counter() - began
-    finally:
-        os.close(descriptor)
-
-
-def _read_plainly(descriptor: int, seconds: float, most: int) -> tuple[int, float]:
-    began, count = time.perf_counter(), 0
-    while count < most and time.perf_counter() - began < seconds:
-        got = len(os.read(descriptor, BLOCK))
-        count += got
-        if not got:
-            break
-    return count, time.perf_counter() - began
+def _read(path: Path, flags: int, seconds: float, most: int) -> tuple[int, float]:
+    """Bytes and seconds; the buffer is page-aligned, as O_DIRECT needs it."""
+    start, count = time.perf_counter(), 0
+    with (
+        open(os.open(path, flags), "rb", buffering=0) as stream,
+        mmap.mmap(-1, BLOCK) as buffer,
+    ):
+        while count < most and time.perf_counter() - start < seconds:
+            got = stream.readinto(buffer) or 0
+            count += got
+            if got < BLOCK:
+                break
+    return count, time.perf_counter() - start
 
 
 def _drop_pages(path: Path) -> bool:
     """Ask the system to forget the pages of a file; only what is on the disk can be forgotten."""
-    advise = getattr(os, "posix_fadvise", None)
-    if advise is None:
+    if not hasattr(os, "posix_fadvise"):
         return False
-    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-        advise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     except OSError:
         return False
-    finally:
-        os.close(descriptor)
     return True

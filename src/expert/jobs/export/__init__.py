@@ -1,0 +1,1 @@
+"""expert export: adapter or merged weights, checked, with a model card."""

@@ -1,0 +1,1 @@
+"""expert new: a folder with a manifest, from rows or a starter."""

@@ -1,0 +1,1 @@
+"""expert sample: answers, token by token."""

@@ -1,0 +1,1 @@
+"""expert validate: answers to held-out rows, judged."""

@@ -1,0 +1,1 @@
+"""One judge for each kind of answer: JSON, SQL, Cypher, TypeScript, calls, text."""

@@ -1,0 +1,1 @@
+"""Rules that span keys, spelling suggestions, problems with their line."""

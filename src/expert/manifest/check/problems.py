@@ -144,9 +144,9 @@ def unknown_keys(
 ) -> tuple[list[Problem], list[Notice]]:
     """Unknown keys: errors in training.config, with --set and where one is a known key misspelt.
 
-    Any other is metadata, and told to be. In a flat file, whose settings stand at the top level,
-    every unknown key there was meant as a setting, so it is told that it does nothing; one that is
-    near a setting is refused there, and in a file whose settings can stand `only_at_top`.
+    Any other is metadata, and reported as such. In a flat file, whose settings are at the top
+    level, every unknown key there was meant as a setting, so it is reported that it does nothing;
+    one that is near a setting is refused there, and in a file whose settings can be `only_at_top`.
     """
     problems: list[Problem] = []
     notices: list[Notice] = []
@@ -168,13 +168,13 @@ def unknown_keys(
         elif flat and item.path == key:
             text = "no effect: Expert has no such key"
             notices.append(Notice("warning", item.path, text, item.line))
-        elif key != "error_injection_ratio":  # a rule tells of it in its own words
+        elif key != "error_injection_ratio":  # a rule reports it in words of its own
             section = item.path.removesuffix(key).removesuffix(".")
             kept.setdefault(section, []).append(item)
-    return problems, notices + [_told_as_metadata(*each) for each in kept.items()]
+    return problems, notices + [_metadata_notice(*each) for each in kept.items()]
 
 
-def _told_as_metadata(section: str, items: list[Item]) -> Notice:
+def _metadata_notice(section: str, items: list[Item]) -> Notice:
     """One notice for a whole section: real manifests describe themselves at length."""
     names = [item.path.removeprefix(f"{section}.") for item in items]
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
@@ -209,7 +209,7 @@ def _unknown(
 def _misspelt(key: str, node: Mapping[str, Any]) -> str | None:
     """The key that was meant, where this one is a slip of the pen of a key of its place.
 
-    A setting may stand loose in some sections. There a name is a slip of one only where nothing
+    A setting may be loose in some sections. There a name is a slip of one only where nothing
     else can be meant: metadata is welcome in the same place.
     """
     if key in _every_name():
@@ -282,7 +282,7 @@ _DESCRIPTIVE = {
     *("tags", "purpose", "sha256", "scaling", "size_bytes", "checkpoint_step", "checkpoint"),
     "alternative_checkpoints",
 }
-# Sections whose settings may stand there instead of in training.config or training.dataset.
+# Sections that may hold settings instead of in training.config or training.dataset.
 _TAKES_LOOSE_KEYS = ("Manifest", "Training")
 _LOOSE_NAMES = (
     *CONFIG_KEYS,

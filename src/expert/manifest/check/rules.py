@@ -44,12 +44,12 @@ class Findings:
         item = self.item(path)
         self.problems.append(Problem(item.path, what, fix, item.line))
 
-    def tell(self, kind: Kind, path: str, text: str) -> None:
+    def report(self, kind: Kind, path: str, text: str) -> None:
         item = self.item(path)
         self.notices.append(Notice(kind, item.path, text, item.line))
 
     def superseded(self, key: str, text: str) -> None:
-        self.tell("superseded", f"training.config.{key}", text)
+        self.report("superseded", f"training.config.{key}", text)
 
 
 def _first_step(item: Item, path: str) -> tuple[Item, str] | None:
@@ -72,68 +72,70 @@ def check_rules(manifest: Manifest, root: Item) -> Findings:
     return findings
 
 
-def _adapter(manifest: Manifest, say: Findings) -> None:
+def _adapter(manifest: Manifest, found: Findings) -> None:
     config = manifest.training.config
     given = config.model_fields_set
     kind = config.adapter_type
     for key in ("rank", "alpha"):
         if key in given and kind == "ia3" and getattr(config, key) != "auto":
-            say.wrong(f"training.config.{key}", "ia3 has no " + key, "remove it")
+            found.wrong(f"training.config.{key}", "ia3 has no " + key, "remove it")
     if kind == "ia3" and "dropout" in given and config.dropout not in ("auto", 0):
-        say.superseded("dropout", "ia3 has no dropout")
+        found.superseded("dropout", "ia3 has no dropout")
     if kind in ("full", "none"):
         reason = "all weights are trained" if kind == "full" else "only soft prompts are trained"
         for key in ("rank", "alpha", "dropout", "target_modules"):
             if key in given and getattr(config, key) != "auto":
-                say.superseded(key, f"adapter_type {kind}: {reason}")
+                found.superseded(key, f"adapter_type {kind}: {reason}")
     if kind == "none" and not manifest.soft_prompts:
         what = "none trains only soft prompts, but there are none"
-        say.wrong("training.config.adapter_type", what, "add soft_prompts or choose an adapter")
+        found.wrong("training.config.adapter_type", what, "add soft_prompts or choose an adapter")
     if config.feedforward_modules and kind != "ia3":
-        say.superseded("feedforward_modules", f"only for ia3; {kind} uses target_modules")
+        found.superseded("feedforward_modules", f"only for ia3; {kind} uses target_modules")
     targets = config.target_modules
     if config.feedforward_modules and kind == "ia3" and isinstance(targets, list):
         stray = sorted(set(config.feedforward_modules) - set(targets))
         if stray:
             what = f"{', '.join(stray)} not among target_modules"
-            say.wrong("training.config.feedforward_modules", what, "add them there or remove them")
+            found.wrong(
+                "training.config.feedforward_modules", what, "add them there or remove them"
+            )
     for number, model in enumerate(manifest.base_models):
         is_quantised = model.quantization in ("int4", "int8", "fp8")
         path = f"base_models[{number}].quantization"
         if kind == "full" and is_quantised and model.name != CHAR_GPT:
             what = f"adapter_type full cannot train an {model.quantization} base"
-            say.wrong(path, what, "use quantization: none, or an adapter_type")
+            found.wrong(path, what, "use quantization: none, or an adapter_type")
         if kind == "lokr" and is_quantised:
             what = f"lokr does not work on an {model.quantization} base"
-            say.wrong(path, what, "use quantization: none, or adapter_type: lora")
+            found.wrong(path, what, "use quantization: none, or adapter_type: lora")
         for position, adapter in enumerate(model.adapters):
             is_dora = adapter.type == "lora" and adapter.use_dora
             released = "dora" if is_dora else adapter.type
             if released and released != kind:
-                text = f"released as {released}; training.config.adapter_type {kind} is used"
-                say.tell("warning", f"base_models[{number}].adapters[{position}].type", text)
+                text = f"released as {released}; adapter_type {kind} is trained instead"
+                found.report("warning", f"base_models[{number}].adapters[{position}].type", text)
 
 
-def _char_model(manifest: Manifest, say: Findings) -> None:
+def _char_model(manifest: Manifest, found: Findings) -> None:
     for number, model in enumerate(manifest.base_models):
         place = f"base_models[{number}]"
         if model.name != CHAR_GPT:
             if model.architecture is not None:
                 what = f"only {CHAR_GPT} takes an architecture"
-                say.wrong(f"{place}.architecture", what, "remove it")
+                found.wrong(f"{place}.architecture", what, "remove it")
             continue
         shape = model.architecture
         if shape is not None and shape.width % shape.heads:
             what = f"width {shape.width} is not a multiple of heads {shape.heads}"
-            say.wrong(f"{place}.architecture", what, "change one of them")
+            found.wrong(f"{place}.architecture", what, "change one of them")
         if manifest.training.config.adapter_type != "full":
             what = f"{CHAR_GPT} is trained from scratch"
-            say.wrong("training.config.adapter_type", what, "write adapter_type: full")
+            found.wrong("training.config.adapter_type", what, "write adapter_type: full")
         if model.quantization not in ("auto", "none", "bf16", "fp16"):
             what = f"{CHAR_GPT} is trained from scratch and cannot be quantised"
-            say.wrong(f"{place}.quantization", what, "remove it")
+            found.wrong(f"{place}.quantization", what, "remove it")
         if manifest.soft_prompts:
-            say.wrong("soft_prompts", f"{CHAR_GPT} takes no soft prompts", "remove them")
+            found.wrong("soft_prompts", f"{CHAR_GPT} takes no soft prompts", "remove them")
 
 
 # Names of models that read images or sound, by the last part of a name or path. What has no such
@@ -146,114 +148,114 @@ _MEDIA_MODEL = re.compile(
 )
 
 
-def _text_models(manifest: Manifest, say: Findings) -> None:
+def _text_models(manifest: Manifest, found: Findings) -> None:
     """A model that reads images is refused by its name; where that says nothing, by its config."""
     for number, model in enumerate(manifest.base_models):
         last = re.split(r"[\\/]", model.name.rstrip("\\/"))[-1]
         if _MEDIA_MODEL.search(last):
             what = f"{model.name!r} is a model for images or sound; only text is trained"
-            say.wrong(f"base_models[{number}].name", what, "name a text-only model")
+            found.wrong(f"base_models[{number}].name", what, "name a text-only model")
 
 
-def _precision(manifest: Manifest, say: Findings) -> None:
+def _precision(manifest: Manifest, found: Findings) -> None:
     config = manifest.training.config
     if config.bf16 is True and config.fp16 is True:
-        say.wrong("training.config.fp16", "bf16 and fp16 are both true", "keep one of the two")
+        found.wrong("training.config.fp16", "bf16 and fp16 are both true", "keep one of the two")
 
 
-def _schedule(manifest: Manifest, say: Findings) -> None:
+def _schedule(manifest: Manifest, found: Findings) -> None:
     config = manifest.training.config
     allowed = _SCHEDULE_OPTIONS[config.lr_scheduler]
     for key in sorted(config.lr_scheduler_kwargs.model_fields_set):
         if key not in allowed and getattr(config.lr_scheduler_kwargs, key) is not None:
             takes = f"{config.lr_scheduler} takes {' and '.join(allowed) or 'no options'}"
-            say.wrong(f"training.config.lr_scheduler_kwargs.{key}", takes, "remove it")
+            found.wrong(f"training.config.lr_scheduler_kwargs.{key}", takes, "remove it")
     if config.warmup_ratio is not None and config.warmup_steps:
-        say.superseded("warmup_steps", f"warmup_ratio {config.warmup_ratio:g} takes precedence")
+        found.superseded("warmup_steps", f"warmup_ratio {config.warmup_ratio:g} takes precedence")
 
 
-def _batch(manifest: Manifest, say: Findings) -> None:
+def _batch(manifest: Manifest, found: Findings) -> None:
     """A step is sized in rows or in tokens."""
     config, path = manifest.training.config, "training.config.batch_tokens"
     if config.batch_tokens is None:
         return
     if config.batch_size != "auto":
         what = f"sets the size of a step, and so does batch_size ({config.batch_size})"
-        say.wrong(path, what, "keep one of the two")
+        found.wrong(path, what, "keep one of the two")
     if manifest.training.dataset.streaming:
         what = "streamed rows are not counted in advance, so tokens cannot be converted to rows"
-        say.wrong(path, what, "write batch_size: rows per step")
+        found.wrong(path, what, "write batch_size: rows per step")
 
 
-def _packing(manifest: Manifest, say: Findings) -> None:
+def _packing(manifest: Manifest, found: Findings) -> None:
     config = manifest.training.config
     if config.group_by_length is True and config.packing is not False:
-        say.superseded(
+        found.superseded(
             "group_by_length", "packing leaves no padding to avoid (set packing: false to use it)"
         )
     if config.dataloader_persistent_workers is True and config.dataloader_num_workers == 0:
-        say.superseded("dataloader_persistent_workers", "there are no workers")
+        found.superseded("dataloader_persistent_workers", "there are no workers")
     if config.pretokenized_cache and manifest.training.dataset.streaming:
-        say.superseded("pretokenized_cache", "streaming: true keeps no cache")
+        found.superseded("pretokenized_cache", "streaming: true keeps no cache")
     if manifest.training.dataset.streaming and not config.max_steps:
         text = "the number of rows is not known in advance: set training.config.max_steps"
-        say.tell("warning", "training.dataset.streaming", text)
+        found.report("warning", "training.dataset.streaming", text)
     if manifest.training.dataset.streaming and config.epochs % 1:
         what = f"{config.epochs:g}, but the length of an epoch of a stream is not known in advance"
         fix = "use a whole number, with max_steps to stop earlier; or set streaming: false"
-        say.wrong("training.config.epochs", what, fix)
+        found.wrong("training.config.epochs", what, fix)
 
 
-def _tokenising(manifest: Manifest, say: Findings) -> None:
+def _tokenising(manifest: Manifest, found: Findings) -> None:
     """tokenize: late is the baseline to measure against: single rows, tokenised when needed."""
     config, path = manifest.training.config, "training.config.tokenize"
     if config.tokenize != "late":
         return
     if any(model.name == CHAR_GPT for model in manifest.base_models):
         what = f"late, but the tokens of {CHAR_GPT} are the characters of its corpus"
-        say.wrong(path, what, "remove it")
+        found.wrong(path, what, "remove it")
     elif manifest.training.dataset.streaming:
         what = "late, but streamed rows are always tokenised while training"
-        say.wrong(path, what, "remove it, or set streaming: false")
+        found.wrong(path, what, "remove it, or set streaming: false")
     elif manifest.training.dataset.tasks:
         what = "late, but mixing several tasks needs prepared tokens"
-        say.wrong(path, what, "remove it, or use one path")
+        found.wrong(path, what, "remove it, or use one path")
     elif config.packing is not False:
         what = "late, but packing needs prepared tokens"
-        say.wrong(path, what, "set packing: false too, or remove it")
+        found.wrong(path, what, "set packing: false too, or remove it")
     elif config.overlong == "split":
         what = "late, but splitting rows needs prepared tokens"
-        say.wrong(path, what, "set overlong: cut too, or remove it")
+        found.wrong(path, what, "set overlong: cut too, or remove it")
 
 
-def _attention(manifest: Manifest, say: Findings) -> None:
+def _attention(manifest: Manifest, found: Findings) -> None:
     config = manifest.training.config
     if config.flash_attention_2:
         text = "torch's own flash kernels are used where the card has them; no package is needed"
         if config.attention not in ("auto", "flash"):
             text = f"attention: {config.attention} takes precedence"
-        say.superseded("flash_attention_2", text)
+        found.superseded("flash_attention_2", text)
     elif config.flash_attention_2 is False and config.attention == "auto":
         text = "false means not requested: the plan chooses. Set attention: sdpa or eager"
-        say.tell("note", "training.config.flash_attention_2", text)
+        found.report("note", "training.config.flash_attention_2", text)
     if config.use_sdpa is True and config.attention != "auto":
-        say.superseded("use_sdpa", f"attention: {config.attention} takes precedence")
+        found.superseded("use_sdpa", f"attention: {config.attention} takes precedence")
     elif config.use_sdpa is False and config.attention == "auto":
         text = "false means not requested: the plan chooses. Set attention: eager to force it"
-        say.tell("note", "training.config.use_sdpa", text)
+        found.report("note", "training.config.use_sdpa", text)
     if config.attention == "sdpa" and config.packing not in (False, "auto"):
         text = "packed rows with SDPA need a dense mask: memory and time grow quadratically"
-        say.tell("warning", "training.config.attention", text)
+        found.report("warning", "training.config.attention", text)
 
 
-def _superseded_switches(manifest: Manifest, say: Findings) -> None:
+def _superseded_switches(manifest: Manifest, found: Findings) -> None:
     config = manifest.training.config
     for key, because in _SUPERSEDED.items():
         if getattr(config, key):
-            say.superseded(key, because(config))
+            found.superseded(key, because(config))
     if config.gradient_checkpointing_kwargs.use_reentrant:
         path = "gradient_checkpointing_kwargs.use_reentrant"
-        say.superseded(path, "the non-reentrant implementation is always used")
+        found.superseded(path, "the non-reentrant implementation is always used")
 
 
 _SUPERSEDED: dict[str, Callable[[TrainingConfig], str]] = {
@@ -268,33 +270,33 @@ _SUPERSEDED: dict[str, Callable[[TrainingConfig], str]] = {
 }
 
 
-def _cadence(manifest: Manifest, say: Findings) -> None:
+def _cadence(manifest: Manifest, found: Findings) -> None:
     config = manifest.training.config
     if config.save_steps and config.save_strategy in ("epoch", "no"):
-        say.superseded("save_steps", f"save_strategy is {config.save_strategy}")
+        found.superseded("save_steps", f"save_strategy is {config.save_strategy}")
     if config.eval_steps and config.evaluation_strategy in ("epoch", "no"):
-        say.superseded("eval_steps", f"evaluation_strategy is {config.evaluation_strategy}")
+        found.superseded("eval_steps", f"evaluation_strategy is {config.evaluation_strategy}")
     for key, strategy in (("save", config.save_strategy), ("eval", config.evaluation_strategy)):
         if strategy == "steps" and getattr(config, f"{key}_steps") is None:
             name = "save_strategy" if key == "save" else "evaluation_strategy"
             what = f"steps, but {key}_steps is not given"
-            say.wrong(f"training.config.{name}", what, f"add {key}_steps")
+            found.wrong(f"training.config.{name}", what, f"add {key}_steps")
     if config.evaluation_strategy == "no":
         for key in ("load_best_model_at_end", "early_stopping_patience"):
             if getattr(config, key) not in (None, False, "auto"):
                 what = "needs an evaluation, but evaluation_strategy is no"
-                say.wrong(f"training.config.{key}", what, "choose steps or epoch")
+                found.wrong(f"training.config.{key}", what, "choose steps or epoch")
     if config.early_stopping_patience is None and config.early_stopping_threshold:
         what = "has no effect without early_stopping_patience"
-        say.wrong("training.config.early_stopping_threshold", what, "add early_stopping_patience")
+        found.wrong("training.config.early_stopping_threshold", what, "add early_stopping_patience")
     falling = config.metric_for_best_model in ("eval_loss", "eval_perplexity")
     if config.greater_is_better is falling:
         text = f"applied, although lower {config.metric_for_best_model} is better"
         text = text if falling else "applied, although higher accuracy is better"
-        say.tell("warning", "training.config.greater_is_better", text)
+        found.report("warning", "training.config.greater_is_better", text)
 
 
-def _dataset(manifest: Manifest, say: Findings) -> None:
+def _dataset(manifest: Manifest, found: Findings) -> None:
     data = manifest.training.dataset
     place = "training.dataset"
     if data.path is None and not data.tasks:
@@ -302,58 +304,58 @@ def _dataset(manifest: Manifest, say: Findings) -> None:
         what = "there is no data"
         if data.generation is not None:
             what = "generation is only descriptive: no rows are generated"
-        say.wrong(place, what, fix)
+        found.wrong(place, what, fix)
     if data.path is not None and data.tasks:
-        say.wrong(f"{place}.tasks", "given together with path", "keep one of the two")
+        found.wrong(f"{place}.tasks", "given together with path", "keep one of the two")
     if data.type == "multi_task" and not data.tasks:
-        say.wrong(f"{place}.type", "multi_task, but there are no tasks", "add tasks")
+        found.wrong(f"{place}.type", "multi_task, but there are no tasks", "add tasks")
     mapped = data.field_mapping.text if data.field_mapping else None
     if data.text_field and mapped and mapped != data.text_field:
         what = f"is {data.text_field!r}, but field_mapping.text is {mapped!r}"
-        say.wrong(f"{place}.text_field", what, "keep one of the two")
+        found.wrong(f"{place}.text_field", what, "keep one of the two")
     if data.max_in_memory_samples:
         text = "tokens are memory-mapped; no rows are held in memory"
-        say.tell("superseded", f"{place}.max_in_memory_samples", text)
+        found.report("superseded", f"{place}.max_in_memory_samples", text)
     for key in ("augmentation", "error_injection_ratio"):
         if getattr(data, key, None):
-            say.tell("note", f"{place}.{key}", "only descriptive: rows are used as they are")
+            found.report("note", f"{place}.{key}", "only descriptive: rows are used as they are")
     if data.generation and data.path is not None:
-        say.tell("note", f"{place}.generation", "only descriptive: no rows are generated")
+        found.report("note", f"{place}.generation", "only descriptive: no rows are generated")
 
 
-def _descriptive(manifest: Manifest, say: Findings) -> None:
+def _descriptive(manifest: Manifest, found: Findings) -> None:
     decoding = manifest.training.decoding
     if decoding.use_grammar:
         text = "only descriptive: parsers check the answers; no grammar constrains them"
-        say.tell("note", "training.decoding.use_grammar", text)
+        found.report("note", "training.decoding.use_grammar", text)
     if decoding.validation_cmd:
         text = "never run: commands in a manifest are not executed"
-        say.tell("note", "training.decoding.validation_cmd", text)
+        found.report("note", "training.decoding.validation_cmd", text)
     for number, model in enumerate(manifest.base_models):
         if model.rope_scaling:
             text = "only descriptive: positions follow the model's config.json"
-            say.tell("note", f"base_models[{number}].rope_scaling", text)
+            found.report("note", f"base_models[{number}].rope_scaling", text)
     for number, prompt in enumerate(manifest.soft_prompts):
         if prompt.init_method == "text" and not prompt.init_text:
             what = "init_method is text, but there is no init_text"
-            say.wrong(f"soft_prompts[{number}].init_text", what, "add the text")
-    _room_beside_prompts(manifest, say)
+            found.wrong(f"soft_prompts[{number}].init_text", what, "add the text")
+    _room_beside_prompts(manifest, found)
     checkpoint = manifest.training.packaging_checkpoint
     if not re.fullmatch(r"final|best|checkpoint-[0-9]+", checkpoint):
         what = f"got {checkpoint!r}, expected final, best or checkpoint-N"
-        say.wrong("training.packaging_checkpoint", what, "name one of the run's checkpoints")
+        found.wrong("training.packaging_checkpoint", what, "name one of the run's checkpoints")
     if not re.fullmatch(r"\d+\.\d+\.\d+([-+].*)?", manifest.version):
         text = f"{manifest.version!r} is not of the form x.y.z"
-        say.tell("warning", "version", text)
+        found.report("warning", "version", text)
 
 
-def _room_beside_prompts(manifest: Manifest, say: Findings) -> None:
-    """Soft prompts stand in front of every document, inside its sequence."""
+def _room_beside_prompts(manifest: Manifest, found: Findings) -> None:
+    """Soft prompts come before every document, inside its sequence."""
     length = manifest.training.config.max_seq_length
     tokens = sum(prompt.tokens for prompt in manifest.soft_prompts)
     if length != "auto" and tokens >= length and manifest.base_models[0].name != CHAR_GPT:
         what = f"{tokens} tokens leave no room for text in the {length} of max_seq_length"
-        say.wrong("soft_prompts", what, "use fewer tokens, or a larger max_seq_length")
+        found.wrong("soft_prompts", what, "use fewer tokens, or a larger max_seq_length")
 
 
 def written_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -380,7 +382,7 @@ def read_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield f"soft_prompts[{number}].path", prompt.path
 
 
-def _paths(manifest: Manifest, say: Findings) -> None:
+def _paths(manifest: Manifest, found: Findings) -> None:
     """A manifest may come from anyone, so it may name only what is near it; --set anything."""
     written = dict(written_paths(manifest))
     for path, value in [*read_paths(manifest), *written.items()]:
@@ -388,22 +390,22 @@ def _paths(manifest: Manifest, say: Findings) -> None:
             fix = "remove it"
             if re.search(r"[\t\n\r\f\b]", value):
                 fix = "a backslash before t, n, r, f or b is an escape: use / instead"
-            say.wrong(path, f"{value!r} contains a control character", fix)
-        if say.item(path).from_command_line:
+            found.wrong(path, f"{value!r} contains a control character", fix)
+        if found.item(path).from_command_line:
             continue
         steps = re.split(r"[\\/]", value)
         if ".." in steps:
             what = f"{value!r}: a manifest may come from anyone, so it may not leave its folder"
             other = "a path inside it" if path in written else "the absolute path"
-            say.wrong(path, what, f"use {other}, or --set {path}={value}")
+            found.wrong(path, what, f"use {other}, or --set {path}={value}")
         elif re.search(r"\$\w|\$\{|%\w+%", value):
             what = f"{value!r}: environment variables are not expanded"
-            say.wrong(path, what, "write the path itself")
+            found.wrong(path, what, "write the path itself")
     for path, value in written.items():
         is_absolute = re.match(r"[\\/~]|[A-Za-z]:", value)
-        if is_absolute and not say.item(path).from_command_line:
+        if is_absolute and not found.item(path).from_command_line:
             what = f"{value!r}: a manifest may write only inside its own folder"
-            say.wrong(path, what, f"use a relative path, or --set {path}={value}")
+            found.wrong(path, what, f"use a relative path, or --set {path}={value}")
 
 
 _RULES = (

@@ -1,0 +1,1 @@
+"""Older layouts and other names for keys, moved to where they belong."""

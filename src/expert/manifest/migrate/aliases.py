@@ -72,7 +72,7 @@ CONFIG_ALIASES = _by_alias(
     }
 )
 
-# Keys that become something other than one key of training.config; migrate.py knows how.
+# Keys that become something other than one key of training.config (peers/converted_keys.py).
 DTYPE_NAMES = ("dtype", "torch_dtype", "slm_dtype", "precision")
 AMP_NAMES = ("use_amp", "amp", "mixed_precision")
 LOAD_IN_NAMES = ("load_in_4bit", "slm_load_in_4bit", "load_in_8bit", "slm_load_in_8bit")

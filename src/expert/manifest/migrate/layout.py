@@ -97,7 +97,7 @@ def complete_layout(work: Migration) -> None:
     _default_to_released_adapter(work)
     given = work.root.get("schema_version")
     if given is not None and str(given.plain()) not in {"1.0", "2.0", "1", "2"}:
-        work.tell("warning", given, f"unknown version {given.plain()!r}: read by its layout")
+        work.report("warning", given, f"unknown version {given.plain()!r}: read by its layout")
     source = given or Item(None, "schema_version")
     work.root["schema_version"] = Item("2.0", source.path, source.line, source.above, source.beside)
     _drop_empty_sections(work)

@@ -114,17 +114,17 @@ class Migration:
 
     # --- reporting ---------------------------------------------------------------------------
 
-    def tell(self, kind: Kind, item: Item, text: str) -> None:
+    def report(self, kind: Kind, item: Item, text: str) -> None:
         self.notices.append(Notice(kind, item.path, text, item.line))
 
     def read_as(self, item: Item, home: str) -> None:
-        self.tell("read as", item, home)
+        self.report("read as", item, home)
 
     def supersede(self, item: Item, text: str) -> None:
-        self.tell("superseded", item, text)
+        self.report("superseded", item, text)
 
     def without_effect(self, item: Item, text: str) -> None:
-        self.tell("warning", item, f"without effect: {text}")
+        self.report("warning", item, f"without effect: {text}")
 
     def problem(self, item: Item, what: str, fix: str = "") -> None:
         self.problems.append(Problem(item.path, what, fix, item.line))

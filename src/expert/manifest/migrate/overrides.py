@@ -9,7 +9,6 @@ from expert.core.errors import ExpertError
 from expert.manifest.migrate.aliases import homes_of_short_name
 from expert.manifest.migrate.layout import migrate
 from expert.manifest.migrate.migration import Migration
-from expert.manifest.notices import notice
 from expert.manifest.text.item import MAX_DEPTH, Item, join
 
 _STEP = re.compile(r"([^.\[\]]+)((?:\[[0-9]{1,6}\])*)")
@@ -53,12 +52,12 @@ def parse_override(text: str) -> tuple[list[str | int], Item]:
 
 def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
     """Lay the overrides over the canonical tree; names are understood as in a file."""
-    told = Migration(root.fields())
+    work = Migration(root.fields())
     for text in overrides:
         steps, item = parse_override(text)
         whole = _whole_path(steps, text)
         if whole != steps:
-            told.notices.append(notice("read as", item, _in_words(whole)))
+            work.read_as(item, _in_words(whole))
             steps = whole
         if any(isinstance(step, int) for step in steps):
             _set_at(root, _in_new_layout(steps), item, text)
@@ -68,13 +67,13 @@ def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
         moved = migrate(layer)
         if item.value is None and not layer.fields():
             raise OverrideError(f"--set {text}: {steps[-1]} cannot be null")
-        told.notices += moved.notices
-        told.problems += moved.problems
+        work.notices += moved.notices
+        work.problems += moved.problems
         if steps == ["base_models"]:
             root.fields()["base_models"] = layer.fields()["base_models"]
         else:
             _overlay(root.fields(), layer.fields())
-    return told
+    return work
 
 
 def _whole_path(steps: list[str | int], text: str) -> list[str | int]:

@@ -178,7 +178,9 @@ def _convert_trackers(work: Migration, config: Entries) -> None:
     names = [entry.value for entry in _entries(trackers) if isinstance(entry.value, str)]
     others = [name for name in names if name in OTHER_TRACKERS]
     if others and trackers.path.endswith("report_to"):
-        text = f"{', '.join(others)} is not fed; TensorBoard files and events.jsonl are written"
+        text = (
+            f"{', '.join(others)} is not supported; TensorBoard files and events.jsonl are written"
+        )
         work.supersede(trackers, text)
         del config["trackers"]
 

@@ -1,0 +1,1 @@
+"""Keys and files of other trainers: what each means here."""

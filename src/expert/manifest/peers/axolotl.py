@@ -78,7 +78,7 @@ def _batches(work: Migration, signs: list[str]) -> None:
         work.read_as(count, text)
         if packs:
             text = "counts rows here, not packed sequences: those of a stream are not known before"
-            work.tell("warning", count, text)
+            work.report("warning", count, text)
         return
     places = length.value if length is not None else _DEFAULT_LENGTH
     if not isinstance(places, int) or isinstance(places, bool):
@@ -133,7 +133,7 @@ def _cadences(work: Migration) -> None:
         work.read_as(item, f"training.config.{home}: {how}")
         if item.value > 1:
             text = f"once an epoch, not {item.value} times; {steps} says after how many steps"
-            work.tell("warning", item, text)
+            work.report("warning", item, text)
 
 
 def _take_stream(work: Migration) -> None:

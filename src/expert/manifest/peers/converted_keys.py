@@ -122,12 +122,12 @@ def _template(work: Migration, zone: Entries, item: Item) -> None:
         work.convert(zone, "prompt_template", "auto", item)
     else:
         text = f"there is no {shown(word)} template here; the tokenizer's own is used"
-        work.tell("warning", item, text)
+        work.report("warning", item, text)
 
 
 def _quant_type(work: Migration, _: Entries, item: Item) -> None:
     if item.value == "nf4":
-        work.tell("note", item, "quantization: int4 is NF4")
+        work.report("note", item, "quantization: int4 is NF4")
     elif item.value == "fp4":
         what = "fp4 is not built: quantization: int4 is NF4, which is closer to the weights"
         work.problem(item, what, "write nf4, or leave it out")
@@ -147,7 +147,7 @@ def _compute_dtype(work: Migration, zone: Entries, item: Item) -> None:
 
 def _double_quant(work: Migration, _: Entries, item: Item) -> None:
     if item.value is True:
-        work.tell("note", item, "quantization: int4 quantises its scales too")
+        work.report("note", item, "quantization: int4 quantises its scales too")
     elif item.value is False:
         work.supersede(item, "int4 always quantises its scales too: 0.4 bits a weight less")
     else:
@@ -321,7 +321,7 @@ _ONLY_OUTSIDE = [
 def _dtype(work: Migration, item: Item) -> None:
     word = str(item.plain()).lower().removeprefix("torch.")
     if item.value is None or word == "auto":
-        work.tell("note", item, "auto: the plan chooses the precision")
+        work.report("note", item, "auto: the plan chooses the precision")
         return
     if not isinstance(item.value, str) or word not in _FLOATS:
         work.refuse(item, "bfloat16, float16, float32 or auto")

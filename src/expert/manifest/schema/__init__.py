@@ -1,0 +1,1 @@
+"""Every key with its default, its values and one line of meaning."""

@@ -9,7 +9,7 @@ from typing import Any
 from expert.manifest.schema.manifest import Manifest
 
 LARGEST = 10**12
-# Sections that people may write as plain text instead; migrate.py makes objects of them.
+# Sections that people may write as plain text instead; migrate/layout.py makes objects of them.
 _SHORT_FORMS = {"BaseModelSpec": "a name", "DatasetSpec": "a path"}
 
 
@@ -20,7 +20,7 @@ def schema() -> dict[str, Any]:
 
 
 def resolve(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Follow a $ref, keeping the description that stands beside it."""
+    """Follow a $ref, keeping the description beside it."""
     if "$ref" in node:
         target = schema()["$defs"][node["$ref"].rsplit("/", 1)[-1]]
         return {**target, **{key: value for key, value in node.items() if key != "$ref"}}

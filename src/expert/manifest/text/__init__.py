@@ -1,0 +1,1 @@
+"""YAML and JSON text with line numbers and comments."""

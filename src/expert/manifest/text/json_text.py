@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from json import decoder
 from json.decoder import JSONDecodeError
 from typing import NoReturn
@@ -43,6 +43,7 @@ class _Parser:
         self.problems: list[Problem] = []
         self.position = 0
         self.items = 0
+        self.where = ""
         self.line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
 
     def line(self, position: int) -> int:
@@ -78,56 +79,46 @@ class _Parser:
 
     def mapping(self, at: int, path: str, depth: int) -> dict[str, Item]:
         entries: dict[str, Item] = {}
-        position = self.skip(at + 1)
-        if self.text[position : position + 1] == "}":
-            self.position = position + 1
-            return entries
-        while True:
+        for position in self.entries(at, "}"):
             if self.text[position : position + 1] != '"':
-                self.expected_key(position)
-            line = self.line(position)
+                if self.text[position : position + 1] == "'":
+                    self.fail(position, "single quotes", 'JSON needs "double quotes"')
+                self.fail(position, 'a key in "double quotes" expected')
             key = self.string(position)
             colon = self.skip(self.position)
             if self.text[colon : colon + 1] != ":":
                 self.fail(colon, f'":" expected after "{key}"')
             item = self.value(self.skip(colon + 1), join(path, key), depth + 1)
-            item.line = line
+            item.line = self.line(position)
             add_entry(entries, key, item, self.problems)
-            position = self.skip(self.position)
-            if self.text[position : position + 1] == "}":
-                self.position = position + 1
-                return entries
-            position = self.comma(position, "}", f'after "{key}"')
-
-    def expected_key(self, position: int) -> NoReturn:
-        if self.text[position : position + 1] == "}":
-            self.fail(position, 'a "," before "}"', "remove the comma")
-        if self.text[position : position + 1] == "'":
-            self.fail(position, "single quotes", 'JSON needs "double quotes"')
-        self.fail(position, 'a key in "double quotes" expected')
+            self.where = f'after "{key}"'
+        return entries
 
     def sequence(self, at: int, path: str, depth: int) -> list[Item]:
         entries: list[Item] = []
-        position = self.skip(at + 1)
-        if self.text[position : position + 1] == "]":
-            self.position = position + 1
-            return entries
-        while True:
-            if self.text[position : position + 1] == "]":
-                self.fail(position, 'a "," before "]"', "remove the comma")
+        for position in self.entries(at, "]"):
             entries.append(self.value(position, join(path, len(entries)), depth + 1))
-            position = self.skip(self.position)
-            if self.text[position : position + 1] == "]":
-                self.position = position + 1
-                return entries
-            position = self.comma(position, "]", "in the list")
+            self.where = "in the list"
+        return entries
 
-    def comma(self, position: int, closing: str, where: str) -> int:
-        if position >= len(self.text):
-            self.fail(position, f'the file ends before the closing "{closing}"', "is it cut off?")
-        if self.text[position] != ",":
-            self.fail(self.position, f'"," or "{closing}" expected {where}', "a missing comma?")
-        return self.skip(position + 1)
+    def entries(self, at: int, closing: str) -> Iterator[int]:
+        """Where each entry between brackets begins; whoever asks reads it before the next."""
+        position = self.skip(at + 1)
+        while self.text[position : position + 1] != closing:
+            yield position
+            position = self.skip(self.position)
+            here = self.text[position : position + 1]
+            if not here:
+                what = f'the file ends before the closing "{closing}"'
+                self.fail(position, what, "is it cut off?")
+            if here not in (",", closing):
+                what = f'"," or "{closing}" expected {self.where}'
+                self.fail(self.position, what, "a missing comma?")
+            if here == ",":
+                position = self.skip(position + 1)
+                if self.text[position : position + 1] == closing:
+                    self.fail(position, f'a "," before "{closing}"', "remove the comma")
+        self.position = position + 1
 
     def string(self, at: int) -> str:
         try:

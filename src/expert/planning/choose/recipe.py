@@ -43,7 +43,7 @@ def settle_model(draft: PlanDraft) -> None:
         because = "sha256 of the weights that come with the package"
         draft.settle("model.revision", found.weights, because)
     else:
-        because = SET if spec.revision else "the newest"
+        because = SET if spec.revision else "the newest revision"
         draft.settle("model.revision", spec.revision, because, "manifest")
     if found.shape is None:
         draft.unknown(found.shape_from, "model.parameters")

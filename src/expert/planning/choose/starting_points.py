@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from expert.manifest.schema.config import TrainingConfig
+from expert.manifest.schema.manifest import BaseModelSpec
 from expert.planning.choose.recipe import ADAPTER_RATE, DEFAULT_RANK
 from expert.planning.models.resolve import TINY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from expert.manifest.schema.config import TrainingConfig
-    from expert.manifest.schema.manifest import BaseModelSpec
-    from expert.planning.models.shapes import ModelShape
+from expert.planning.models.shapes import ModelShape
 
 SMALL_PARAMETERS = 1_000_000_000
 SMALL_RATE = 5e-4
 """What the experts of this repository train SmolLM2-135M with."""
 LIKE_TINY_PARAMETERS = 30_000_000
-"""`tiny` has 8 million parameters; models up to this size want large steps as it does."""
+"""`tiny` has 8 million parameters; models up to this size need large steps as it does."""
 USUAL_SCALE, LARGEST_SCALE = 2.0, 8.0
 """alpha / r: 2 is usual, 4 is seen; `tiny` has 16."""
 LARGEST_RATE = 1e-3
@@ -53,7 +49,7 @@ def starting_point(name: str, shape: ModelShape | None) -> StartingPoint:
 def made_for_tiny(
     spec: BaseModelSpec, config: TrainingConfig, shape: ModelShape | None
 ) -> Iterator[tuple[str, str]]:
-    """Keys of the plan whose values suit `tiny` and would wreck this base, each with what to do."""
+    """Values of the plan that suit `tiny` and not this base, each with what to do."""
     if spec.name == TINY or config.adapter_type not in _WITH_RANK:
         return
     if shape is not None and shape.parameters <= LIKE_TINY_PARAMETERS:
@@ -66,8 +62,8 @@ def made_for_tiny(
     if alpha is not None and alpha / rank >= LARGEST_SCALE:
         yield (
             "adapter.alpha",
-            f"alpha {alpha:g} with rank {rank} multiplies the adapter by {alpha / rank:g}, as is "
-            f"right for the built-in tiny; on {spec.name} it is likely to wreck the model  (--set "
+            f"alpha {alpha:g} with rank {rank} scales the adapter by {alpha / rank:g}, which suits "
+            f"the built-in tiny; on {spec.name} training is likely to diverge  (--set "
             f"alpha={round(USUAL_SCALE * rank)}, twice the rank)",
         )
     rate = config.learning_rate

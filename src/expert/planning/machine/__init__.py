@@ -1,0 +1,1 @@
+"""The machine: cards, host, drivers, and which card is planned for."""

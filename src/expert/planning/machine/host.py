@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Generic, Never, TypeVar
 
@@ -145,15 +146,6 @@ def _cpu_quotas(roots: Path) -> Iterator[tuple[float, str]]:
 # --- memory and disk -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _MemoryLimit:
-    """One control group's limit; headroom is None where its usage cannot be read."""
-
-    limit_bytes: int
-    headroom_bytes: int | None
-    source: str
-
-
 def ram(roots: Path) -> tuple[Fact[int], Fact[int]]:
     """(total, available) bytes of memory, of the computer or of the tightest control group."""
     import psutil
@@ -163,22 +155,23 @@ def ram(roots: Path) -> tuple[Fact[int], Fact[int]]:
     except (OSError, RuntimeError) as error:
         return unknown(f"psutil: {error}"), unknown(f"psutil: {error}")
     # a limit at or above what is built in, such as v1's 2**63 - 4096, limits nothing
-    limits = [each for each in _memory_limits(roots) if each.limit_bytes < memory.total]
+    limits = [each for each in _memory_limits(roots) if each[0] < memory.total]
     if not limits:
         return Fact(memory.total, "psutil"), Fact(memory.available, "psutil")
-    tightest = min(limits, key=lambda each: each.limit_bytes)
-    total = Fact(tightest.limit_bytes, tightest.source)
+    limit, _, group = min(limits, key=lambda each: each[0])
+    total = Fact(limit, group)
     available, source = memory.available, "psutil"
-    for each in limits:
-        if each.headroom_bytes is None:
-            return total, unknown(f"{each.source} is a limit, but its usage cannot be read")
-        if each.headroom_bytes < available:
-            available = each.headroom_bytes
-            source = f"{each.source} less its usage (file cache it can drop not counted)"
+    for _, headroom, group in limits:
+        if headroom is None:
+            return total, unknown(f"{group} is a limit, but its usage cannot be read")
+        if headroom < available:
+            available = headroom
+            source = f"{group} less its usage (file cache it can drop not counted)"
     return total, Fact(available, source)
 
 
-def _memory_limits(roots: Path) -> Iterator[_MemoryLimit]:
+def _memory_limits(roots: Path) -> Iterator[tuple[int, int | None, str]]:
+    """(limit, headroom, source) of every control group; no headroom if its usage is unreadable."""
     for version, folder in control_groups(roots, "memory"):
         limit_name, usage_name, cache_name = (
             ("memory.max", "memory.current", "inactive_file")
@@ -194,7 +187,7 @@ def _memory_limits(roots: Path) -> Iterator[_MemoryLimit]:
             held = max(0, int(usage) - _stat(folder / "memory.stat", cache_name))
             headroom = max(0, int(limit) - held)
         source = f"cgroup v{version} {limit_name} of {_shown(folder, roots)}"
-        yield _MemoryLimit(int(limit), headroom, source)
+        yield int(limit), headroom, source
 
 
 def disk_free(folder: Path) -> Fact[int]:
@@ -271,8 +264,9 @@ def _lines(path: Path) -> list[str]:
 # --- software ------------------------------------------------------------------------------------
 
 
+@cache
 def package_version(name: str) -> Fact[str]:
-    """An installed package's version, without importing the package."""
+    """An installed package's version, without importing the package; 2 ms each, so asked once."""
     from importlib import metadata
 
     try:

@@ -1,0 +1,1 @@
+"""How much memory a step takes, and what fits."""

@@ -1,0 +1,1 @@
+"""Models by name and shape, and where their files are."""

@@ -99,7 +99,7 @@ def _built_in(name: str) -> ResolvedModel:
     folder = BUILT_IN / name
     if not is_model_folder(folder):
         raise ModelNotBuiltIn(
-            f"base_models[].name: {name} does not come with this build  (name another model; a "
+            f"base_models[].name: {name} is not part of this build  (name another model; a "
             f"folder of your own is ./{name})"
         )
     found = _found(name, "built-in", folder, "comes with the package")
@@ -139,11 +139,11 @@ def _to_be_fetched(
     hub_id = base if begun is None else hub_id_of(begun)
     if is_hub_id(name) or known is not None:
         hub_id = name if known is None or is_hub_id(name) else known.hub_id
-    because = "not found on this machine; it will be fetched from the hub"
+    because = "not on this machine; it will be downloaded from the hub"
     if name == SMOLLM2:
         because = f"{name} is not on this machine yet  ({GET_SMOLLM2})"
     elif not is_hub_id(name):
-        because = f"{base} is not on this machine; it will be fetched from the hub as {hub_id}"
+        because = f"{base} is not on this machine; it will be downloaded from the hub as {hub_id}"
     if begun is not None:
         shape, shape_from = read_shape(begun / "config.json")
         if shape is not None:
@@ -290,8 +290,8 @@ def refuse_media(config: Mapping[str, Any], file: Path) -> None:
     part = part or next((name for name in classes if _MEDIA_CLASS.search(name)), None)
     if part is not None:
         raise NotATextModel(
-            f"base_models[].name: {file} ({part}) is of a model that reads images or sound, and "
-            "only text is trained here  (name a model for text alone)"
+            f"base_models[].name: {file} ({part}) is a model for images or sound; only text is "
+            "trained  (name a text-only model)"
         )
 
 

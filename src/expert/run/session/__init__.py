@@ -1,0 +1,1 @@
+"""A run while it lasts: start, steps, recovery, evaluation, end."""

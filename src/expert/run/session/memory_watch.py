@@ -53,7 +53,7 @@ class MemoryWatch:
             return
         self._left = 0 if disturbed else self._left - 1
         if self._left == 0 and not disturbed:
-            self._tell(self._measured())
+            self._report(self._measured())
 
     def _measured(self) -> MemoryProbe:
         import torch
@@ -103,7 +103,7 @@ class MemoryWatch:
         """Whether somebody else holds memory of the card, as far as the plan knew."""
         return any(remark.path == "memory.budget_bytes" for remark in self._plan.remarks)
 
-    def _tell(self, probe: MemoryProbe) -> None:
+    def _report(self, probe: MemoryProbe) -> None:
         from expert.planning.memory.calibration import calibrations_file, remember
 
         measured = probe.reserved + probe.context_bytes

@@ -1,0 +1,1 @@
+"""Runs on disk: find, resume, load, status."""

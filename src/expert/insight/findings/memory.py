@@ -1,0 +1,265 @@
+"""How the device is used: too little work at once, waiting, other processes, heat, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from expert.core.text import counted, gib, percent, span
+from expert.insight.findings.evidence import CONTEXT_BYTES, Evidence
+from expert.insight.findings.finding import Rule, Seen, seen
+from expert.insight.findings.verdict import (
+    RETRIES_PER_UPDATE,
+    free_cores_fix,
+    is_starved,
+    is_worth_telling,
+    launch_fix,
+    sync_places,
+)
+from expert.insight.step.anatomy import number
+
+TOKENS_FILL_A_CARD = 8192
+"""From here on 0.6B and 8B models computed at full use on an H200 (training-speed-h200.json)."""
+TWICE = 2
+"""A larger micro-batch is advised where at least twice as many sequences fit."""
+ROOM_LEFT = 0.95
+"""As the planner: a twentieth of the budget stays free, for what no estimate knows."""
+OTHERS_BYTES = 1.5 * 2**30
+"""Driver and display hold up to about 1 GiB of a card that nobody else uses."""
+HEAT_SHARE = 0.2
+POWER_SHARE = 0.9
+"""A loaded card meets its power limit and is fine; that is worth a note, heat is not normal."""
+NEARLY_FULL = 0.97
+
+
+def host_syncs(found: Evidence) -> Seen | None:
+    """Reads from the device inside a step."""
+    count, step = found.syncs, found.step
+    if not count or step is None:
+        return None
+    dry = step.ran_dry or 0.0
+    return seen(
+        f"{count} times in one step of {found.micro_batches} micro-batches, at "
+        f"{sync_places(found)}; the device ran dry in {percent(dry)} of the steps",
+        severity="warning" if is_starved(step) else "note",
+        numbers={"syncs": float(count), "ran_dry": dry},
+    )
+
+
+def slow_launches(found: Evidence) -> Seen | None:
+    """Too little work in a launch, so that the host sets the pace."""
+    step = found.step
+    if step is None or not found.on_gpu or found.syncs or not is_starved(step):
+        return None
+    retries = found.retries_per_update >= RETRIES_PER_UPDATE
+    if is_worth_telling(step.of("data_wait"), step) or retries:
+        return None
+    dry, use = step.ran_dry, step.gpu_utilization
+    tokens = (step.tokens or 0.0) / found.micro_batches
+    ran_dry = f"the device ran dry in {percent(dry)} of the steps; " if dry is not None else ""
+    used = f"GPU utilization {percent(use)}; " if use is not None else ""
+    fix, keys = launch_fix(found)
+    return seen(
+        f"{ran_dry}{used}{span(step.wall)} a step, {tokens:,.0f} tokens a micro-batch",
+        fix=fix,
+        keys=keys,
+        gain=1 / use if use else None,
+        numbers={"ran_dry": dry or 0.0, "tokens_per_micro_batch": tokens},
+    )
+
+
+def one_row(found: Evidence) -> Seen | None:
+    if found.amount("batch.examples_per_update") != 1:
+        return None
+    tokens = f"; {found.step.tokens or 0:,.0f} tokens a step" if found.step else ""
+    return seen(
+        f"{found.who('batch.examples_per_update')}{tokens}", numbers={"examples_per_update": 1.0}
+    )
+
+
+def small_micro_batch(found: Evidence) -> Seen | None:
+    """A micro-batch size that was set although a larger one fits."""
+    micro, sequences = found.amount("batch.micro_batch"), found.amount("batch.sequences_per_update")
+    budget, peak = found.amount("memory.budget_bytes"), found.peak_bytes
+    if not micro or not sequences or not budget or peak is None:
+        return None
+    if not found.asked("batch.micro_batch") or micro >= sequences:
+        return None
+    per_row = sum(found.part(name) for name in ("activations", "workspace", "loss")) / micro
+    fixed = max(0.0, peak - micro * per_row)
+    room = int((ROOM_LEFT * budget - fixed) / per_row) if per_row > 0 else 0
+    possible = min(room, int(sequences))
+    if possible < TWICE * micro:
+        return None
+    tokens = (found.step.tokens or 0.0) / found.micro_batches if found.step else 0.0
+    at_once = f"; {tokens:,.0f} tokens at once" if found.step else ""
+    return seen(
+        f"{found.who('batch.micro_batch')}; the run holds {gib(peak)} of {gib(budget)}, one more "
+        f"sequence takes {gib(per_row)}{at_once}",
+        severity="note" if tokens >= TOKENS_FILL_A_CARD and found.on_gpu else "warning",
+        title=f"micro-batch size {micro:.0f} although {possible} would fit",
+        consequence=f"a step takes {found.micro_batches} passes instead of "
+        f"{-(-int(sequences) // possible)}",
+        numbers={"micro_batch": micro, "would_fit": float(possible)},
+    )
+
+
+def other_process(found: Evidence) -> Seen | None:
+    """Memory of the card that this run does not hold."""
+    used, own = found.median("gpu_memory_bytes"), found.median("gpu_process_memory_bytes")
+    if own is None:
+        reserved = found.last("peak_reserved_bytes")
+        own = reserved + CONTEXT_BYTES if reserved is not None else None
+    if used is None or own is None or used - own < OTHERS_BYTES:
+        return None
+    holders, pid = found.gpu_fact("holders"), number(found.newest("started"), "pid")
+    named = [h for h in holders if isinstance(h, Mapping)] if isinstance(holders, list) else []
+    words = ", ".join(
+        f"{h.get('name') or 'a process'} (pid {h.get('pid')})" for h in named if h.get("pid") != pid
+    )
+    at_start = f"; at the start: {words}" if words else ""
+    return seen(
+        f"{gib(used)} of the card are in use, {gib(own)} by this run: {gib(used - own)} are "
+        f"another's{at_start}",
+        numbers={"others_bytes": used - own},
+    )
+
+
+def busy_cores(found: Evidence) -> Seen | None:
+    """A run whose threads do not have a core each, because other processes take them: on a CPU all
+    threads wait for the last one, beside a GPU the one that launches falls behind."""
+    crowded = found.crowded
+    if crowded is None:
+        return None
+    threads, cores, others = crowded
+    waits = not found.on_gpu or (found.step is not None and is_starved(found.step))
+    return seen(
+        f"{counted(threads, 'thread')} on {cores} cores, of which others used "
+        f"{others:.1f} ({percent(others / cores)}){found.neighbours}",
+        severity="warning" if waits else "note",
+        consequence="threads wait for the one without a core; steps take several times as long"
+        if not found.on_gpu
+        else "the device waits where the host has no core to launch from",
+        fix=free_cores_fix(*crowded),
+        numbers={"threads": threads, "cores": cores, "others": others},
+    )
+
+
+def throttled(found: Evidence) -> Seen | None:
+    heat, power = found.median("throttled_heat"), found.median("throttled_power")
+    clock, watts = found.median("sm_clock_mhz"), found.median("power_watts")
+    at = f"; the clock is at {clock:.0f} MHz" if clock else ""
+    if heat is not None and heat >= HEAT_SHARE:
+        text = f"throttled in {percent(heat)} of the samples{at}"
+        return seen(text, numbers={"throttled_heat": heat})
+    if power is None or power < POWER_SHARE:
+        return None
+    return seen(
+        f"in {percent(power)} of the samples{f' at {watts:.0f} W' if watts else ''}{at}",
+        name="power-limit",
+        severity="note",
+        title="the card runs at its power limit",
+        consequence="normal under full load; a lower limit than the maker's costs speed",
+        fix="nvidia-smi -q -d POWER shows the limits",
+        numbers={"throttled_power": power},
+    )
+
+
+def memory_full(found: Evidence) -> Seen | None:
+    """Before a run by the estimate, after it by how often the allocator had to empty its cache."""
+    if found.before is not None:
+        peak, budget = found.amount("memory.peak_bytes"), found.amount("memory.budget_bytes")
+        share = peak / budget if peak and budget else 0.0
+        if found.planned("memory.fits") is False or share <= ROOM_LEFT:
+            return None
+        return seen(
+            memory_words(found),
+            title="almost all of the memory is planned for",
+            consequence="another program on the card is enough to end the run, or to make it use "
+            "a smaller micro-batch",
+            keys=("micro_batch_size=auto",) if found.asked("batch.micro_batch") else (),
+            numbers={"memory_share": share},
+        )
+    retries = found.retries_per_update
+    used, total = found.median("gpu_memory_bytes"), found.gpu_fact("memory_total_bytes")
+    full = bool(used and isinstance(total, int) and used >= NEARLY_FULL * total)
+    count = found.last("allocator_retries") or 0
+    if retries < RETRIES_PER_UPDATE and not (full and count > 0):
+        return None
+    filled = f"; {gib(used)} of {gib(total)} are in use" if used and total else ""
+    return seen(
+        f"{count:.0f} times the allocator had to empty its cache{filled}",
+        numbers={"retries_per_update": retries},
+    )
+
+
+def does_not_fit(found: Evidence) -> Seen | None:
+    misfit = found.before is not None and found.planned("memory.fits") is False
+    return seen(memory_words(found)) if misfit else None
+
+
+def batch_split(found: Evidence) -> Seen | None:
+    """Before a run: a batch that is accumulated from smaller ones."""
+    written, micro = found.written("config", "batch_size"), found.amount("batch.micro_batch")
+    tight = found.amount("memory.peak_bytes") or 0.0
+    over = tight > ROOM_LEFT * (found.amount("memory.budget_bytes") or 0.0)
+    if found.before is None or not isinstance(written, int) or not found.on_gpu:
+        return None
+    if found.micro_batches < 2 or over or found.planned("memory.fits") is False:
+        return None
+    rows = found.amount("batch.examples_per_update") or 0
+    return seen(
+        f"micro-batch size {micro:.0f}, {found.micro_batches} times: {memory_words(found)}",
+        title=f"the {rows:.0f} rows of a step are accumulated",
+    )
+
+
+def memory_words(found: Evidence) -> str:
+    """`3.2 GiB of 22.0 GiB on RTX 4090`, as planned."""
+    peak, budget = found.amount("memory.peak_bytes") or 0, found.amount("memory.budget_bytes") or 0
+    return f"{gib(peak)} of {gib(budget)} on {found.run.plan.get('target')}"
+
+
+def out_of_memory(found: Evidence) -> Seen | None:
+    fallen = found.fell_back("OutOfMemory")
+    return seen(str(fallen.get("reason") or "the reason is unknown")) if fallen else None
+
+
+# fmt: off
+RULES = (
+    Rule(name="host-sync", look=host_syncs, title="the host waits for the device inside a step",
+         consequence="nothing is launched ahead: the device waits for the host after each read",
+         fix="keep numbers on the device (.detach(), not .item()) and read them a step later"),
+    Rule(name="launch-bound", look=slow_launches,
+         title="the host cannot launch as fast as the device computes",
+         consequence="the device waits between kernels that are too small for it"),
+    Rule(name="batch-1", look=one_row, title="every step trains on a single row",
+         consequence="a launch, a reduction and an optimizer step for each row, and noisy "
+                     "gradients", keys=("batch_size=16",)),
+    Rule(name="small-micro-batch", look=small_micro_batch, title="a larger micro-batch would fit",
+         keys=("micro_batch_size=auto",)),
+    Rule(name="other-process", look=other_process, title="another process uses this GPU",
+         consequence="its memory is missing for larger batches, and its kernels take turns with "
+                     "the run's",
+         fix="expert clear-cuda-cache lists who holds it; end that process, or use another card"),
+    Rule(name="busy-cores", look=busy_cores, title="other processes use the cores of this run"),
+    Rule(name="throttled", look=throttled, title="the card slows down because of heat or a fault",
+         consequence="a lower clock for everything",
+         fix="better cooling; nvidia-smi -q -d PERFORMANCE shows the reason"),
+    Rule(name="memory-full", look=memory_full,
+         title="the card's memory is so full that its cache is emptied again and again",
+         consequence="each time the device is waited for, and the next step may not fit",
+         keys=("micro_batch_size=auto",),
+         fix="training.config.micro_batch_size: auto, or gradient_checkpointing: selective"),
+    Rule(name="does-not-fit", look=does_not_fit, title="the run does not fit into the memory",
+         consequence="the first step ends with out of memory",
+         fix="a smaller max_seq_length, quantization: int4, or a card with more memory; `expert "
+             "plan` shows what takes how much", severity="error"),
+    Rule(name="batch-split", look=batch_split, title="the rows of a step are accumulated",
+         consequence="the step is the same; that many at once would not fit or not be faster",
+         severity="note"),
+    Rule(name="out-of-memory", look=out_of_memory,
+         title="the run ran out of memory and continued with less at once",
+         consequence="smaller batches or activation checkpointing, which take longer",
+         fix="training.config.micro_batch_size: auto; expert plan shows what fits"),
+)
+# fmt: on

@@ -1,0 +1,426 @@
+"""Inside the process that measures one setting: a real run through the product's own loop.
+
+It trains a few steps, judges their loss on the held-out rows, and then times windows of steps
+whenever it is asked to. Between two windows it waits inside the loop, where the next step's batches
+are asked for: model, optimizer and feed stay as they are, and neither a core nor the card is used,
+so that another setting can be timed meanwhile.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import ExpertError
+from expert.jobs.benchmark.processes import Job, Ready, Window
+from expert.run.session.session import Start, copied, model_of, open_session, release_memory
+from expert.run.session.short_run import WITHOUT_PAUSES
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    import torch
+
+    from expert.planning.run_plan import RunPlan
+    from expert.run.session.execute import Through
+    from expert.run.session.session import Session
+    from expert.telemetry.gpu import GpuSampler
+    from expert.telemetry.meter import Meter
+
+FEWEST_STEPS = 2
+"""Trained where one step alone takes longer than all of them should."""
+FIRST_STEPS = 3
+"""Enough to compile, to fill caches, and to know how long a step takes."""
+LEAST_STEPS = 5
+"""Fewer would hardly show a difference of the loss, where there is time for more."""
+SLOW_SECONDS = 1.0
+"""Steps that take longer are few: each of them is long enough to be timed alone."""
+WARM_UP = 3
+"""Steps of a feed that has just started: they are not timed."""
+UNTIL_CAPTURED = 6
+"""Steps: CUDA graphs are captured at the third batch of a shape, the optimizer's when its gradients
+have stayed where they are for two."""
+ENOUGH_STEPS = 10_000_000
+"""More than any windows need: the feed of a setting that is timed has no end."""
+SECONDS_BETWEEN_EVENTS = 0.1
+"""Looking at the card and writing a line takes a fraction of a millisecond, so not at each step of
+a fast run."""
+NVML_LOOKS_BACK = 1.0
+"""Seconds: NVML's utilization is that of a sixth of a second up to one before."""
+LOOK_SECONDS = 1.0
+"""For free cores: the threads that the first setting settles count for all, and a fifth of a second
+misses much."""
+BECAUSE = "a benchmark measures steps alone"
+
+Say = Callable[[dict[str, Any]], None]
+"""Sends a fact to the parent."""
+Hear = Callable[[], dict[str, int] | None]
+"""Waits for the parent's next order: a window of `steps` after `skip` others, or empty for what was
+measured. None where the parent wants no more."""
+
+
+class SettingFailed(ExpertError):
+    """A setting that cannot be trained."""
+
+
+def main(job: Job, connection: Connection, log: str, environ: dict[str, str]) -> None:
+    """Measure, and send what was measured or why nothing was; never returns."""
+    if hasattr(os, "setsid"):
+        os.setsid()  # the parent ends it with all that it has started
+    os.environ.update(environ | {"TOKENIZERS_PARALLELISM": "false"})
+    handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    for stream in (1, 2):
+        os.dup2(handle, stream)
+    gc.freeze()  # or every collection looks through all that was imported before the fork
+    logging.disable(logging.WARNING)
+    limit = int(job.pace.limit_seconds) + 60
+
+    def say(fact: dict[str, Any]) -> None:
+        _alarm(limit)
+        connection.send(fact)
+
+    def hear() -> dict[str, int] | None:
+        _alarm(0)  # it may take as long as it likes, but the parent must be there
+        try:
+            order: dict[str, int] = connection.recv()
+        except EOFError:
+            return None
+        _alarm(limit)
+        return order
+
+    try:
+        _alarm(limit)
+        if _cuda_is_spoilt():
+            say({"spawn": True})
+        else:
+            measure(job, say, hear)
+    except BrokenPipeError:  # the parent has gone
+        os._exit(1)
+    except Exception as error:  # noqa: BLE001 - whatever it was, it ends this setting and no other
+        traceback.print_exc()
+        words = str(error).strip().splitlines()
+        text = words[0] if words else ""
+        known = isinstance(error, ExpertError)
+        say({"failed": text if known else f"{type(error).__name__}: {text}"})
+    os._exit(0)
+
+
+def _alarm(seconds: int) -> None:
+    """End this process after so long: the parent has gone, or it would have done so before."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(seconds)
+
+
+def _cuda_is_spoilt() -> bool:
+    """Whether CUDA was initialised before this process was forked."""
+    import torch
+
+    return bool(getattr(torch.cuda, "_is_in_bad_fork", lambda: False)())
+
+
+def measure(job: Job, say: Say, hear: Hear) -> None:
+    """Train, judge the loss on the held-out rows, and time the windows that are asked for."""
+    from expert.core.rundir import RunFolder
+    from expert.planning.machine.machine import describe_machine
+    from expert.run.open import open_planned
+    from expert.run.session.start import announce
+
+    say({"doing": "opening the data", "done": 0, "of": 0})
+    plan = for_measuring(job.plan, beside=job.beside)
+    ready = open_planned(plan, job.read, describe_machine(job.read.folder))
+    folder = RunFolder.create(job.runs, job.name)
+    events: list[dict[str, Any]] = []
+
+    def heard(event: dict[str, Any]) -> None:
+        events.append(event)
+        if event["event"] == "step":
+            say({"doing": "training", "done": event["step"], "of": 0})
+
+    opened = open_session(
+        folder=folder,
+        plan=ready.plan,
+        data=ready.data,
+        manifest=job.read.manifest,
+        sinks=(heard,),
+        start=Start(machine=ready.machine, allow_remote_code=job.allow_remote_code),
+        keep=False,
+    )
+    with folder.locked(), opened as run:
+        announce(run, threads=job.threads, look_seconds=LOOK_SECONDS)
+        say({"doing": "loading the model", "done": 0, "of": 0})
+        _measured(run, job, events, say, hear)
+
+
+def _measured(run: Session, job: Job, events: list[dict[str, Any]], say: Say, hear: Hear) -> None:
+    from expert.jobs.benchmark.held_out import judged
+    from expert.jobs.benchmark.numbers import numbers_of
+    from expert.model.switches import set_switches
+
+    steps = _train_first_steps(run, events, job)
+    weights = None if job.only_rate else copied(model_of(run).tensors())
+    if run.plan.kernels.cuda_graphs:  # the weights are copied; what is timed is to be captured
+        _train_to(run, run.state.done + UNTIL_CAPTURED)
+
+    def judge() -> dict[str, Any]:
+        if weights is None:
+            return {}
+        say({"doing": "judging the loss on held-out rows", "done": 0, "of": 0})
+        found = judged(run, weights, job)
+        set_switches(run.plan.kernels)  # what follows is timed as the setting trains
+        return found
+
+    found = judge() if job.stays else {}
+    release_memory(run.device)
+    ready = _ready(events, steps)
+    _log_every(run, max(1, round(SECONDS_BETWEEN_EVENTS / ready.step_seconds)))
+    say({"ready": ready})
+    windows = Windows(
+        hear,
+        say,
+        finished=lambda: numbers_of(run, events, windows.timed, steps) | found,
+        stays=job.stays,
+        device=run.device,
+        meter=lambda: run.instruments.meter,
+        gpu=run.instruments.gpu,
+        fresh=0 if ready.step_seconds > SLOW_SECONDS else WARM_UP,
+    )
+    run.now.plan = _with(run.plan, **{"length.total_steps": run.state.done + ENOUGH_STEPS})
+    while not windows.over:
+        _checked(run, windows)
+    if windows.ends_with_loss:
+        numbers = numbers_of(run, events, windows.timed, steps)
+        run.now.built = None
+        release_memory(run.device)
+        say({"measured": numbers | judge()})
+
+
+def _ready(events: list[dict[str, Any]], steps: int) -> Ready:
+    from expert.run.build import environment
+    from expert.telemetry.cpu import cores_seen
+
+    threads = next((e for e in events if e["event"] == "threads"), {})
+    return Ready(
+        step_seconds=_step_seconds(events),
+        steps=steps,
+        threads=threads.get("threads"),
+        lowered=threads.get("lowered"),
+        cores=len(cores_seen()),
+        environment=environment(),
+    )
+
+
+def for_measuring(plan: RunPlan, *, beside: bool = False) -> RunPlan:
+    """The plan without what is not part of a step, and with a learning rate that is the same in all
+    settings however many steps each of them makes."""
+    from expert.planning.decisions import Remark
+
+    made = plan.with_values(
+        {
+            **WITHOUT_PAUSES,
+            "watch.early_stopping_patience": None,
+            "optim.scheduler": "constant",
+            "optim.scheduler_options": {},
+            "optim.warmup_ratio": None,
+            "optim.warmup_steps": WARM_UP,
+            "stability.on_loss_spike": "ignore",
+            "length.max_steps": None,
+        },
+        BECAUSE,
+        "preset",
+    )
+    if not beside:
+        return made
+    # Or the other setting's memory would be taken for this one's when plans are calibrated.
+    shared = Remark(
+        kind="warning", path="memory.budget_bytes", text="another setting is on the card"
+    )
+    return made.model_copy(update={"remarks": [*made.remarks, shared]})
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+def _train_first_steps(run: Session, events: list[dict[str, Any]], job: Job) -> int:
+    """Train so many steps, or as many as there is time for; how many they were."""
+    steps, seconds = job.steps, job.pace.learn_seconds
+    if steps is None:
+        _train_to(run, FEWEST_STEPS)
+        # The quicker of the two: the first one loads kernels as well.
+        if min(_step_times(events)) > seconds:
+            return FEWEST_STEPS
+        _train_to(run, FIRST_STEPS)
+        each = _step_seconds(events)
+        least = FIRST_STEPS if each > SLOW_SECONDS else LEAST_STEPS
+        steps = max(least, min(job.pace.most_learnt, int(seconds / each)))
+    _train_to(run, steps)
+    return steps
+
+
+def _train_to(run: Session, total: int) -> None:
+    """Train up to so many steps; a smaller micro-batch is the only change that is allowed."""
+    from expert.run.session.failures import failure_of, nothing_left
+    from expert.run.session.recover import change_over
+    from expert.training.recovery import changes, plan_after
+    from expert.training.step import StepInterrupted
+
+    run.now.plan = _with(run.plan, **{"length.total_steps": total})
+    while run.state.done < total:
+        failure, interrupted = None, False
+        try:
+            _checked(run)
+        except Exception as error:
+            failure = failure_of(error, run.now.doing, run.plan)
+            interrupted = isinstance(error, StepInterrupted)
+            if failure is None:
+                raise
+        if failure is not None:
+            after = plan_after(run.plan, failure)
+            changed = changes(run.plan, after) if after is not None else []
+            if after is None or not all(each.path.startswith("batch.") for each in changed):
+                raise SettingFailed(nothing_left(failure).partition("  (")[0])
+            change_over(run, after, failure, interrupted=interrupted)
+
+
+def _checked(run: Session, through: Through = iter) -> None:
+    """Train until the plan's end or until the steps run out; an error where something else ends
+    it."""
+    from expert.run.session.execute import attempt
+
+    ending = attempt(run, through=through)
+    if ending.trouble is not None:
+        raise SettingFailed(f"step {run.state.done}: the loss or a gradient is not finite")
+    if ending.exit_code is not None:
+        raise SettingFailed("stopped by a signal")
+
+
+def _with(plan: RunPlan, **values: Any) -> RunPlan:
+    return plan.with_values(values, BECAUSE, "preset")
+
+
+def _log_every(run: Session, every: int) -> None:
+    now = run.now
+    now.plan = _with(now.plan, **{"watch.logging_steps": every})
+    timeline = now.built.timeline if now.built is not None else None
+    now.recorder = run.instruments.recorder(now.plan, now.state, timeline)
+
+
+def _step_seconds(events: list[dict[str, Any]]) -> float:
+    """Of the last two lines the slower: a host that runs ahead of its device has launched the
+    second step before the first is done, and knows only from the third on how long they take."""
+    return max(1e-4, *_step_times(events))
+
+
+def _step_times(events: list[dict[str, Any]]) -> list[float]:
+    """Seconds a step took, by each of the last two lines."""
+    lines = [event for event in events if event["event"] == "step"][-2:]
+    return [float(event["seconds"]) / max(1, event.get("updates") or 1) for event in lines]
+
+
+# --- timing --------------------------------------------------------------------------------------
+
+
+class Windows:
+    """Lets steps pass to the training loop while a window is timed, and waits in between."""
+
+    def __init__(
+        self,
+        hear: Hear,
+        say: Say,
+        *,
+        finished: Callable[[], dict[str, Any]],
+        device: torch.device,
+        meter: Callable[[], Meter],
+        gpu: GpuSampler | None = None,
+        stays: bool = True,
+        fresh: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`fresh`: steps of a feed that has just started, which are never timed."""
+        self._hear, self._say, self._finished = hear, say, finished
+        self._device, self._meter, self._gpu, self._clock = device, meter, gpu, clock
+        self._stays, self._fresh = stays, fresh
+        self._order: dict[str, int] | None = None
+        self.timed: list[Window] = []
+        self.over = self.ends_with_loss = False
+
+    def __call__(self, steps: Iterable[Any]) -> Iterator[Any]:
+        """The steps of one feed; a window that a feed could not finish starts again."""
+        coming, fresh = iter(steps), self._fresh
+        while (order := self._order or self._next_order()) is not None:
+            self._order = order
+            for _ in range(max(order["skip"], fresh)):
+                if (fed := next(coming, None)) is None:
+                    return
+                yield fed
+            fresh = 0
+            start, taken = self._mark(), []
+            for _ in range(order["steps"]):
+                if (fed := next(coming, None)) is None:
+                    return
+                taken.append((fed.update.done, fed.counts.real_tokens, fed.counts.examples))
+                yield fed
+            self.timed.append(self._window(start, self._mark(), taken))
+            self._order = None
+            self._say({"window": self.timed[-1]})
+
+    def _next_order(self) -> dict[str, int] | None:
+        """Wait for a window that is to be timed; None where there will be none."""
+        while True:
+            with self._meter().paused():
+                order = self._hear()
+            if order:
+                return order
+            if order is not None and self._stays:
+                self._say({"measured": self._finished()})
+                continue
+            self.over, self.ends_with_loss = True, order is not None
+            return None
+
+    def _mark(self) -> tuple[float, float, float]:
+        """Once the device is idle: the time, and CPU seconds of everybody and of this process."""
+        if self._device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self._device)
+        return (self._clock(), *_busy_and_own())
+
+    def _window(
+        self,
+        start: tuple[float, float, float],
+        end: tuple[float, float, float],
+        taken: list[tuple[int, int, int]],
+    ) -> Window:
+        seconds, busy, own = (after - before for before, after in zip(start, end, strict=True))
+        sample = self._gpu.sample() if self._gpu and seconds >= NVML_LOOKS_BACK else None
+        return Window(
+            first=taken[0][0],
+            steps=len(taken),
+            tokens=sum(tokens for _, tokens, _ in taken),
+            examples=sum(examples for _, _, examples in taken),
+            seconds=seconds,
+            others=max(0.0, (busy - own) / seconds) if seconds > 0 else 0.0,
+            gpu_percent=sample.utilization_percent if sample is not None else None,
+        )
+
+
+def _busy_and_own() -> tuple[float, float]:
+    """Seconds that the cores worked, and of them those of this process and of what it started:
+    processes that make batches belong to it."""
+    import psutil
+
+    from expert.telemetry.cpu import busy_seconds, own_seconds
+
+    own = own_seconds()
+    for child in psutil.Process().children(recursive=True):
+        try:
+            used = child.cpu_times()
+        except psutil.Error:  # it has just ended, and is counted with its parent
+            continue
+        own += used.user + used.system
+    return busy_seconds(), own

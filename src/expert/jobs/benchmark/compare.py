@@ -1,0 +1,196 @@
+"""Two settings timed against each other: in turns where both fit on the device, else alternately.
+
+Two processes share one device. The one that is not timed waits and computes nothing, but keeps its
+memory: so both live only where the plan's estimates of their peaks fit together. Elsewhere one is
+timed after the other, and the first once more where that leaves a doubt.
+
+Sequential runs alone (one process per setting, drift corrected by the baseline's first and last
+rate) were tried instead of windows in turns: docs/LOG.md has the numbers, and why turns stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from expert.insight.ladder.pairs import Paired, in_turns, one_after_the_other
+from expert.jobs.benchmark.pace import LEAST_WINDOWS, Clock, Pace, window_steps
+from expert.jobs.benchmark.processes import Job, Progress, SettingLost, SettingProcess
+from expert.planning.ladder import fit_together
+
+if TYPE_CHECKING:
+    from expert.planning.run_plan import RunPlan
+
+FEW_STEPS = 3
+"""Trained before a setting is timed again: enough to compile and to fill caches."""
+
+Start = Callable[[Job], SettingProcess]
+
+
+@dataclass
+class Timed:
+    """A setting that can be timed, and timed again."""
+
+    job: Job
+    process: SettingProcess | None = None
+    stays: bool = True
+    """Whether its process stays after its loss was judged."""
+    steps: int | None = None
+    """Trained before its loss was judged; None before its first process."""
+    rates: list[float] = field(default_factory=list)
+    """Tokens a second of the windows that were timed last."""
+    found: dict[str, Any] | None = None
+    """What was measured; None before it was timed for the first time."""
+
+    @property
+    def plan(self) -> RunPlan:
+        return self.job.plan
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.alive
+
+    def open(self, start: Start, *, beside: Timed) -> SettingProcess:
+        """Its process, started where there is none; of one that was measured before only the speed
+        is of interest."""
+        if self.process is not None and self.process.alive:
+            return self.process
+        others = [beside.plan] if beside.alive else []
+        job = replace(self.job, beside=bool(others))
+        if self.found is None:
+            self.stays = fit_together(*others, self.plan, self.plan)  # the judged model, too
+            job = replace(job, stays=self.stays)
+        else:
+            job = replace(job, only_rate=True, steps=min(self.steps or FEW_STEPS, FEW_STEPS))
+        self.process = start(job)
+        self.steps = self.steps or self.process.ready.steps
+        return self.process
+
+    def finish(self) -> None:
+        """Fetch what was measured, the first time that it was timed."""
+        if self.found is not None or self.process is None:
+            return
+        ready = self.process.ready
+        machine = {"threads": ready.threads, "cores": ready.cores, "lowered": ready.lowered}
+        self.found = self.process.measured() | machine
+        if not self.stays:
+            self.close()
+
+    def close(self) -> None:
+        """End its process, where it has one."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.stop()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How settings are timed: by which processes, for how long, and who is shown the progress."""
+
+    start: Start
+    pace: Pace
+    clock: Clock
+    progress: Progress
+
+    def compare(self, there: Timed | None, here: Timed, *, again: bool = False) -> Paired | None:
+        """How much faster `here` is than `there`; SettingLost where that cannot be measured.
+
+        `again`: rates of `there` that were measured before are not enough.
+        """
+        on_card, fresh = here.plan.kernels.device == "cuda", here.found is None
+        if there is None:
+            here.rates = self._alone(here)
+            here.finish()
+            return None
+        if fit_together(there.plan, here.plan):
+            try:
+                paired = self._in_turns(there, here)
+            except SettingLost:
+                if there.alive and not on_card:
+                    raise  # this setting failed, and not for want of the card's memory
+            else:
+                shrunk = fresh and on_card and here.found is not None and here.found["fallbacks"]
+                if not shrunk:
+                    return paired
+                here.found = None
+            # The estimate was wrong about the room for both, or one of them was lost: alone, then.
+            here.close()
+        there.close()
+        return self._one_after_the_other(there, here, again=again)
+
+    def _in_turns(self, there: Timed, here: Timed) -> Paired:
+        there.open(self.start, beside=here)
+        here.open(self.start, beside=there)
+        pairs = self._pairs(there, here)
+        there.rates, here.rates = (list(rates) for rates in zip(*pairs, strict=True))
+        here.finish()
+        return in_turns(there.job.name, pairs)
+
+    def _pairs(self, there: Timed, here: Timed) -> list[tuple[float, float]]:
+        """Rates of pairs of windows. The order changes from pair to pair, so that a machine that
+        slows down favours neither.
+
+        A setting is rejected only after so many pairs that chance is unlikely, as what it is worth
+        would be lost to all later plans: one that looks slower may take its time twice.
+        """
+        clock, pace = self.clock, self.pace
+        ends = clock.spent + clock.for_windows(pace)
+        seconds = min(pace.window_seconds, (ends - clock.spent) / (2 * pace.least_pairs))
+        pairs: list[tuple[float, float]] = []
+        lasts = 0.0
+        while len(pairs) < pace.most_pairs:
+            before, number = clock.spent, len(pairs)
+            self.progress("timing in turns", number, pace.most_pairs)
+            if number % 2 == 0:
+                rate = _window(there, seconds, first=number == 0)
+                pairs.append((rate, _window(here, seconds, first=number == 0)))
+            else:
+                rate = _window(here, seconds)
+                pairs.append((_window(there, seconds), rate))
+            lasts = max(lasts if number > 1 else 0.0, clock.spent - before)
+            found = in_turns("", pairs)
+            if len(pairs) >= pace.least_pairs and found.difference != "none":
+                break
+            more = clock.share if found.looks_slower else 0.0
+            if len(pairs) >= LEAST_WINDOWS and clock.spent + lasts > ends + more:
+                break
+        return pairs
+
+    def _one_after_the_other(self, there: Timed, here: Timed, *, again: bool) -> Paired:
+        name = there.job.name
+        here.rates = self._alone(here)
+        here.finish()
+        paired = one_after_the_other(name, there.rates, here.rates)
+        if not again and (paired.difference == "faster" or self.clock.is_up()):
+            return paired
+        # Slower than it was minutes ago, or about as fast: that may be the machine's doing.
+        here.close()
+        try:
+            there.rates = [*there.rates, *self._alone(there)]
+        except SettingLost:
+            return paired
+        finally:
+            there.close()
+        return one_after_the_other(name, there.rates, here.rates)
+
+    def _alone(self, one: Timed) -> list[float]:
+        """Rates of as many windows of one setting as there is time for."""
+        process = one.open(self.start, beside=one)
+        left = self.clock.for_windows(self.pace)
+        seconds = min(self.pace.window_seconds, left / self.pace.least_pairs)
+        steps, skip = window_steps(process.ready.step_seconds, seconds)
+        lasts = (steps + skip) * process.ready.step_seconds
+        rates: list[float] = []
+        wanted = max(LEAST_WINDOWS, min(self.pace.least_pairs, int(left / lasts)))
+        while len(rates) < wanted:
+            self.progress("timing", len(rates), wanted)
+            rates.append(process.window(steps, skip).rate)
+        return rates
+
+
+def _window(one: Timed, seconds: float, *, first: bool = False) -> float:
+    """The rate of one window; before the first it waited while the other one was made ready."""
+    assert one.process is not None
+    steps, skip = window_steps(one.process.ready.step_seconds, seconds)
+    return one.process.window(steps, max(skip, int(first))).rate

@@ -1,0 +1,410 @@
+"""One setting after the other: what is measured, what is kept, and what it is compared with."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import ManifestError
+from expert.core.files import write_text_atomically
+from expert.core.version import __version__
+from expert.insight.ladder.ladder import FILE, STAND, Ladder, Measured, crowded, doubts_of
+from expert.insight.ladder.pairs import Paired, spread_of
+from expert.jobs.benchmark.compare import Timed, Timing
+from expert.jobs.benchmark.pace import TRAINING_SHARE, Clock, pace_of
+from expert.jobs.benchmark.processes import Job, Progress, SettingLost, SettingProcess
+from expert.jobs.benchmark.request import (
+    BenchmarkRequest,
+    CannotBenchmark,
+    Watcher,
+    wanted_settings,
+)
+from expert.jobs.benchmark.result import Standing, judged, notes_on, result_of
+from expert.jobs.benchmark.rows import prepare_rows
+from expert.planning.ladder import (
+    BASELINE,
+    SETTINGS,
+    THE_REST,
+    Ground,
+    Setting,
+    as_overrides,
+    not_comparable,
+    not_here,
+    together,
+)
+from expert.planning.machine.threads import choose_threads
+
+if TYPE_CHECKING:
+    from expert.insight.ladder.ladder import SettingResult
+    from expert.manifest.reader import ReadManifest
+    from expert.planning.run_plan import RunPlan
+
+COUNTS = ("training_rows", "held_out_rows", "held_out_tokens")
+"""The same for all settings."""
+NAMES = tuple(setting.name for setting in (BASELINE, *SETTINGS))
+
+Starter = Callable[..., SettingProcess]
+
+
+class Benchmark:
+    """One benchmark: what it is made on, and where it stands."""
+
+    def __init__(self, request: BenchmarkRequest, watcher: Watcher) -> None:
+        from expert.planning.machine.machine import describe_machine
+        from expert.run.smollm2 import provide_model
+
+        self.request, self.watcher = request, watcher
+        self.pace = pace_of(quick=request.quick, minutes=request.minutes)
+        wanted = [
+            setting.name for setting in wanted_settings(request.only)
+        ]  # refused before preparing
+        first = request.read(())
+        if first.manifest.training.dataset.streaming:
+            raise CannotBenchmark(
+                "training.dataset.streaming: a stream has no rows that every setting could see "
+                "again  (--set training.dataset.streaming=false)"
+            )
+        provide_model(first, request.model)
+        self.machine = describe_machine(first.folder)
+        self.top = self._plan(first)
+        """The plan without a benchmark: every choice left to it."""
+        self.rows = prepare_rows(
+            request.read, self.top, model=request.model, tell=watcher.preparing
+        )
+        self.standing = Standing(ground=self.rows.ground, values=BASELINE.values(self.rows.ground))
+        self.expected = self._expected()
+        """Names of the settings that are likely to be measured: those that change something."""
+        below = [
+            self.expected[place - 1]
+            for place, name in enumerate(self.expected)
+            if place and name in wanted
+        ]
+        self.named = {*wanted, *below} if wanted else set(NAMES)
+        """Settings to be measured: all, or those that were named and the one below each."""
+        self.clock = Clock(self.pace.total_seconds)
+        self.results: list[SettingResult] = []
+        self.left_out: list[Setting] = []
+        """Settings that there was no time for."""
+        self.counts: dict[str, int] = {}
+        self.environment: Mapping[str, Any] = {}
+        self.steps: int | None = None
+        self.threads: int | None = None
+        """Of a CPU: settled by the first setting, and the same for all."""
+        self.lowered = self.warned = False
+        self.baseline: Timed | None = None
+        self.against_baseline: Paired | None = None
+        self.processes: list[SettingProcess] = []
+        self.so_far: Ladder | None = None
+        """What was measured, as soon as there is something."""
+
+    # --- planning ------------------------------------------------------------------------------
+
+    def _plan(self, read: ReadManifest) -> RunPlan:
+        from expert.run.open import open_run
+
+        return open_run(
+            read,
+            data="unread",
+            model=self.request.model,
+            vram=self.request.vram,
+            machine=self.machine,
+            use_measurements=False,
+        ).plan
+
+    def _planned(self, values: Mapping[str, Any]) -> tuple[ReadManifest, RunPlan]:
+        read = self.request.read((*self.rows.overrides, *as_overrides(values)))
+        return read, self._plan(read)
+
+    def _ground_of(self, values: Mapping[str, Any]) -> Ground:
+        return replace(self.rows.ground, packed=values.get("packing") is True)
+
+    def _expected(self) -> list[str]:
+        """Settings that change something here, if each of them is kept."""
+        found, values = [BASELINE.name], self.standing.values
+        before = self._planned(values)[1]
+        for setting in SETTINGS:
+            ground = self._ground_of(values)
+            if setting.needs(ground):
+                continue
+            more = {**values, **setting.values(ground)}
+            try:
+                plan = self._planned(more)[1]
+            except ManifestError:  # it will fail, and what follows builds on the one before it
+                continue
+            if not not_here(setting, before, plan):
+                values, before = more, plan
+                found.append(setting.name)
+        return found
+
+    def _to_come(self, setting: Setting) -> list[str]:
+        """This setting and those after it that are likely to be measured."""
+        after = NAMES[NAMES.index(setting.name) + 1 :] if setting.name in NAMES else ()
+        return [setting.name, *(n for n in after if n in self.expected and n in self.named)]
+
+    # --- measuring -----------------------------------------------------------------------------
+
+    def run(self, place: Path, start: Starter) -> Ladder:
+        """Measure every setting from the baseline on, and the best against the baseline; results
+        go to `place` after each of them."""
+        self.clock = Clock(self.pace.total_seconds)
+        (place / "logs").mkdir(parents=True, exist_ok=True)
+        try:
+            for setting in (BASELINE, *SETTINGS):
+                result = self._tried(setting, place, start)
+                if result is not None:
+                    self._keep(result, place)
+            if self.left_out:
+                self._keep(self._the_rest(place, start), place)
+            self._against_baseline(place, start)
+        finally:
+            for process in self.processes:
+                process.stop()
+        return self._write(place)
+
+    def _keep(self, result: SettingResult, place: Path) -> None:
+        self.results.append(result)
+        self.watcher.ends(result)
+        self._write(place)
+
+    def _write(self, place: Path) -> Ladder:
+        ladder = self._ladder()
+        write_text_atomically(place / FILE, ladder.as_text())
+        if any(setting.measured for setting in ladder.rungs):
+            self.so_far = ladder
+        return ladder
+
+    def _ladder(self) -> Ladder:
+        """What was measured so far."""
+        top, counts = self.top, self.counts
+        ladder = Ladder(
+            name=top.expert,
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            command=self.request.command,
+            version=__version__,
+            card=top.target,
+            device=top.kernels.device,
+            model=top.model.name,
+            parameters=top.model.parameters,
+            adapter=top.adapter.type,
+            quantization=top.model.quantization,
+            dataset=str(top.data.dataset.get("path") or "several tasks"),
+            training_rows=counts.get("training_rows", 0),
+            max_seq_length=top.data.max_seq_length,
+            examples_per_update=self.rows.examples,
+            held_out_rows=counts.get("held_out_rows", 0),
+            held_out_tokens=counts.get("held_out_tokens", 0),
+            quick=self.request.quick,
+            seconds=self.clock.elapsed,
+            environment=dict(self.environment),
+            notes=[*self.rows.notes, *notes_on(self.results, self.rows.examples)],
+            rungs=self.results,
+            against_baseline=self.against_baseline,
+        )
+        return ladder.model_copy(update={"doubts": doubts_of(ladder)})
+
+    def _tried(self, setting: Setting, place: Path, start: Starter) -> SettingResult | None:
+        """Measure a setting where that means something; None for one that was not asked for."""
+        here = self.standing
+        if self.left_out and setting.name in self._to_come(BASELINE):
+            return self._no_time(setting)
+        ground = self._ground_of(here.values)
+        values = {**here.values, **setting.values(ground)}
+        if setting is not BASELINE and (reason := setting.needs(ground)):
+            return self._not_here(setting, reason)
+        try:
+            read, plan = self._planned(values)
+        except ManifestError as error:
+            what = error.problems[0].what
+            return result_of(
+                self.standing, setting, "failed", f"does not combine with the others: {what}"
+            )
+        if here.plan is not None and (reason := not_here(setting, here.plan, plan)):
+            # It changes nothing here, but a later choice may look at it.
+            self.standing = replace(here, values=values)
+            return self._not_here(setting, reason)
+        if setting.name not in self.named:
+            if here.timed is not None:
+                here.timed.close()
+            self.standing = replace(here, values=values, plan=plan, result=None, timed=None)
+            return None
+        # The last one is measured however late it is, and so is one that was asked for by name.
+        to_come = len(self._to_come(setting)) - 1
+        if to_come > 0 and not self.request.only and self.clock.is_up(to_come):
+            return self._no_time(setting)
+        return self._measure(setting, values, read, plan, place, start)
+
+    def _not_here(self, setting: Setting, reason: str) -> SettingResult | None:
+        return (
+            result_of(self.standing, setting, "not here", reason)
+            if setting.name in self.named
+            else None
+        )
+
+    def _no_time(self, setting: Setting) -> SettingResult:
+        self.left_out.append(setting)
+        words = f"in '{THE_REST}', as {self.clock.elapsed:.0f} s had passed"
+        more = (
+            "without --quick there is more time" if self.request.quick else "--minutes N for more"
+        )
+        hint = f"  ({more})" if len(self.left_out) == 1 else ""
+        return result_of(self.standing, setting, "no time", f"{words}{hint}")
+
+    def _the_rest(self, place: Path, start: Starter) -> SettingResult:
+        """What there was no time for one by one, together."""
+        rest = together(self.left_out, self.standing.values, self._ground_of)
+        values = {**self.standing.values, **rest.settings}
+        try:
+            read, plan = self._planned(values)
+        except ManifestError as error:
+            return result_of(
+                self.standing, rest, "failed", f"do not combine: {error.problems[0].what}"
+            )
+        return self._measure(rest, values, read, plan, place, start)
+
+    def _measure(
+        self,
+        setting: Setting,
+        values: dict[str, Any],
+        read: ReadManifest,
+        plan: RunPlan,
+        place: Path,
+        start: Starter,
+    ) -> SettingResult:
+        """Measure the setting against those that are kept, and keep it where it is worth it."""
+        here, to_come = self.standing, len(self._to_come(setting))
+        number = len([r for r in self.results if r.measured or r.status == "failed"]) + 1
+        self.watcher.begins(setting, number, number + to_come - 1, self.clock.left(to_come + 1))
+        share = self.clock.start_setting(to_come + 1)
+        new = Timed(self._job(setting, read, plan, place, share))
+        timing = self._timing(place, start)
+        try:
+            paired = timing.compare(here.timed, new)
+            if self._fewer_threads(new):
+                new.close()
+                self.clock.start_setting(to_come + 1)  # or every setting would seem to take twice
+                new = Timed(replace(new.job, threads=self.threads))
+                paired = timing.compare(here.timed, new)
+        except SettingLost as lost:
+            new.close()
+            result = result_of(
+                self.standing, setting, "failed", str(lost), plan, self.clock.end_setting()
+            )
+            if here.result is None:
+                # Nothing before it could be measured, so this setting cannot be blamed.
+                self.standing = replace(here, values=values, plan=plan, result=None, timed=None)
+            return result
+        result = judged(
+            self.standing, setting, plan, self._measured(new), paired, self.clock.end_setting()
+        )
+        if setting is BASELINE:
+            self.baseline = new
+        if result.status in STAND:
+            self._stand_on(setting, result, values, plan, new)
+        elif new is not self.baseline:
+            new.close()
+        return result
+
+    def _job(
+        self, setting: Setting, read: ReadManifest, plan: RunPlan, place: Path, share: float
+    ) -> Job:
+        before = self.standing.plan
+        seconds = min(self.pace.learn_seconds, TRAINING_SHARE * share)
+        return Job(
+            name=setting.name.replace(" ", "-").replace("+", "and"),
+            plan=plan,
+            read=read,
+            runs=place / "runs",
+            pace=replace(self.pace, learn_seconds=seconds),
+            steps=self.steps,
+            judged_in=self.top.kernels.precision,
+            own_way=before is not None and not_comparable(before, plan) != "",
+            threads=self.threads,
+            allow_remote_code=self.request.allow_remote_code,
+        )
+
+    def _timing(self, place: Path, start: Starter) -> Timing:
+        progress: Progress = self.watcher.goes_on
+
+        def started(job: Job) -> SettingProcess:
+            process = start(job, log=place / "logs" / f"{job.name}.txt", progress=progress)
+            self.processes.append(process)
+            self.environment = self.environment or process.ready.environment
+            return process
+
+        return Timing(start=started, pace=self.pace, clock=self.clock, progress=progress)
+
+    def _fewer_threads(self, new: Timed) -> bool:
+        """Whether the first setting has shown that other processes use the cores: then all compute
+        with fewer threads. One look before it started may have missed that, and threads that wait
+        for each other on crowded cores are slowed down more than anything a setting could gain: of
+        one setting windows of 104 and of 635 tokens a second were seen with two threads on two
+        such cores."""
+        assert new.found is not None
+        threads, cores = new.found["threads"], new.found["cores"]
+        if self.threads is not None or threads is None:
+            return False
+        chosen = choose_threads(
+            own=threads,
+            granted=cores or threads,
+            cores=cores or threads,
+            busy=new.found["others"] or 0.0,
+            environ=os.environ,
+        )
+        self.lowered = bool(new.found["lowered"]) or chosen.lowered
+        self.threads = chosen.count
+        return chosen.lowered
+
+    def _measured(self, new: Timed) -> Measured:
+        """With what all settings have in common; warns of other processes once."""
+        assert new.found is not None
+        found = {"loss": None, **new.found, "lowered": self.lowered}
+        counts = {key: int(found.pop(key)) for key in COUNTS if key in found}
+        self.counts = self.counts or counts
+        measured = Measured(**found, spread=spread_of(found["windows"]))
+        words = crowded(measured)
+        if words and not self.warned:
+            self.warned = True
+            self.watcher.crowded(words)
+        return measured
+
+    def _stand_on(
+        self,
+        setting: Setting,
+        result: SettingResult,
+        values: dict[str, Any],
+        plan: RunPlan,
+        timed: Timed,
+    ) -> None:
+        assert result.measured is not None
+        if self.standing.timed is not None:
+            self.standing.timed.close()
+        gains = dict(self.standing.gains)
+        if result.gain is not None and result.status == "kept":
+            gains |= dict.fromkeys(setting.about, result.gain)
+        self.steps = result.measured.updates_learnt
+        self.standing = replace(
+            self.standing, values=values, plan=plan, result=result, gains=gains, timed=timed
+        )
+
+    def _against_baseline(self, place: Path, start: Starter) -> None:
+        """Compare the best with the baseline directly: a product of gains multiplies errors."""
+        best, base, result = self.standing.timed, self.baseline, self.standing.result
+        if best is None or base is None or best is base or result is None:
+            return
+        if result.below == BASELINE.name and result.paired is not None:
+            self.against_baseline = result.paired
+            return
+        self.watcher.compares(result.name, self.clock.left(1))
+        self.clock.start_setting(1)
+        try:
+            self.against_baseline = self._timing(place, start).compare(base, best, again=True)
+        except SettingLost:
+            return
+        if self.against_baseline is not None:
+            better = result.model_copy(update={"cumulative": self.against_baseline.gain})
+            self.results = [better if one is result else one for one in self.results]
+            self.standing = replace(self.standing, result=better)

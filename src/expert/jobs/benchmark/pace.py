@@ -1,0 +1,140 @@
+"""The time of a benchmark: how long each part of it may take, and what is left for the rest."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+LONGEST = 1.5
+"""Times the announced time: no setting is started by itself where the benchmark would end later."""
+REST = 2
+"""Settings' time for all that are left together: most of them are quicker, but they compile."""
+TRAINING_SHARE = 0.25
+"""Of a setting's time, before it is timed: every later setting has to train as many steps."""
+WORTH = 0.5
+"""Of the time it took to get a setting ready, for timing it: a setting of 17 s was timed for a
+fifth of a second on an H200, because its share of the benchmark was used up by then."""
+LEAST_WINDOWS = 2
+"""However slow the steps are: one window alone has no spread."""
+SLOW_STEP_SECONDS = 0.3
+"""Slower steps need no untimed ones before them: a device that was idle is at work again long
+before they end."""
+SETTLING_STEPS = 2
+"""After a pause the host is not yet ahead of its device, and batches are ready that were made in
+the meantime."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How long a benchmark and its settings may take for what."""
+
+    total_seconds: float
+    """Of the whole benchmark, as it is announced."""
+    learn_seconds: float
+    """Training before the loss is judged, and at most so many steps of it."""
+    most_learnt: int
+    window_seconds: float
+    """Steps that take longer are a window each."""
+    least_pairs: int
+    """Windows of a setting, each beside one of the setting it is compared with."""
+    most_pairs: int
+    """Where fewer leave it open whether there is a difference."""
+    held_out: int
+    """Rows that the loss is judged on."""
+    limit_seconds: float
+    """A process that prints nothing for so long is killed."""
+
+
+QUICK = Pace(
+    total_seconds=120.0,
+    learn_seconds=3.0,
+    most_learnt=10,
+    window_seconds=1.0,
+    least_pairs=3,
+    most_pairs=6,
+    held_out=64,
+    limit_seconds=150.0,
+)
+THOROUGH = Pace(
+    total_seconds=600.0,
+    learn_seconds=12.0,
+    most_learnt=30,
+    window_seconds=3.0,
+    least_pairs=5,
+    most_pairs=10,
+    held_out=256,
+    limit_seconds=600.0,
+)
+THOROUGH_FROM_MINUTES = 5.0
+"""With less time windows are short and pairs are few, as with --quick."""
+
+
+def pace_of(*, quick: bool, minutes: float | None) -> Pace:
+    """The pace for the time that was asked for."""
+    if minutes is None:
+        return QUICK if quick else THOROUGH
+    pace = QUICK if minutes < THOROUGH_FROM_MINUTES else THOROUGH
+    return replace(pace, total_seconds=60 * minutes)
+
+
+class Clock:
+    """What is left of the announced time, and what one setting may take of it."""
+
+    def __init__(self, total_seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self.total, self._now = total_seconds, now
+        self._started = self._setting_started = now()
+        self.share = total_seconds
+        """Seconds that the setting may take."""
+        self._took: list[float] = []
+
+    @property
+    def elapsed(self) -> float:
+        return self._now() - self._started
+
+    @property
+    def spent(self) -> float:
+        """Seconds that the setting has taken so far."""
+        return self._now() - self._setting_started
+
+    @property
+    def usual(self) -> float:
+        """What a setting has taken so far; 0 before the first."""
+        return statistics.median(self._took) if self._took else 0.0
+
+    def start_setting(self, to_come: int) -> float:
+        """One of so many settings starts; the seconds it may take."""
+        self._setting_started = self._now()
+        self.share = max(0.0, self.total - self.elapsed) / max(1, to_come)
+        return self.share
+
+    def end_setting(self) -> float:
+        """The seconds that the setting took."""
+        self._took.append(self.spent)
+        return self._took[-1]
+
+    def is_up(self, to_come: int = 0) -> bool:
+        """Whether one setting more would end after the longest time; with so many after it, also
+        where these together and the comparison with the baseline would."""
+        more = 1 + min(to_come, REST) + bool(to_come)
+        return bool(self._took) and self.elapsed + more * self.usual > LONGEST * self.total
+
+    def left(self, to_come: int) -> float:
+        """Seconds that are likely left for so many settings: as those before took, within the
+        limit; before the first what was announced, and never less than one of them."""
+        if not self._took:
+            return max(0.0, self.total - self.elapsed)
+        return max(self.usual, min(to_come * self.usual, LONGEST * self.total - self.elapsed))
+
+    def for_windows(self, pace: Pace) -> float:
+        """Seconds for timing the setting that is ready; enough for two pairs of windows."""
+        least = 2 * LEAST_WINDOWS * pace.window_seconds
+        return max(self.share - self.spent, WORTH * self.spent, least)
+
+
+def window_steps(step_seconds: float, window_seconds: float) -> tuple[int, int]:
+    """(timed, untimed before them): so many steps that a window lasts so long, one at least."""
+    steps = max(1, math.ceil(window_seconds / step_seconds))
+    return steps, 0 if step_seconds > SLOW_STEP_SECONDS else SETTLING_STEPS

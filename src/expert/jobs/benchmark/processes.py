@@ -1,0 +1,216 @@
+"""The process that measures a setting, from outside: asked, listened to, and killed when it hangs.
+
+Each setting is a process of its own, forked from a server that has imported everything (9 s of CPU
+time for each of them otherwise): nothing of one setting is left for the next, and a crash ends
+nobody else. Standard library's forkserver; where there is no fork, a process that starts afresh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.process import how_it_ended
+from expert.jobs.benchmark.pace import Pace
+
+if TYPE_CHECKING:
+    from expert.manifest.reader import ReadManifest
+    from expert.planning.run_plan import RunPlan
+
+START_SECONDS = 180.0
+"""For importing torch from a slow disk."""
+LEAST_WAIT_SECONDS = 60.0
+"""For a window, however short it should be: another process may hold everything up."""
+IMPORTED = (
+    *("torch", "transformers.modeling_utils", "expert.data.feed.loader", "expert.model.load"),
+    *("expert.run.session.execute", "expert.telemetry.gpu", "expert.training.loop"),
+)
+
+Progress = Callable[[str, int, int], None]
+"""What is being done, how much of it, and of how much."""
+
+
+class SettingLost(Exception):
+    """A setting that cannot be measured any more; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one process measures, and how."""
+
+    name: str
+    plan: RunPlan
+    read: ReadManifest
+    runs: Path
+    """Where its run folder goes."""
+    pace: Pace
+    steps: int | None
+    """Trained before the loss is judged; None: as many as there is time for."""
+    judged_in: str
+    """Precision of the judging, the same for all settings."""
+    own_way: bool = False
+    """Judge the loss as this setting trains, too."""
+    only_rate: bool = False
+    """Measured before: only its speed is wanted, so few steps are trained and no loss judged."""
+    stays: bool = True
+    """There is room for the judged model beside the trained one, so the loss comes first and the
+    process stays ready for windows. Else the loss is judged last, and the process ends."""
+    beside: bool = False
+    """Another setting is on the device, paused."""
+    threads: int | None = None
+    """Of a CPU, as the first setting has settled them; None: this is the first."""
+    allow_remote_code: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """What is known of a setting before it is timed."""
+
+    step_seconds: float
+    steps: int
+    """Trained so far."""
+    threads: int | None = None
+    """Of a CPU; None on a card."""
+    cores: int | None = None
+    lowered: bool | None = None
+    """Fewer threads than cores, because other processes use them."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Steps that were timed together, the device idle before and after them."""
+
+    first: int
+    """Steps of the run before it."""
+    steps: int
+    tokens: int
+    """Real ones, without padding."""
+    examples: int
+    seconds: float
+    others: float
+    """Cores that other processes used meanwhile."""
+    gpu_percent: float | None = None
+    """Utilization by NVML at its end; None where it was too short to know."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+class SettingProcess:
+    """A process that has trained a setting's first steps and is ready to time windows."""
+
+    def __init__(
+        self, job: Job, *, log: Path, progress: Progress, target: Callable[..., None]
+    ) -> None:
+        """`target` is what the process runs: with the job, its end of a pipe, a file for what it
+        prints, and the environment."""
+        self._log, self._progress, self.alive = log, progress, True
+        self._limit = job.pace.limit_seconds
+        method = "forkserver" if os.name == "posix" else "spawn"
+        progress("starting", 0, 0)
+        self._start(target, job, method)
+        try:
+            answer = self._wait_for(("ready", "spawn"), max(START_SECONDS, self._limit))
+            if "spawn" in answer:  # CUDA was initialised before the fork, which it does not survive
+                self.stop()
+                self.alive = True
+                self._start(target, job, "spawn")
+                answer = self._wait_for(("ready",), max(START_SECONDS, self._limit))
+        except BaseException:  # Ctrl-C, too: nothing may be left behind
+            self.stop()
+            raise
+        self.ready: Ready = answer["ready"]
+
+    def window(self, steps: int, skip: int) -> Window:
+        """Time so many steps, after some that are not timed."""
+        expected = (steps + skip) * self.ready.step_seconds
+        self._send({"steps": steps, "skip": skip})
+        found: Window = self._wait_for(("window",), LEAST_WAIT_SECONDS + 10 * expected)["window"]
+        return found
+
+    def measured(self) -> dict[str, Any]:
+        """What was measured so far; a process that does not stay judges its loss now, and ends."""
+        self._send({})
+        found: dict[str, Any] = self._wait_for(("measured",), self._limit)["measured"]
+        return found
+
+    def stop(self) -> None:
+        """Kill the process and everything that it started."""
+        if not self.alive:
+            return
+        self.alive = False
+        with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):
+            os.killpg(self._process.pid or 0, signal.SIGKILL)
+        self._process.kill()  # before it had a group of its own
+        self._process.join()
+        self._connection.close()
+
+    # --- inside --------------------------------------------------------------------------------
+
+    def _start(self, target: Callable[..., None], job: Job, method: str) -> None:
+        context: Any = multiprocessing.get_context(method)
+        if method == "forkserver":
+            # Importing peft imports bitsandbytes, which initialises CUDA: then each process
+            # imports peft by itself, in two seconds.
+            cuda = job.plan.kernels.device == "cuda" and find_spec("bitsandbytes")
+            context.set_forkserver_preload([*IMPORTED, *(() if cuda else ("peft",))])
+            # cuInit before a fork would spoil CUDA after it; this way torch asks NVML instead.
+            os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=target, args=(job, theirs, str(self._log), dict(os.environ))
+        )
+        self._process.start()
+        theirs.close()
+
+    def _send(self, order: Mapping[str, Any]) -> None:
+        try:
+            self._connection.send(order)
+        except OSError:
+            raise self._lost() from None
+
+    def _wait_for(self, wanted: tuple[str, ...], limit: float) -> dict[str, Any]:
+        """The answer of such a name. The limit is one of silence: a setting whose steps are slow
+        reports after each of them."""
+        while True:
+            try:
+                if not self._connection.poll(limit):
+                    self.stop()
+                    raise SettingLost(f"no answer for {limit:.0f} s")
+                answer: dict[str, Any] = self._connection.recv()
+            except (EOFError, OSError):
+                raise self._lost() from None
+            if any(name in answer for name in wanted):
+                return answer
+            if "failed" in answer:
+                self.stop()
+                raise SettingLost(str(answer["failed"]))
+            if "doing" in answer:
+                self._progress(answer["doing"], answer["done"], answer["of"])
+
+    def _lost(self) -> SettingLost:
+        """It has gone without an answer: by which signal, or with which last words."""
+        self._process.join(LEAST_WAIT_SECONDS)
+        code = self._process.exitcode
+        self.stop()
+        ended = how_it_ended(code) if code is not None else "ended"
+        words = f": {_last_words(self._log)}" if code is not None and code >= 0 else ""
+        return SettingLost(f"its process {ended}{words}")
+
+
+def _last_words(log: Path) -> str:
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")

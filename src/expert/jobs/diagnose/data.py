@@ -1,0 +1,318 @@
+"""The data before a run: is it there, is it prepared, what is cut, how fast is it read.
+
+Nothing is prepared here. Where tokens are ready they are counted; else the first rows are sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import ExpertError
+from expert.core.text import counted, gib
+from expert.data.pack.overlong_rows import remark_on_unlearnt, remarks_on_length
+from expert.data.pack.packing import unlearnt_rows
+from expert.insight.findings.finding import Finding
+from expert.insight.findings.table import looked_at
+from expert.jobs.diagnose.storage import read_speed
+from expert.planning.decisions import Remark
+
+if TYPE_CHECKING:
+    from expert.data.inspect.shared_rows import SharedRows
+    from expert.data.line import Line
+    from expert.planning.run_plan import RunPlan
+    from expert.run.open import Opened
+
+SAMPLED_ROWS = 256
+NOT_PACKED = "the tokens are prepared, and not packed for this plan yet"
+# What a run reads a second at most: 4 bytes a token. The fastest run measured (char-gpt on an H200,
+# 3.9 million tokens/s) reads 16 MB/s; raw text that is tokenised once comes at 10 to 40 MB/s.
+SLOW_MEGABYTES = 40.0
+NOTICEABLE = 0.01
+"""A share of rows that is worth a warning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """What was found, and what the other checks need."""
+
+    findings: list[Finding] = field(default_factory=list)
+    mean_tokens: float | None = None
+    longest_tokens: int | None = None
+
+
+def check_data(opened: Opened) -> DataFacts:
+    """Everything about the data that can be known before a run."""
+    plan = opened.plan
+    try:
+        sources = opened.named.first
+    except ExpertError as error:
+        return DataFacts(findings=[unusable("data-missing", str(error))])
+    except OSError as error:
+        return DataFacts(findings=[unusable("data-missing", f"{error.filename}: {error.strerror}")])
+    files = sorted({path for source in sources.every for path in source.files if path.is_file()})
+    size = sum(path.stat().st_size for path in files)
+    try:
+        looked = _look(opened)
+    except ExpertError as error:
+        looked = DataFacts(findings=[unusable("data-unusable", str(error))])
+    return DataFacts(
+        findings=[*looked.findings, *_storage(plan, files), *_size(plan, files, size)],
+        mean_tokens=looked.mean_tokens,
+        longest_tokens=looked.longest_tokens,
+    )
+
+
+def unusable(name: str, error: str) -> Finding:
+    """An error that keeps a run from starting; messages end with what to do."""
+    evidence, fix = _parts(error.partition("\n")[0])
+    rest = " ".join(error.partition("\n")[2].split())
+    return looked_at(name, evidence, fix=fix or rest or "fix what the message names")
+
+
+def _parts(text: str) -> tuple[str, str]:
+    """A message and what to do about it: `…  (…)`."""
+    first, _, fix = text.partition("  (")
+    return first, fix.removesuffix(")")
+
+
+# --- prepared or not -----------------------------------------------------------------------------
+
+
+def _look(opened: Opened) -> DataFacts:
+    from expert.data.line import open_line, remarks_on_tokens
+
+    plan, read = opened.plan, opened.read
+    if plan.model.place == "hub":
+        text = f"{plan.model.location}: its tokenizer is downloaded when it is needed"
+        return DataFacts(findings=[looked_at("model-not-here", text)])
+    line = open_line(plan, read, opened.named, writes=False)
+    if line.spec.streaming:
+        return _sampled(line, "")
+    reason = _why_not_prepared(line)
+    found = None if reason else _prepared(line)
+    found = found or _sampled(line, reason or NOT_PACKED)
+    return replace(found, findings=[*map(_of_tokens, remarks_on_tokens(line)), *found.findings])
+
+
+def _of_tokens(remark: Remark) -> Finding:
+    evidence, fix = _parts(remark.text)
+    return looked_at("token-folder", evidence, fix=fix or f"look at {remark.path}")
+
+
+def _why_not_prepared(line: Line) -> str:
+    """Why tokens are not prepared; "" where every one is."""
+    from expert.data.line import recipe_of
+    from expert.data.tokens.prepare import look
+
+    if not line.cache.folder.exists():
+        return "nothing was prepared yet"
+    for source in line.sources_of("train"):
+        recipe, folder = recipe_of(line, source, "train")
+        reason = look(folder, recipe, made_for=f"train {source.name}")
+        if reason is not None:
+            return reason
+    return ""
+
+
+def _prepared(line: Line) -> DataFacts | None:
+    """Exact counts of the prepared tokens; None where they are not packed yet."""
+    from expert.data.splits import prepare_splits
+    from expert.data.tokens.statistics import DocumentStatistics
+
+    plan, made = line.plan, prepare_splits(line)
+    if made is None:
+        return None
+    split = made.train
+    total = DocumentStatistics()
+    for prepared in split.folders:
+        total = total.plus(prepared.statistics)
+    over = split.index.overlong
+    held = made.validation is not None and made.validation.folders == split.folders
+    held_out = " (those held out for validation among them)" if held else ""
+    findings = [
+        looked_at(
+            "cache",
+            f"{total.documents:,} rows, {total.tokens:,} tokens{held_out} in {line.cache.folder}",
+            numbers={"rows": total.documents, "tokens": total.tokens},
+        ),
+        *_left_out(total.rows_in, total.bad_rows, sum(total.dropped.values()), exact=True),
+        *_overlong(plan, total.documents, over.cut, over.split, over.dropped, exact=True),
+        *map(_unlearnt, remarks_on_length(plan, *made.splits(), cut=False)),
+        *map(_shared, made.shared),
+    ]
+    return DataFacts(
+        findings=findings,
+        mean_tokens=total.tokens / total.documents if total.documents else None,
+        longest_tokens=total.longest or None,
+    )
+
+
+def _sampled(line: Line, reason: str) -> DataFacts:
+    """What the first rows of every source say about all of them."""
+    from expert.data.line import reading_of
+    from expert.data.records import BadRow, Segment
+
+    plan = line.plan
+    rows = bad = dropped = 0
+    documents: list[list[Segment]] = []
+    first_bad = ""
+    for source in line.sources_of("train"):
+        for _, made in islice(reading_of(line, source).formatted(), SAMPLED_ROWS):
+            rows += 1
+            if isinstance(made, BadRow):
+                bad, first_bad = bad + 1, first_bad or str(made)
+            elif isinstance(made, list):
+                documents.append(made)
+            else:
+                dropped += 1
+    lengths, unlearnt = _lengths(line, documents)
+    findings: list[Finding] = []
+    if reason:
+        findings.append(
+            looked_at(
+                "cache",
+                f"{reason}; the tokens go to {line.cache.folder}",
+                severity="note",
+                title="the rows will be tokenised when the run starts",
+                consequence="that is done once; later runs find them",
+                fix="expert pretokenize does it now",
+            )
+        )
+    findings += _bad_rows(rows, bad, first_bad, line.spec.max_bad_rows)
+    findings += _left_out(rows, 0, dropped, exact=False)
+    length = plan.data.max_seq_length
+    if line.is_text:
+        over = sum(1 for each in lengths if each > length)
+        cut, split, gone = (
+            over if plan.data.overlong == how else 0 for how in ("cut", "split", "drop")
+        )
+        findings += _overlong(plan, len(lengths), cut, split, gone, exact=False)
+        of = f"the first {len(lengths):,} rows"
+        longest = max(lengths, default=0)
+        left_out = remark_on_unlearnt(plan, unlearnt, len(lengths), longest=longest, of=of)
+        findings += map(_unlearnt, left_out)
+    return DataFacts(
+        findings=findings,
+        mean_tokens=sum(lengths) / len(lengths) if lengths else None,
+        longest_tokens=max(lengths, default=None),
+    )
+
+
+def _lengths(line: Line, documents: list[Any]) -> tuple[list[int], int]:
+    """Tokens of each document, and how many would not be trained on."""
+    if not documents or not line.is_text:
+        return [sum(len(part.text) for part in each) for each in documents], 0
+    batch = line.encoder.encode(documents)
+    return [int(each) for each in batch.lengths], unlearnt_rows(line.plan, batch)
+
+
+# --- what becomes of the rows --------------------------------------------------------------------
+
+
+def _bad_rows(rows: int, bad: int, first: str, allowed: int) -> list[Finding]:
+    if not bad:
+        return []
+    stops = {
+        "severity": "error",
+        "consequence": "the run would stop at them",
+        "fix": "fix the data, or --set training.dataset.max_bad_rows=100",
+    }
+    evidence, numbers = f"{bad} of the first {rows}: {first}", {"bad": bad, "rows": rows}
+    return [looked_at("bad-rows", evidence, numbers=numbers, **(stops if bad > allowed else {}))]
+
+
+def _left_out(rows: int, bad: int, dropped: int, *, exact: bool) -> list[Finding]:
+    if not (bad + dropped):
+        return []
+    share, of = (bad + dropped) / max(1, rows), f"{rows:,}" if exact else f"the first {rows:,}"
+    return [
+        looked_at(
+            "rows-left-out",
+            f"{dropped:,} by the manifest's checks and {bad:,} unreadable, of {of}",
+            severity="warning" if share > NOTICEABLE else "note",
+            consequence=f"{share:.1%} of the data is not trained on",
+            numbers={"share": share},
+        )
+    ]
+
+
+def _overlong(
+    plan: RunPlan, rows: int, cut: int, split: int, dropped: int, *, exact: bool
+) -> list[Finding]:
+    if not (cut + split + dropped):
+        return []
+    count, verb = max((cut, "cut"), (split, "split"), (dropped, "dropped"))
+    share = count / max(1, rows)
+    ends = {
+        "cut": "the end of their answers is never trained on",
+        "dropped": "they are not trained on",
+    }
+    return [
+        looked_at(
+            "rows-cut",
+            f"{count:,} of {'' if exact else 'the first '}{rows:,} rows",
+            severity="warning" if verb != "split" and share > NOTICEABLE else "note",
+            title=f"rows longer than {plan.data.max_seq_length} tokens are {verb}",
+            consequence=ends.get(verb, ""),
+            numbers={"share": share, "rows": count},
+            **({"fix": ""} if verb == "split" else {}),
+        )
+    ]
+
+
+def _unlearnt(remark: Remark) -> Finding:
+    evidence, fix = _parts(remark.text)
+    return looked_at("rows-not-learnt", evidence, fix=fix)
+
+
+def _shared(rows: SharedRows) -> Finding:
+    return looked_at(
+        "rows-shared",
+        rows.evidence,
+        title=f"{rows.split} rows are in the training rows as well",
+        consequence=rows.consequence,
+        numbers={"rows": rows.count, "share": rows.count / rows.of},
+    )
+
+
+def _size(plan: RunPlan, files: Sequence[Path], size: int) -> list[Finding]:
+    length, on_disk = plan.length, f"{counted(len(files), 'file')}, {gib(size)}"
+    if length.rows == 0:
+        return [looked_at("no-rows", on_disk)]
+    parts = [on_disk] if files else []
+    parts += [counted(length.rows, "training row")] if length.rows is not None else []
+    if length.tokens_per_epoch is not None:
+        told = next((d for d in plan.decisions if d.path == "length.tokens_per_epoch"), None)
+        exact = told is not None and told.source == "measurement"
+        how = "" if exact or told is None else f" ({told.because})"
+        parts.append(f"{'' if exact else 'about '}{length.tokens_per_epoch:,} tokens an epoch{how}")
+    if length.max_steps and length.steps_per_epoch:
+        share = length.max_steps / (length.steps_per_epoch * length.epochs)
+        if share < 1:
+            parts.append(f"max_steps {length.max_steps} ends the run after {share:.0%} of it")
+    unknown = {"title": "the size of the data is known when it has been read"}
+    changes = unknown if length.rows is None else {}
+    return [looked_at("data-size", ", ".join(parts) or "–", **changes)]
+
+
+# --- the disk ------------------------------------------------------------------------------------
+
+
+def _storage(plan: RunPlan, files: Sequence[Path]) -> list[Finding]:
+    """How fast the prepared tokens are read where there are any, else the files of the manifest."""
+    cache = Path(plan.data.cache) if plan.data.cache else None
+    prepared = sorted(cache.glob("tokens-*/*.arrow")) if cache and cache.is_dir() else []
+    speed = read_speed(prepared or files)
+    if speed is None or speed.megabytes_per_second is None:
+        return []
+    rate, cached = speed.megabytes_per_second, speed.how == "through the cache"
+    more = " (out of the page cache: the disk itself was not measured)" if cached else ""
+    evidence = f"{rate:,.0f} MB/s, {speed.bytes / 1e6:.0f} MB read {speed.how}{more}"
+    numbers = {"megabytes_per_second": rate}
+    if rate >= SLOW_MEGABYTES or cached:
+        return [looked_at("storage", evidence, numbers=numbers)]
+    return [looked_at("slow-disk", evidence, numbers=numbers)]

@@ -1,0 +1,211 @@
+"""The job behind `expert diagnose --try`: the first fix of a diagnosis, measured before and after.
+
+Two short runs of the same rows, one as it is and one with the fix, in folders that are thrown away.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import ExpertError
+from expert.core.rundir import found_again
+from expert.run.session.short_run import SETTLING, ShortRun, short_run
+
+if TYPE_CHECKING:
+    from expert.insight.findings.finding import Finding
+    from expert.manifest.reader import ReadManifest
+
+MEASURED_UPDATES = 12
+NOT_FOR_SPEED = frozenset({"saves-only-at-the-end"})
+"""Fixes that a short run cannot show."""
+
+Read = Callable[[tuple[str, ...]], "ReadManifest"]
+"""Reads the manifest with these overrides."""
+
+
+class NothingToTry(ExpertError):
+    """No finding has a fix that is a key of the manifest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a short run did once it had settled."""
+
+    updates: int
+    seconds: float
+    tokens: int
+    examples: int
+    tokens_per_second: float | None
+    spread: float | None
+    """Between the quarters of the steps' own rates, relative: what the machine does besides."""
+    seconds_an_update: float | None
+    loss: float | None
+    """Mean over all steps, the settling ones included."""
+    data_wait: float | None
+    """Share of the time in which the device waited for a batch."""
+    gpu_utilization: float | None
+    peak_reserved_bytes: int | None
+    fallbacks: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A fix, before and after."""
+
+    name: str
+    title: str
+    overrides: tuple[str, ...]
+    device: str
+    before: Measured
+    after: Measured
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as many tokens a second."""
+        before, after = self.before.tokens_per_second, self.after.tokens_per_second
+        return after / before if before and after else None
+
+    @property
+    def certain(self) -> bool:
+        """Whether the difference is larger than what the steps of either run differ by."""
+        spread = max(self.before.spread or 0.0, self.after.spread or 0.0)
+        return self.gain is not None and abs(self.gain - 1) > spread
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "gain": self.gain, "certain": self.certain}
+
+
+def first_fix(findings: Sequence[Finding]) -> Finding:
+    """The first finding, worst first, whose fix can be tried."""
+    from expert.insight.findings.finding import worst_first
+
+    for finding in worst_first([each for each in findings if each.name not in NOT_FOR_SPEED]):
+        if finding.overrides and finding.severity in ("error", "warning"):
+            return finding
+    raise NothingToTry(
+        "--try: nothing that was found is fixed by a key of the manifest  (the fixes, if any, are "
+        "in the table)"
+    )
+
+
+def try_fix(
+    read: Read,
+    *,
+    name: str,
+    title: str,
+    overrides: tuple[str, ...],
+    model: str | None = None,
+    vram: str | None = None,
+    allow_remote_code: bool = False,
+    updates: int = MEASURED_UPDATES,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Tried:
+    """Measure without and with the overrides."""
+    options: dict[str, Any] = {
+        "updates": SETTLING + updates,
+        "model": model,
+        "vram": vram,
+        "allow_remote_code": allow_remote_code,
+    }
+    tell("a short run as it is")
+    before = short_run(read(()), **options)
+    gc.collect()  # the model of the first run makes room for that of the second
+    tell(f"a short run with {' '.join(overrides)}")
+    after = short_run(read(overrides), **options)
+    return Tried(
+        name=name,
+        title=title,
+        overrides=overrides,
+        device=after.plan.target,
+        before=measured(before),
+        after=measured(after),
+    )
+
+
+def measured(run: ShortRun) -> Measured:
+    """Sums over the settled steps; over all where the run had no more."""
+    steps = [event for event in run.events if event["event"] == "step"]
+    settled = [event for event in steps if event["step"] > SETTLING] or steps
+    seconds = sum(float(event["seconds"]) for event in settled)
+    tokens = sum(int(event["tokens"]) for event in settled)
+    targets = sum(int(event["targets"]) for event in steps)
+    losses = sum(float(event["loss"]) * int(event["targets"]) for event in steps)
+    updates = sum(int(event.get("updates") or 1) for event in settled)
+    waits = [event["time_data_wait"] for event in settled if event.get("time_data_wait")]
+    uses = [event["gpu_utilization"] for event in settled if event.get("gpu_utilization")]
+    peaks = [event["peak_reserved_bytes"] for event in steps if event.get("peak_reserved_bytes")]
+    fallbacks = tuple(
+        str(event.get("text") or event.get("reason") or "a fallback")
+        for event in run.events
+        if event["event"] == "fell_back"
+    )
+    return Measured(
+        updates=updates,
+        seconds=seconds,
+        tokens=tokens,
+        examples=sum(int(event["examples"]) for event in settled),
+        tokens_per_second=tokens / seconds if seconds else None,
+        spread=_spread([event["tokens"] / event["seconds"] for event in settled]),
+        seconds_an_update=seconds / updates if updates else None,
+        loss=losses / targets if targets else None,
+        data_wait=sum(waits) / seconds if waits and seconds else None,
+        gpu_utilization=sum(uses) / len(uses) if uses else None,
+        peak_reserved_bytes=max(peaks, default=None),
+        fallbacks=fallbacks,
+    )
+
+
+def _spread(rates: list[float]) -> float | None:
+    """The distance of the quartiles over the median; None of fewer than four."""
+    import statistics
+
+    if len(rates) < 4:
+        return None
+    low, middle, high = statistics.quantiles(rates, n=4)
+    return (high - low) / middle if middle else None
+
+
+# --- the manifest of a run that was ---------------------------------------------------------------
+
+
+def read_again(run: Path, overrides: tuple[str, ...] = ()) -> ReadManifest:
+    """The manifest of a run from its folder, with its paths meaning what they meant then."""
+    from expert.manifest.reader import read_manifest
+
+    file = run / "manifest.json"
+    if not file.is_file():
+        raise NothingToTry(f"{run}: has no manifest.json to try a fix on  (name a run folder)")
+    read = read_manifest(file, overrides=overrides)
+    return replace(read, folder=_folder_then(run, read))
+
+
+def _folder_then(run: Path, read: ReadManifest) -> Path:
+    """The folder the manifest was in: where the data it names is."""
+    from expert.planning.survey import local_path
+
+    spec = read.manifest.training.dataset
+    named = [spec.path] if spec.path else []
+    named += [task.train for task in (spec.tasks or {}).values()]
+    places = [*_folders_of_plan(run), run.absolute().parent.parent, Path.cwd()]
+    for place in places:
+        if any(local_path(path, place).exists() for path in named):
+            return place
+    return places[0]
+
+
+def _folders_of_plan(run: Path) -> list[Path]:
+    """What the plan's own paths say; a cache lies two folders below the manifest's."""
+    try:
+        plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    cache, output = plan.get("data", {}).get("cache"), plan.get("watch", {}).get("output_dir")
+    runs = run.absolute().parent
+    if not cache or not output:
+        return [runs.parent]
+    return [found_again(cache, runs_then=output, runs_now=runs).parent.parent, runs.parent]

@@ -1,0 +1,347 @@
+"""Kernels run once, forward and backward, and compared with the same arithmetic in float32.
+
+A trial returns how far a kernel is off and how far it may be, or why it is absent. As a program
+(`python -m expert.jobs.diagnose.kernels DEVICE NAME…`) it runs trials in a process of its own,
+because a kernel may take its process with it: each line it writes is one JSON object, "begin"
+before a trial and "result" after it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+SIZE = 512
+"""Rows and columns of the matrices: large enough for tensor cores, small enough for any card."""
+SMALL = 128
+"""For a CPU that has to emulate bfloat16: 4 s for a product of SIZE and its gradients."""
+# Relative to the float32 result, over all outputs and gradients. bf16 keeps 8 bits of mantissa:
+# operands rounded at 2^-9 each leave 0.003 of a product of random numbers; TF32 keeps 11: 0.0005.
+# The tolerances leave room to triple that; a kernel that is wrong is off by 1.
+BF16, TF32, FP32 = 1e-2, 2e-3, 1e-5
+# Four bits hold 16 values: the products of NF4 weights are compared with those of the same weights
+# taken back to float32, so what is left is the rounding of bf16 or float32.
+NF4 = 1e-2
+# One step from equal states: 8-bit moments have 256 values, their update is off by a few percent.
+ADAM8 = 0.1
+TIMED = 3
+"""Runs of a trial after the first, which loads or compiles."""
+
+
+class NotHere(Exception):
+    """A kernel that this machine does not have and does not need, and why."""
+
+
+def difference(ours: list[Tensor], right: list[Tensor]) -> float:
+    """The largest relative difference of pairs of tensors; not a number where one has none."""
+    found = 0.0
+    for one, other in zip(ours, right, strict=True):
+        size = float((one.float() - other.float()).norm() / other.float().norm().clamp_min(1e-30))
+        if not size <= found:
+            found = size
+    return found
+
+
+def _numbers(device: torch.device, *shape: int, seed: int = 0) -> Tensor:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(device)
+
+
+def _product(left: Tensor, right: Tensor, weight: Tensor) -> list[Tensor]:
+    """A product with its gradients."""
+    import torch
+
+    left, right = left.detach().requires_grad_(), right.detach().requires_grad_()
+    output = left @ right
+    return [output.detach(), *torch.autograd.grad(output, (left, right), weight.to(output.dtype))]
+
+
+def _operands(device: torch.device, size: int = SIZE) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(_numbers(device, size, size, seed=seed) for seed in range(3))  # type: ignore[return-value]
+
+
+def _emulates_bf16(device: torch.device) -> bool:
+    """Whether a CPU has no bfloat16 products: one of SIZE takes seconds then."""
+    import torch
+
+    return device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def _in_float32(device: torch.device, size: int = SIZE) -> list[Tensor]:
+    """What the products are compared with, without TF32."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        return _product(*_operands(device, size))
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def bf16_matmul(device: torch.device) -> tuple[float, float]:
+    import torch
+
+    size = SMALL if _emulates_bf16(device) else SIZE
+    operands = [each.to(torch.bfloat16) for each in _operands(device, size)]
+    return difference(_product(*operands), _in_float32(device, size)), BF16
+
+
+def tf32_matmul(device: torch.device) -> tuple[float, float]:
+    import torch
+
+    if device.type != "cuda":
+        raise NotHere("TF32 is arithmetic of NVIDIA cards from 8.0 on")
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        raise NotHere("the card is older than 8.0 and has no TF32")
+    right = _in_float32(device)
+    torch.set_float32_matmul_precision("high")
+    try:
+        return difference(_product(*_operands(device)), right), TF32
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def sdpa(device: torch.device) -> tuple[float, float]:
+    """The backend that torch chooses, against its plain one in float32."""
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    dtype = torch.bfloat16
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        dtype = torch.float16
+    tokens = 64 if _emulates_bf16(device) else 256
+    parts = [_numbers(device, 2, 8, tokens, 64, seed=seed).to(dtype) for seed in range(4)]
+
+    def attended(to: torch.dtype) -> list[Tensor]:
+        query, key, value, weight = (each.to(to) for each in parts)
+        inputs = [each.detach().requires_grad_() for each in (query, key, value)]
+        q, k, v = inputs
+        output = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return [output.detach(), *torch.autograd.grad(output, inputs, weight)]
+
+    ours = attended(dtype)
+    with sdpa_kernel(SDPBackend.MATH):
+        return difference(ours, attended(torch.float32)), 2 * BF16
+
+
+def _packed(device: torch.device, kind: Any) -> tuple[float, float]:
+    import torch
+
+    from expert.model.attention import attention_errors, attention_tolerance
+
+    if device.type != "cuda":
+        raise NotHere("runs on NVIDIA cards only; a CPU uses SDPA with a document mask")
+    dtype = torch.bfloat16
+    errors = attention_errors(kind, device, dtype, 64, 8, 4)
+    worst = max(errors.values(), key=lambda size: float("inf") if size != size else size)
+    return worst, attention_tolerance(dtype)
+
+
+def compile_small(device: torch.device) -> tuple[float, float]:
+    import torch
+    import torch.nn.functional as F
+
+    def small(left: Tensor, right: Tensor) -> Tensor:
+        return F.silu(left @ right).sum(-1) * 2.0
+
+    left, right = _numbers(device, 64, 64, seed=1), _numbers(device, 64, 64, seed=2)
+
+    def trained(function: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        inputs = [each.detach().requires_grad_() for each in (left, right)]
+        output = function(*inputs)
+        return [output.detach(), *torch.autograd.grad(output.sum(), inputs)]
+
+    compiled = torch.compile(small, dynamic=False)
+    return difference(trained(compiled), trained(small)), FP32
+
+
+def fused_adamw(device: torch.device) -> tuple[float, float]:
+    import torch
+
+    def stepped(**options: Any) -> Tensor:
+        weight = torch.nn.Parameter(_numbers(device, SIZE, seed=1))
+        weight.grad = _numbers(device, SIZE, seed=2)
+        torch.optim.AdamW([weight], lr=1e-2, **options).step()
+        return weight.detach() - _numbers(device, SIZE, seed=1)
+
+    return difference([stepped(fused=True)], [stepped(foreach=False)]), 1e-4
+
+
+def _bitsandbytes() -> Any:
+    from expert.core.install import pip_install
+    from expert.core.quiet import quiet_bitsandbytes
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise NotHere(f"bitsandbytes is not installed ({pip_install('quant')})")
+    quiet_bitsandbytes()
+    return importlib.import_module("bitsandbytes")
+
+
+def nf4_linear(device: torch.device) -> tuple[float, float]:
+    import torch
+
+    bnb = _bitsandbytes()
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    layer = bnb.nn.Linear4bit(
+        SIZE, SIZE, bias=False, compute_dtype=dtype, compress_statistics=True, quant_type="nf4"
+    )
+    layer.weight = bnb.nn.Params4bit(
+        _numbers(torch.device("cpu"), SIZE, SIZE, seed=1),
+        requires_grad=False,
+        compress_statistics=True,
+        quant_type="nf4",
+    )
+    layer = layer.to(device)
+    taken_back = bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+    rows = _numbers(device, 64, SIZE, seed=2).to(dtype).requires_grad_()
+    output = layer(rows)
+    weight = _numbers(device, 64, SIZE, seed=3).to(dtype)
+    ours = [output.detach(), *torch.autograd.grad(output, rows, weight)]
+    plain = taken_back.float()
+    right = [rows.detach().float() @ plain.t(), weight.float() @ plain]
+    return difference(ours, right), NF4
+
+
+def adam_8bit(device: torch.device) -> tuple[float, float]:
+    import torch
+
+    bnb = _bitsandbytes()
+    # Fewer than 4096 numbers are kept in 32 bits; two steps, so that the stored state is read.
+    shape = (128, 128)
+
+    def stepped(make: Callable[[list[Any]], Any]) -> Tensor:
+        weight = torch.nn.Parameter(_numbers(device, *shape, seed=1))
+        optimizer = make([weight])
+        for seed in (2, 3):
+            weight.grad = _numbers(device, *shape, seed=seed)
+            optimizer.step()
+        return weight.detach() - _numbers(device, *shape, seed=1)
+
+    ours = stepped(lambda weights: bnb.optim.AdamW8bit(weights, lr=1e-2, weight_decay=0.0))
+    right = stepped(lambda weights: torch.optim.AdamW(weights, lr=1e-2, weight_decay=0.0))
+    return difference([ours], [right]), ADAM8
+
+
+def fused_loss(device: torch.device) -> tuple[float, float]:
+    """The loss as training computes it here: Triton's kernel on a card, torch's elsewhere."""
+    import torch
+
+    from expert.model.loss import NO_LABEL, kernel_for, loss_kernel_trouble, summed_loss
+
+    trouble = loss_kernel_trouble(device)
+    if trouble:
+        raise RuntimeError(trouble)
+    rows, words, width = 96, 1000, 64
+    labels = torch.arange(rows, device=device, dtype=torch.int32) * 7 % words
+    labels[::5] = NO_LABEL
+    places = (labels != NO_LABEL).nonzero().flatten().to(torch.int32)
+
+    def trained(*, fused: bool) -> list[Tensor]:
+        hidden = _numbers(device, rows, width, seed=1).requires_grad_()
+        head = _numbers(device, words, width, seed=2).requires_grad_()
+        loss = summed_loss(
+            hidden, head, labels, places, len(places), fused=fused, chunk=32,
+            kernel=kernel_for(device),
+        )  # fmt: skip
+        return [loss.detach().reshape(1), *torch.autograd.grad(loss, (hidden, head))]
+
+    return difference(trained(fused=True), trained(fused=False)), 1e-4
+
+
+Trial = Callable[["torch.device"], tuple[float, float]]
+TRIALS: dict[str, Trial] = {
+    "bf16 matmul": bf16_matmul,
+    "TF32 matmul": tf32_matmul,
+    "SDPA": sdpa,
+    "varlen attention": lambda device: _packed(device, "flash"),
+    "FlexAttention": lambda device: _packed(device, "flex"),
+    "fused loss": fused_loss,
+    "fused AdamW": fused_adamw,
+    "torch.compile": compile_small,
+    "bitsandbytes NF4": nf4_linear,
+    "bitsandbytes 8-bit AdamW": adam_8bit,
+}
+
+
+# --- the process that runs them ------------------------------------------------------------------
+
+
+def run_one(name: str, device: torch.device) -> dict[str, Any]:
+    """One trial: what came out of it, as JSON has it."""
+    import torch
+
+    times = []
+    try:
+        for _ in range(1 + TIMED):
+            start = time.perf_counter()
+            off_by, tolerance = TRIALS[name](device)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append(time.perf_counter() - start)
+    except NotHere as reason:
+        return {"name": name, "state": "absent", "because": str(reason)}
+    except Exception as error:  # noqa: BLE001 - whatever a kernel raises here is the answer
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        text = lines[0] if lines else ""
+        return {"name": name, "state": "failed", "because": f"{type(error).__name__}: {text}"}
+    right = off_by <= tolerance
+    return {
+        "name": name,
+        "state": "works" if right else "wrong",
+        "because": "" if right else f"off by {off_by:.2g} where {tolerance:.2g} is allowed",
+        "off_by": off_by if off_by == off_by else None,
+        "tolerance": tolerance,
+        "first_seconds": times[0],
+        "seconds": sorted(times[1:])[TIMED // 2],
+    }
+
+
+def torch_facts() -> dict[str, Any]:
+    """What torch was built for."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "available": cuda,
+        "architectures": torch.cuda.get_arch_list() if cuda else [],
+        "capability": list(torch.cuda.get_device_capability()) if cuda else None,
+    }
+
+
+def main() -> None:
+    """Run the named trials one after the other."""
+    import torch
+
+    device_name, *names = sys.argv[1:]
+    _say({"facts": torch_facts()})
+    device = torch.device(device_name)
+    for name in names:
+        _say({"begin": name})
+        result = run_one(name, device)
+        _say({"result": result})
+        if result["state"] == "failed" and "CUDA error" in result["because"]:
+            return  # the card's context is lost for this process; the rest runs in another
+
+
+def _say(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""The machine before a run: the card, who uses it, the driver, torch, its kernels."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from expert.core.install import pip_install
+from expert.insight.findings.finding import Finding
+from expert.insight.findings.table import looked_at
+
+if TYPE_CHECKING:
+    from expert.jobs.diagnose.kernel_trials import Trials, Tried
+    from expert.jobs.gpu_memory import CardMemory
+    from expert.planning.machine.machine import Machine
+    from expert.planning.machine.nvml import Gpu
+    from expert.planning.run_plan import RunPlan
+
+GIB = 2**30
+# What a driver and a screen take of a card before anyone computes on it: 0.3 to 0.6 GiB.
+UNEXPLAINED_BYTES = GIB
+BUSY_PERCENT = 20
+
+
+def check_gpus(machine: Machine, cards: tuple[CardMemory, ...]) -> list[Finding]:
+    """Whether there is a card, and whether another process is on it."""
+    if not machine.gpus:
+        return [looked_at("no-gpu", machine.gpu_note or "none was found")]
+    gpu, count = machine.gpus[0], len(machine.gpus)
+    total, free = gpu.memory_total_bytes.value or 0, gpu.memory_free_bytes.value or 0
+    driver = f"driver {gpu.driver.value}, CUDA {gpu.cuda_driver_version.value}"
+    found = [
+        looked_at(
+            "gpu",
+            f"{free / GIB:.1f} of {total / GIB:.1f} GiB free; {driver}",
+            title=f"there is a GPU: {gpu.name.value}",
+            numbers={"free_bytes": free, "total_bytes": total},
+        )
+    ]
+    if count > 1:
+        found.append(looked_at("several-gpus", f"{count} cards are here"))
+    mine = [card for card in cards if card.index == gpu.index.value]
+    found += [finding for card in mine if (finding := check_use(card, gpu)) is not None]
+    return [*found, looked_at("gpu-note", machine.gpu_note)] if machine.gpu_note else found
+
+
+def check_use(card: CardMemory, gpu: Gpu) -> Finding | None:
+    """Whether other processes hold memory of the card, or keep it busy."""
+    others = [each for each in card.holders or () if not each.own]
+    busy = gpu.utilisation_percent.value or 0
+    if others:
+        named = ", ".join(
+            f"{each.name or 'a process'} (pid {each.pid}"
+            + (f", {each.bytes / GIB:.1f} GiB)" if each.bytes is not None else ")")
+            for each in others[:5]
+        )
+        held = sum(each.bytes or 0 for each in others)
+        numbers = {"held_bytes": held, "processes": len(others), "busy_percent": busy}
+        return looked_at("other-process", f"{named}; the card is {busy} % busy", numbers=numbers)
+    elsewhere = card.elsewhere_bytes or 0
+    if card.holders is None and card.total_bytes and card.free_bytes is not None:
+        elsewhere = card.total_bytes - card.free_bytes
+    if elsewhere <= UNEXPLAINED_BYTES and busy <= BUSY_PERCENT:
+        return None
+    return looked_at(
+        "other-process",
+        f"{elsewhere / GIB:.1f} GiB are taken, {busy} % busy, no process is listed: another "
+        "container or user",
+        title="the card is in use by a process that cannot be seen from here",
+        fix="look with nvidia-smi on the host",
+        numbers={"held_bytes": elsewhere, "busy_percent": busy},
+    )
+
+
+# --- torch and the driver ------------------------------------------------------------------------
+
+
+def check_torch(machine: Machine, trials: Trials, *, needed: bool) -> list[Finding]:
+    """Whether torch is there, and fits the driver and the card."""
+    if machine.versions["torch"].value is None:
+        how = {"severity": "error" if needed else "warning", "fix": f"{pip_install()} installs it"}
+        return [looked_at("no-torch", "no kernel was run", **how)]
+    if not trials.torch or not machine.gpus or trials.device != "cuda":
+        return []
+    gpu = machine.gpus[0]
+    reason = torch_unfit(trials.torch, gpu)
+    if reason:
+        return [looked_at("torch-unfit", reason)]
+    built, driver = trials.torch["cuda"], gpu.cuda_driver_version.value
+    if driver is not None and _version(built) > _version(driver):
+        text = f"torch for CUDA {built}, driver for {driver}: of one major version, so it runs"
+        return [looked_at("driver-older", f"{text}; compilers inside torch may not")]
+    version = trials.torch["version"]
+    return [looked_at("torch", f"torch {version} for CUDA {built}, driver for {driver}")]
+
+
+def torch_unfit(facts: dict[str, Any], gpu: Gpu) -> str:
+    """Why torch cannot use the card; empty where it can."""
+    built, driver = facts.get("cuda"), gpu.cuda_driver_version.value
+    name = f"torch {facts['version']}"
+    if built is None:
+        return f"{name} was built without CUDA"
+    if driver is not None and _version(built)[0] > _version(driver)[0]:
+        return f"{name} needs CUDA {built}, the driver runs up to {driver}"
+    if not facts.get("available"):
+        return f"{name} (CUDA {built}) finds no usable card"
+    capability = facts.get("capability") or list(gpu.capability.value or ())
+    architectures = facts.get("architectures") or []
+    if capability and architectures and not built_for(tuple(capability), architectures):
+        kernels = ", ".join(architectures)
+        return f"{name} has kernels for {kernels}, the card is {capability[0]}.{capability[1]}"
+    return ""
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+
+
+def built_for(capability: tuple[int, ...], architectures: list[str]) -> bool:
+    """Whether a list such as sm_80, sm_90, compute_90 has something for a card.
+
+    Machine code runs on cards of its major version from its minor version on; PTX (compute_) is
+    translated for every later card.
+    """
+    wanted = capability[0] * 10 + capability[1]
+    for name in architectures:
+        kind, _, digits = name.partition("_")
+        number = int(re.sub(r"\D", "", digits) or 0)
+        if kind == "sm" and number // 10 == capability[0] and number <= wanted:
+            return True
+        if kind == "compute" and number <= wanted:
+            return True
+    return False
+
+
+# --- kernels -------------------------------------------------------------------------------------
+
+
+def check_kernels(trials: Trials, plan: RunPlan | None) -> list[Finding]:
+    """One finding for every kernel that failed, and one for all that work."""
+    if not trials.tried:
+        return [looked_at("kernels-not-tried", trials.note or "nothing was run")]
+    used = needed_kernels(plan) if plan is not None else None
+    found = [_failed(each, used) for each in trials.tried if each.bad]
+    works = [each.name for each in trials.tried if each.state == "works"]
+    if works:
+        where = "on the card" if trials.device == "cuda" else "on the CPU"
+        title = f"{len(works)} kernels ran {where} and are right"
+        numbers = {"works": len(works), "failed": len(found)}
+        found.append(looked_at("kernels", ", ".join(works), title=title, numbers=numbers))
+    return found
+
+
+def _failed(tried: Tried, used: frozenset[str] | None) -> Finding:
+    changes: dict[str, Any] = {"fix": FIXES[tried.name]} if tried.name in FIXES else {}
+    if used is not None and tried.name not in used:
+        changes |= {"severity": "note", "consequence": "this run does not use it"}
+    return looked_at(
+        "kernel",
+        f"{tried.state}: {tried.because}",
+        name=f"kernel-{tried.name.lower().replace(' ', '-')}",
+        title=f"{tried.name} does not work here",
+        numbers={"off_by": tried.off_by} if tried.off_by is not None else {},
+        **changes,
+    )
+
+
+FIXES = {
+    "torch.compile": "training.config.torch_compile: false, or install a C++ compiler (and "
+    "Triton on a card)",
+    "varlen attention": "training.config.attention: sdpa",
+    "FlexAttention": "training.config.attention: flash",
+    "bf16 matmul": "training.config.bf16: false",
+    "fused AdamW": "training.config.optim: adamw_torch",
+    "fused loss": "training.config.fused_loss: false",
+    "bitsandbytes NF4": "a bitsandbytes that knows this card, or quantization: none",
+    "bitsandbytes 8-bit AdamW": "training.config.optim: adamw_torch_fused",
+}
+
+
+def needed_kernels(plan: RunPlan) -> frozenset[str]:
+    """Names of the trials whose kernels a run of the plan would use."""
+    kernels = plan.kernels
+    used = {
+        "bf16 matmul": kernels.precision == "bf16",
+        "TF32 matmul": kernels.tf32,
+        "varlen attention": kernels.attention == "flash",
+        "FlexAttention": kernels.attention == "flex",
+        "SDPA": kernels.attention == "sdpa",
+        "fused loss": kernels.fused_loss,
+        "fused AdamW": plan.optim.optimizer == "adamw_torch_fused",
+        "torch.compile": kernels.compile or kernels.attention == "flex",
+        "bitsandbytes NF4": plan.model.quantization == "int4",
+        "bitsandbytes 8-bit AdamW": plan.optim.optimizer in ("adamw_bnb_8bit", "paged_adamw_8bit"),
+    }
+    return frozenset(name for name, needed in used.items() if needed)

@@ -1,0 +1,327 @@
+"""Every shape of row ends as the same example, and what cannot is refused with a reason."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any
+
+import pytest
+
+from expert.data.examples.formats import example_of
+from expert.data.examples.messages import ROLES
+from expert.data.records import BadRow, Example, Row, Turn
+from expert.manifest.schema.dataset import FieldMapping
+from tests.data.examples.understood import INSTRUCTION, MESSAGES, TASKS, TEXT, reason_of, turns_of
+from tests.data.real_rows import REAL_SAMPLES, real_examples, real_rows
+from tests.wording import wording
+
+# Instruction rows
+
+
+def test_an_instruction_row_becomes_a_question_and_an_answer():
+    row = {"instruction": "Name all rivers", "input": "", "response": "SELECT name FROM river"}
+    assert turns_of(row) == [("user", "Name all rivers"), ("assistant", "SELECT name FROM river")]
+
+
+@pytest.mark.parametrize(
+    ("column", "material", "label"),
+    [
+        ("input", "CREATE TABLE t (a INT)", "Schema"),
+        ("context", "CREATE TABLE t (a INT)", "Schema"),
+        ("db_Schema", "t(a INT)", "Schema"),
+        ("my_context", "a text", "Context"),
+        ("input", "a text", "Input"),
+        ("body", "a text", "Input"),
+    ],
+)
+def test_the_input_block_is_labelled_by_its_text_and_its_column(column, material, label):
+    row = {"question": "Q", column: material, "answer": "A"}
+    mapping = FieldMapping(input=column)
+    assert turns_of(row, field_mapping=mapping)[0] == ("user", f"Q\n\n{label}:\n{material}")
+
+
+@pytest.mark.parametrize("blank", ["", "  \n", None])
+def test_a_blank_input_or_system_makes_no_block_and_no_turn(blank):
+    row = {"instruction": "Q", "input": blank, "output": "A", "system": blank}
+    assert turns_of(row) == [("user", "Q"), ("assistant", "A")]
+
+
+def test_a_row_without_a_request_asks_with_its_input():
+    assert turns_of({"instruction": "", "input": "X", "output": "A"})[0] == ("user", "X")
+
+
+def test_the_system_column_becomes_the_system_turn():
+    row = {"instruction": "Q", "output": "A", "system": "S"}
+    assert turns_of(row) == [("system", "S"), ("user", "Q"), ("assistant", "A")]
+
+
+def test_texts_are_kept_to_the_last_blank():
+    row = {"instruction": " Q\n", "output": "A \n\n"}
+    assert turns_of(row) == [("user", " Q\n"), ("assistant", "A \n\n")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [({"a": [1, "ä"]}, '{"a":[1,"ä"]}'), ([1, 2], "[1,2]"), ([{"x": 1}], '[{"x":1}]'), ([], "[]")],
+)
+def test_objects_and_lists_are_trained_on_as_json_only_where_that_is_asked_for(answer, text):
+    row = {"instruction": "Q", "output": answer}
+    assert turns_of(row, json_values=True)[1] == ("assistant", text)
+    kind = "a list" if isinstance(answer, list) else "an object"
+    assert reason_of(row) == wording("column-output-holds-not", kind=kind)
+
+
+@pytest.mark.parametrize(("answer", "text"), [(3, "3"), (2.5, "2.5")])
+def test_a_number_is_an_answer_as_it_is_written(answer, text):
+    assert turns_of({"instruction": "Q", "output": answer})[1] == ("assistant", text)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"role": "assistant", "content": "A"},
+        {"from": "gpt", "value": "A"},
+        [{"from": "gpt", "value": "A"}],
+        [{"role": "assistant", "content": [{"type": "text", "text": "A"}]}],
+        {"role": "assistant", "content": {"type": "text", "value": "A"}},
+        {"type": "text", "value": "A"},
+        [{"type": "text", "text": "A"}],
+    ],
+)
+def test_an_answer_of_a_known_shape_is_what_it_says(answer):
+    assert turns_of({"prompt": "Q", "completion": answer}) == [("user", "Q"), ("assistant", "A")]
+    mapped = turns_of(
+        {"prompt": "Q", "x": answer}, field_mapping=FieldMapping(instruction="prompt", response="x")
+    )
+    assert mapped == [("user", "Q"), ("assistant", "A")]
+
+
+def test_an_answer_that_is_json_text_of_messages_stays_a_text():
+    """A model may be trained to write such JSON."""
+    text = '[{"role": "assistant", "content": "A"}]'
+    assert turns_of({"prompt": "Q", "completion": text})[1] == ("assistant", text)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"instruction": "Q"}, "column 'output' is missing; columns found: instruction"),
+        ({"output": "A"}, "column 'instruction' is missing; columns found: output"),
+        ({"instruction": "Q", "output": None}, "column 'output' is null"),
+        ({"instruction": None, "output": "A"}, "column 'instruction' is null"),
+        ({"instruction": "Q", "output": ""}, wording("column-output-answer-empty")),
+        ({"instruction": "Q", "output": " \n\t"}, wording("column-output-answer-empty")),
+        ({"instruction": " ", "output": "A"}, wording("column-instruction-request-empty")),
+        ({"instruction": "Q", "output": True}, wording("column-output-holds-true")),
+        ({"instruction": "Q", "output": False}, wording("column-output-holds-false")),
+        ({"instruction": "Q", "output": float("nan")}, "column 'output' holds a number, not text"),
+        (
+            {"instruction": "Q", "output": date(2024, 1, 2)},
+            "column 'output' holds a date, not text",
+        ),
+        ({"instruction": "Q", "input": True, "output": "A"}, wording("column-input-holds-true")),
+        (
+            {"instruction": "Q", "chosen": "A", "rejected": "B"},
+            "column 'output' is missing; columns found: instruction, chosen, rejected",
+        ),
+    ],
+)
+def test_an_instruction_row_that_cannot_be_used_says_why(row, reason):
+    assert reason_of(row, INSTRUCTION) == reason
+
+
+def test_a_bad_row_shows_its_beginning_only():
+    bad = example_of(Row({"output": "x" * 5000}, "a.jsonl", 3), INSTRUCTION)
+    assert isinstance(bad, BadRow)
+    assert bad.raw == '{"output": "' + "x" * 488
+    assert str(bad) == "a.jsonl:3: column 'instruction' is missing; columns found: output"
+
+
+# Prompt and completion
+
+
+def test_prompt_and_completion_may_be_lists_of_messages():
+    row = {
+        "prompt": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}],
+        "completion": [{"role": "assistant", "content": "A"}],
+    }
+    assert turns_of(row) == [("system", "S"), ("user", "Q"), ("assistant", "A")]
+
+
+def test_a_list_of_messages_and_a_text_go_together():
+    row = {"prompt": [{"role": "user", "content": "Q"}], "completion": "A"}
+    assert turns_of(row) == [("user", "Q"), ("assistant", "A")]
+
+
+def test_a_completion_that_is_no_answer_is_refused():
+    row = {"prompt": "Q", "completion": [{"role": "user", "content": "A"}]}
+    assert reason_of(row) == wording("column-completion-last-message")
+
+
+# Messages and ShareGPT
+
+
+def test_several_turns_keep_their_order_and_every_name_of_a_role_is_known():
+    names = ["system", "human", "gpt", "user", "bot", "user", "model", "user", "assistant"]
+    row = {"messages": [{"role": name, "content": f"{n}"} for n, name in enumerate(names)]}
+    assert turns_of(row) == [(ROLES[name], f"{n}") for n, name in enumerate(names)]
+
+
+def test_sharegpt_rows_are_conversations_too():
+    row = {
+        "conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}],
+        "system": "S",
+    }
+    assert turns_of(row) == [("system", "S"), ("user", "Q"), ("assistant", "A")]
+
+
+def test_the_system_turn_of_a_conversation_wins_over_the_system_column():
+    said = [
+        {"role": "system", "content": "inner"},
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": "A"},
+    ]
+    assert turns_of({"messages": said, "system": "outer"})[0] == ("system", "inner")
+
+
+def test_text_parts_of_a_message_are_joined():
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}, "c"]
+    row = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "A"}]}
+    assert turns_of(row)[0] == ("user", "a bc")
+
+
+def test_an_empty_system_message_is_left_out():
+    said = [
+        {"role": "system", "content": " "},
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": "A"},
+    ]
+    assert turns_of({"messages": said}) == [("user", "Q"), ("assistant", "A")]
+
+
+def test_a_question_at_the_end_may_stay_unanswered():
+    said = [
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": "A"},
+        {"role": "user", "content": "Thanks"},
+    ]
+    assert turns_of({"messages": said})[-1] == ("user", "Thanks")
+
+
+def said(*turns: str) -> list[dict[str, Any]]:
+    """Messages from "role text" pairs."""
+    return [dict(zip(("role", "content"), turn.split(" ", 1), strict=True)) for turn in turns]
+
+
+UNASKED = wording("answer-to-no-user")
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        (None, "column 'messages' is null"),
+        ("text", "column 'messages' holds text, not messages"),
+        ([], wording("no-assistant-turn")),
+        (said("user Q"), wording("no-assistant-turn")),
+        (said("assistant A"), f"turn 1: {UNASKED}"),
+        (said("system S", "assistant A"), f"turn 2: {UNASKED}"),
+        (said("user Q", "assistant A", "assistant B"), wording("turn-two-answers-in")),
+        (said("user Q", "system S", "assistant A"), wording("turn-system-turn-not")),
+        (said("user  ", "assistant A"), "turn 1 (user) is empty"),
+        (said("user Q", "assistant \n"), "turn 2 (assistant) is empty"),
+        (said("user Q", "tool T"), wording("turn-tool-answers-nobody")),
+        (
+            [{"role": "assistant", "content": None, "tool_calls": [{"id": 1}]}],
+            wording("tool-call-has-no"),
+        ),
+        (said("critic Q"), f"messages[1]: unknown role 'critic'  (known: {', '.join(ROLES)})"),
+        ([{"content": "Q"}], f"messages[1]: unknown role None  (known: {', '.join(ROLES)})"),
+        (["Q"], wording("text-not-message")),
+        ([{"role": "user"}], wording("has-no-content")),
+        ([{"role": "user", "content": 3}], wording("content-number")),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+            wording("part-type-only-text"),
+        ),
+        ([{"role": "user", "content": [4]}], wording("part-type-int-only")),
+    ],
+)
+def test_a_conversation_that_cannot_be_used_says_why(messages, reason):
+    assert reason_of({"messages": messages}, MESSAGES) == reason
+
+
+def test_a_row_without_its_messages_says_which_columns_it_has():
+    assert reason_of({"a": 1}, MESSAGES) == "column 'messages' is missing; columns found: a"
+
+
+# Multi-task rows
+
+
+def test_the_parts_of_a_task_follow_its_instruction_under_their_names():
+    row = {
+        "task": "json_repair",
+        "input": {
+            "broken_json": "[1 2]",
+            "instruction": "Repair it, JSON only.",
+            "error_type": "missing_comma_array",
+            "schema": {"type": "array"},
+            "text": "",
+        },
+        "output": [1, 2],
+    }
+    assert turns_of(row) == [
+        ("user", 'Repair it, JSON only.\n\nBroken json:\n[1 2]\n\nSchema:\n{"type":"array"}'),
+        ("assistant", "[1,2]"),
+    ]
+
+
+def test_the_description_of_a_task_is_not_lost():
+    row = {"task": "text_to_schema", "input": {"description": "A port"}, "output": "{}"}
+    assert turns_of(row)[0] == ("user", "Description:\nA port")
+
+
+def test_the_input_of_a_task_may_be_text():
+    assert turns_of({"task": "t", "input": "Q", "output": "A"})[0] == ("user", "Q")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (
+            {"task": "t", "input": {"instruction": "Q"}, "chosen": "A", "rejected": "B"},
+            "column 'output' is missing; columns found: task, input, chosen, rejected",
+        ),
+        ({"task": "t", "input": "Q"}, "column 'output' is missing; columns found: task, input"),
+        ({"task": "t", "input": None, "output": "A"}, "column 'input' is null"),
+        ({"task": "t", "input": "Q", "output": ""}, wording("column-output-answer-empty")),
+        (
+            {"task": "t", "input": {"error_type": "x"}, "output": "A"},
+            wording("column-input-request-empty"),
+        ),
+    ],
+)
+def test_a_task_that_cannot_be_used_says_why(row, reason):
+    assert reason_of(row, TASKS) == reason
+
+
+# Real rows
+
+
+@pytest.mark.parametrize(("name", "every"), REAL_SAMPLES)
+def test_every_real_row_gives_an_example_with_its_own_answer(name, every):
+    count = 0
+    for row, example in real_examples(name, every):
+        *before, answer = example.turns
+        assert answer.role == "assistant"
+        assert [turn.role for turn in before] in (["user"], ["system", "user"])
+        if "output" in row.values:
+            assert answer == Turn("assistant", row.values["output"])
+        else:
+            assert row.values["text"].endswith(f"<|assistant|>\n{answer.text}\n<|end|>")
+        count += 1
+    assert count > 300 // every
+
+
+def test_real_plain_text_stays_plain():
+    for row in real_rows("typescript/handbook_text.jsonl"):
+        assert example_of(row, TEXT) == Example(text=row.values["text"])

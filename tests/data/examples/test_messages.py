@@ -1,0 +1,205 @@
+"""Messages of the usual formats: which answers are learnt, what is joined, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from expert.data.examples.column_survey import ColumnSurvey
+from expert.data.examples.columns import understand_columns
+from expert.data.examples.formats import example_of
+from expert.data.examples.messages import unused_fields
+from expert.data.records import BadRow, Example, Row, Turn
+from expert.data.template.templates import named_template
+from tests.data.examples.understood import MESSAGES, reason_of, turns_of, understand
+from tests.data.template.chat_templates import family, qwen3_source
+from tests.data.template.test_templates import shown
+from tests.data.tokenizers import small_encoder, small_tokenizer
+from tests.wording import wording
+
+TALK = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "one"},
+    {"role": "user", "content": "b"},
+    {"role": "assistant", "content": "two"},
+]
+
+
+def talk(**of_first_answer: Any) -> list[dict[str, Any]]:
+    return [TALK[0], {**TALK[1], **of_first_answer}, *TALK[2:]]
+
+
+def example(row: dict[str, Any]) -> Example:
+    made = example_of(Row(row, "rows.jsonl", 1), understand(list(row), row))
+    assert isinstance(made, Example), made
+    return made
+
+
+def learnt_text(template: Any, made: Example, **more: bool) -> list[str]:
+    """What the tokens of the learnt spans are decoded to."""
+    tokenizer = small_tokenizer()
+    batch = small_encoder().encode([template.segments(made, **more)])
+    return [
+        tokenizer.decode(batch.ids[start:stop].tolist(), skip_special_tokens=False)
+        for start, stop in batch.spans.reshape(-1, 2).tolist()
+    ]
+
+
+CHATML = named_template("chatml", eos="<|endoftext|>")
+
+
+@pytest.mark.parametrize("mask", [{"weight": 0}, {"weight": 0.0}, {"train": False}])
+@pytest.mark.parametrize("template", [CHATML, family("chatml"), family("thinking")])
+def test_an_answer_of_no_weight_is_read_and_not_learnt(template, mask):
+    segments = template.segments(example({"messages": talk(**mask)}))
+    plain = template.segments(example({"messages": TALK}))
+    assert "".join(each.text for each in segments) == "".join(each.text for each in plain)
+    learnt = [each.text for each in segments if each.learn]
+    assert learnt == [each.text for each in plain if each.learn][1:]
+    assert "two" in learnt[0]
+
+
+def test_the_tokens_of_such_an_answer_are_in_no_span():
+    made = example({"messages": talk(weight=0)})
+    assert learnt_text(CHATML, made) == ["two<|im_end|>\n"]
+    both = learnt_text(CHATML, example({"messages": talk(weight=1)}))
+    assert both == ["one<|im_end|>\n", "two<|im_end|>\n"]
+    whole = learnt_text(CHATML, made, learn_prompt=True)
+    assert len(whole) == 2
+    assert not any("one" in part for part in whole)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"weight": 0.5}, wording("weight-to-leave-answer")),
+        ({"weight": "0"}, wording("weight-to-leave")),
+        ({"train": "no"}, wording("train-no-true-false")),
+        ({"images": ["x.png"]}, wording("field-images-not-understood")),
+        ({"train_detail": [{"train": False}]}, "messages[2]: the field 'train_detail' is not"),
+        ({"reasoning_content": ["a"]}, wording("thoughts-one-text-assistant")),
+        (
+            {"reasoning_content": "a", "content": "<think>b</think>c"},
+            wording("thoughts-in-field-own"),
+        ),
+    ],
+)
+def test_fields_that_change_what_is_learnt_are_refused_in_words(fields, reason):
+    assert reason_of({"messages": talk(**fields)}, MESSAGES).startswith(reason)
+
+
+def test_a_row_of_which_no_answer_is_learnt_is_refused():
+    said = [TALK[0], {**TALK[1], "weight": 0}]
+    assert reason_of({"messages": said}, MESSAGES).startswith(wording("no-assistant-turn-learnt"))
+
+
+def test_a_user_turn_cannot_be_learnt_alone():
+    said = [{**TALK[0], "train": True}, TALK[1]]
+    assert wording("train-true-only-answers") in reason_of({"messages": said}, MESSAGES)
+    assert turns_of({"messages": [{**TALK[0], "train": False}, TALK[1]]})
+
+
+def test_two_user_turns_become_one_and_a_developer_is_the_system():
+    said = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "c"},
+    ]
+    assert turns_of({"messages": said}) == [
+        ("system", "Be brief."),
+        ("user", "a\n\nb"),
+        ("assistant", "c"),
+    ]
+
+
+def test_thoughts_stand_before_the_answer_as_qwen3_writes_them():
+    said = [TALK[0], {**TALK[1], "reasoning_content": "\nfirst this\n"}]
+    made = example({"messages": said})
+    assert made.turns[1].text == "<think>\nfirst this\n</think>\n\none"
+    written = shown(family(qwen3_source()).segments(made))
+    assert written.endswith("[[<think>\nfirst this\n</think>\n\none<|im_end|>\n]]")
+    assert written == shown(CHATML.segments(made))
+
+
+def test_the_history_of_a_row_comes_before_its_request_and_is_learnt():
+    row = {"instruction": "c", "output": "three", "history": [["a", "one"], ["b", "two"]]}
+    assert turns_of({**row, "system": "S"}) == [
+        ("system", "S"),
+        *[("user", "a"), ("assistant", "one"), ("user", "b"), ("assistant", "two")],
+        *[("user", "c"), ("assistant", "three")],
+    ]
+    assert turns_of({**row, "history": []}) == [("user", "c"), ("assistant", "three")]
+    columns = understand(list(row), row)
+    assert columns.unused(ColumnSurvey.of([row])) == {}
+    bad = example_of(Row({**row, "history": [["a"]]}, "rows.jsonl", 1), columns)
+    assert isinstance(bad, BadRow)
+    assert bad.reason == wording("not-pair-request-answer")
+
+
+def test_a_chosen_conversation_that_repeats_the_request_has_it_once():
+    chosen = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    row = {"prompt": "a", "response": chosen}
+    assert turns_of(row) == [("user", "a"), ("assistant", "b")]
+    columns = understand(list(row), row)
+    other = example_of(Row({**row, "prompt": "x"}, "rows.jsonl", 1), columns)
+    assert isinstance(other, BadRow)
+    assert wording("holds-another-conversation-prompt") in other.reason
+
+
+def test_fields_that_are_not_read_are_known():
+    said = [
+        {"role": "user", "content": "a", "id": 7},
+        {"role": "assistant", "content": "b", "ts": 1},
+    ]
+    assert unused_fields(said) == ["id", "ts"]
+
+
+def test_prepared_messages_of_an_earlier_reading_are_not_taken_for_these():
+    assert str(MESSAGES) == (
+        "Columns(kind='messages', instruction='', input='', response='', system='', text='', "
+        "messages='messages', read=3)"
+    )
+    row = {"instruction": "a", "output": "b"}
+    assert str(understand(list(row), row)) == (
+        "Columns(kind='instruction', instruction='instruction', input='', response='output', "
+        "system='', text='', messages='')"
+    )
+
+
+@pytest.mark.parametrize("first", [{}, {"history": []}, {"history": None}])
+def test_a_history_that_later_rows_have_is_read(first):
+    rows = [{**first, "instruction": "a", "output": "b"}]
+    rows.append({"instruction": "c", "output": "d", "history": [["a", "b"]]})
+    columns = understand_columns(ColumnSurvey.of(rows))
+    made = example_of(Row(rows[1], "rows.jsonl", 2), columns)
+    assert isinstance(made, Example)
+    assert [turn.text for turn in made.turns] == ["a", "b", "c", "d"]
+
+
+def test_tools_that_later_rows_have_are_read():
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"messages": said}, {"messages": said, "tools": [{"name": "add"}]}]
+    columns = understand_columns(ColumnSurvey.of(rows))
+    made = [example_of(Row(row, "rows.jsonl", 1), columns) for row in rows]
+    assert all(isinstance(each, Example) for each in made)
+    assert [bool(each.tools) for each in made if isinstance(each, Example)] == [False, True]
+
+
+def test_a_history_that_is_null_in_the_first_row_is_read_in_others():
+    columns = understand(["instruction", "output", "history"], {"history": None})
+    assert columns.history == "history"
+
+
+def test_rows_that_differ_in_what_is_learnt_or_offered_are_no_duplicates():
+    from expert.data.examples.checks import RowFilter
+    from expert.manifest.schema.dataset import RowChecks
+
+    once = RowFilter(RowChecks(deduplicate=True))
+    turns = (Turn("user", "a"), Turn("assistant", "b"))
+    unlearnt = (Turn("user", "a"), Turn("assistant", "b", learn=False))
+    rows = [Example(turns), Example(unlearnt), Example(turns, tools="[]"), Example(turns)]
+    assert [once.reason(row) for row in rows] == ["", "", "", "occurred before"]
+    calls = Example((Turn("user", "a"), Turn("assistant", "", extra='{"tool_calls": []}')))
+    assert RowFilter(RowChecks(min_length=1)).reason(calls) == ""

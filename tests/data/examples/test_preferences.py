@@ -1,0 +1,107 @@
+"""Rows that say which answer is better: refused, or the preferred half of them and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from expert.data.records import DataError, Dropped
+from expert.manifest.schema.dataset import FieldMapping
+from tests.data.examples.understood import reason_of, turns_of, understand, understood
+from tests.wording import wording
+
+ASKED, GOOD, BAD = "What is 2+2?", "4", "5"
+USER = {"role": "user", "content": ASKED}
+WHOLE = [USER, {"role": "assistant", "content": GOOD}]
+WORSE = [USER, {"role": "assistant", "content": BAD}]
+
+PAIRS: dict[str, dict[str, Any]] = {
+    "texts": {"prompt": ASKED, "chosen": GOOD, "rejected": BAD},
+    "texts with a system text": {"system": "S", "question": ASKED, "chosen": GOOD, "rejected": BAD},
+    "a prompt and whole conversations": {"prompt": ASKED, "chosen": WHOLE, "rejected": WORSE},
+    "whole conversations alone": {"chosen": WHOLE, "rejected": WORSE},
+    "messages on both sides": {"prompt": [USER], "chosen": WHOLE[1:], "rejected": WORSE[1:]},
+    "single messages after a conversation": {
+        "conversations": [{"from": "human", "value": ASKED}],
+        "chosen": {"from": "gpt", "value": GOOD},
+        "rejected": {"from": "gpt", "value": BAD},
+    },
+    "an instruction": {"instruction": ASKED, "input": "", "chosen": GOOD, "rejected": BAD},
+    "of a task": {"task": "t", "input": {"instruction": ASKED}, "chosen": GOOD, "rejected": BAD},
+    "OpenAI's": {
+        "input": {"messages": [USER], "tools": [], "parallel_tool_calls": True},
+        "preferred_output": WHOLE[1:],
+        "non_preferred_output": WORSE[1:],
+    },
+    "transcripts": {
+        "chosen": f"\n\nHuman: {ASKED}\n\nAssistant: {GOOD}",
+        "rejected": f"\n\nHuman: {ASKED}\n\nAssistant: {BAD}",
+    },
+    "JSON in texts, as in CSV": {
+        "prompt": ASKED,
+        "chosen": '[{"role": "assistant", "content": "4"}]',
+        "rejected": '[{"role": "assistant", "content": "5"}]',
+    },
+}
+
+
+@pytest.mark.parametrize("row", PAIRS.values(), ids=PAIRS)
+def test_of_a_pair_the_preferred_answer_to_its_request_is_trained_on(row):
+    turns = turns_of(row, preference_rows="preferred")
+    system = [("system", "S")] if "system" in row else []
+    assert turns == [*system, ("user", ASKED), ("assistant", GOOD)]
+
+
+@pytest.mark.parametrize("row", PAIRS.values(), ids=PAIRS)
+@pytest.mark.parametrize("asked", [None, "all"])
+def test_pairs_are_refused_where_nobody_asked_for_one_half(row, asked):
+    with pytest.raises(DataError, match=r"need DPO.*preference_rows: preferred"):
+        understand(list(row), row, preference_rows=asked)
+
+
+def test_a_mapped_answer_of_a_pair_is_never_trained_on_as_json():
+    row = PAIRS["single messages after a conversation"]
+    mapping = FieldMapping(response="chosen")
+    assert turns_of(row, field_mapping=mapping) == [("user", ASKED), ("assistant", GOOD)]
+    mapping = FieldMapping(instruction="conversations", response="chosen")
+    assert turns_of(row, field_mapping=mapping) == [("user", ASKED), ("assistant", GOOD)]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": ASKED, "completion": GOOD},
+        {"messages": WHOLE},
+        {"instruction": ASKED, "input": "", "output": GOOD},
+    ],
+)
+@pytest.mark.parametrize("label", ["label", "kto_tag"])
+@pytest.mark.parametrize(("yes", "no"), [(True, False), ("True", "False")])
+def test_of_labelled_rows_the_good_ones_are_trained_on(row, label, yes, no):
+    made = turns_of({**row, label: yes}, preference_rows="preferred")
+    assert made == [("user", ASKED), ("assistant", GOOD)]
+    assert understood({**row, label: no}, preference_rows="preferred") == Dropped(
+        f"{label} is false"
+    )
+
+
+def test_a_label_that_is_neither_true_nor_false_makes_a_bad_row():
+    row = {"prompt": ASKED, "completion": GOOD, "label": True}
+    columns = understand(list(row), row, preference_rows="preferred")
+    assert reason_of({**row, "label": None}, columns) == wording("column-label-none-neither")
+
+
+def test_one_column_cannot_be_the_request_and_the_answer():
+    row = {"messages": WHOLE}
+    mapping = FieldMapping(instruction="messages", response="messages")
+    with pytest.raises(DataError, match=wording("instruction-response-both-messages")):
+        understand(list(row), row, field_mapping=mapping)
+
+
+def test_a_conversation_in_a_column_of_any_name_is_read():
+    row = {"talk": WHOLE, "id": 7}
+    assert turns_of(row, field_mapping=FieldMapping(messages="talk")) == [
+        ("user", ASKED),
+        ("assistant", GOOD),
+    ]

@@ -1,0 +1,243 @@
+"""Conversations with tools, as ChatML and as a model's own template write them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from expert.data.examples.formats import example_of
+from expert.data.inspect.audit import SplitReport
+from expert.data.records import BadRow, Example, Row
+from expert.data.template.templates import LAYOUTS, TemplateError, named_template
+from tests.data.examples.understood import understand
+from tests.data.template.chat_templates import CHATML, as_transformers_does, family, qwen3_source
+from tests.data.template.test_templates import shown
+from tests.wording import wording
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a town",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}},
+    },
+}
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": '{"town": "K\u00f6ln"}'},
+}
+OPENAI: dict[str, Any] = {
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "How is it?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "12 degrees"},
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+        {"role": "assistant", "content": "Wet."},
+    ],
+    "tools": [WEATHER],
+}
+SHAREGPT: dict[str, Any] = {
+    "conversations": [
+        {"from": "human", "value": "How is it?"},
+        {"from": "function_call", "value": json.dumps(CALL["function"])},
+        {"from": "observation", "value": "12 degrees"},
+        {"from": "gpt", "value": "Cool."},
+    ],
+    "system": "Be brief.",
+    "tools": json.dumps([WEATHER["function"]]),
+}
+
+
+def example(row: dict[str, Any]) -> Example:
+    made = example_of(Row(row, "rows.jsonl", 1), understand(list(row), row))
+    assert isinstance(made, Example), made
+    return made
+
+
+def chatml() -> Any:
+    return named_template("chatml", eos="<|endoftext|>")
+
+
+def test_calls_and_what_tools_give_back_are_written_as_qwen_and_hermes_do():
+    text = shown(chatml().segments(example(OPENAI)))
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "K\u00f6ln"}}\n</tool_call>'
+    assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n\nYou may call one or more")
+    assert f"<tools>\n{json.dumps(WEATHER)}\n</tools>" in text
+    assert f"<|im_start|>assistant\n[[{call}\n{call}<|im_end|>\n]]<|im_start|>user\n" in text
+    given = "<tool_response>\n12 degrees\n</tool_response>\n<tool_response>\nrain\n</tool_response>"
+    assert f"<|im_start|>user\n{given}<|im_end|>\n" in text
+    assert text.endswith("<|im_start|>assistant\n[[Wet.<|im_end|>\n]]")
+
+
+@pytest.mark.parametrize("row", [OPENAI, SHAREGPT])
+def test_a_models_own_template_is_given_the_tools_and_its_answers_are_learnt(row):
+    source, made = qwen3_source(), example(row)
+    own = family(source).segments(made)
+    messages = [
+        {"role": turn.role, "content": turn.text, **json.loads(turn.extra or "{}")}
+        for turn in made.turns
+    ]
+    assert "".join(each.text for each in own) == as_transformers_does(
+        source, [], given=messages, tools=json.loads(made.tools)
+    )
+    # Qwen3 writes the same, but for the empty thought before a last answer.
+    assert shown(own).replace("<think>\n\n</think>\n\n", "") == shown(chatml().segments(made))
+
+
+def test_rows_of_sharegpt_have_their_calls_and_tools_too():
+    made = example(SHAREGPT)
+    assert [turn.role for turn in made.turns] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert json.loads(made.tools) == [WEATHER]
+    assert "get_weather" in made.turns[2].extra
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "chatml"])
+def test_a_template_without_a_way_to_write_tools_refuses_them(name):
+    template = named_template(name, eos="</s>")
+    with pytest.raises(TemplateError, match=wording("no-way-to-write")):
+        template.segments(example(OPENAI))
+
+
+def test_a_models_own_template_that_leaves_tools_out_refuses_them():
+    with pytest.raises(TemplateError, match=wording("does-not-write-tools")):
+        family(CHATML).segments(example(OPENAI))
+
+
+def test_a_tool_whose_name_is_in_the_text_is_not_taken_for_a_call_that_was_written():
+    text = json.dumps(OPENAI).replace("get_weather", "rain")
+    row = json.loads(text)
+    row["messages"][1]["content"] = "Will it rain?"
+    assert "rain" in row["messages"][1]["content"]
+    with pytest.raises(TemplateError, match=wording("does-not-write")):
+        family(CHATML).segments(example(row))
+
+
+def test_a_call_of_no_weight_is_not_learnt():
+    messages = [dict(each) for each in OPENAI["messages"]]
+    messages[2]["weight"] = 0
+    made = example({**OPENAI, "messages": messages})
+    for template in (chatml(), family(qwen3_source())):
+        learnt = [each.text for each in template.segments(made) if each.learn]
+        assert len(learnt) == 1
+        assert learnt[0].endswith("Wet.<|im_end|>\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tools": "no json"}, wording("column-tools-no-json")),
+        ({"tools": [{"a": 1}]}, wording("column-tools-tool-has")),
+        ({"tools": {"name": "x"}}, wording("column-tools-no-list")),
+    ],
+)
+def test_tools_that_cannot_be_read_are_refused(change, reason):
+    row = {**OPENAI, **change}
+    bad = example_of(Row(row, "rows.jsonl", 1), understand(list(row), row))
+    assert isinstance(bad, BadRow)
+    assert bad.reason == reason
+
+
+def test_arguments_that_are_no_object_are_refused():
+    call = {"function": {"name": "f", "arguments": "[1]"}}
+    row = {"messages": [OPENAI["messages"][1], {"role": "assistant", "tool_calls": [call]}]}
+    bad = example_of(Row(row, "rows.jsonl", 1), understand(list(row), row))
+    assert isinstance(bad, BadRow)
+    assert bad.reason == wording("arguments-f-no-json")
+
+
+def test_without_tools_the_older_field_for_one_call_is_read():
+    call = {"name": "f", "arguments": "{}"}
+    row = {
+        "messages": [
+            OPENAI["messages"][1],
+            {"role": "assistant", "content": "", "function_call": call},
+            {"role": "function", "name": "f", "content": "1"},
+            {"role": "assistant", "content": "done"},
+        ]
+    }
+    text = shown(chatml().segments(example(row)))
+    assert '[[<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>\n]]' in text
+    assert "<tool_response>\n1\n</tool_response>" in text
+
+
+# Thoughts stand before the calls and the answers of what comes after the last question alone.
+THOUGHTS: dict[str, Any] = {
+    "messages": [
+        {"role": "user", "content": "How is it?"},
+        {"role": "assistant", "reasoning_content": "Ask.", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "12 degrees"},
+        {"role": "assistant", "reasoning_content": "Cool is right.", "content": "Cool."},
+        {"role": "user", "content": "And now?"},
+        {"role": "assistant", "reasoning_content": "Again.", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "rain"},
+        {"role": "assistant", "reasoning_content": "Wet is right.", "content": "Wet."},
+    ],
+    "tools": [WEATHER],
+}
+
+
+@pytest.mark.parametrize("row", [OPENAI, SHAREGPT])
+def test_what_asks_for_an_answer_is_what_stands_before_it_in_training(row):
+    made = example(row)
+    for template in (chatml(), family(qwen3_source())):
+        whole = "".join(each.text for each in template.segments(made))
+        for place, turn in enumerate(made.turns):
+            if turn.role == "assistant":
+                asked = template.prompt(made.turns[:place], made.tools)
+                learnt = [each.text for each in template.segments(made) if each.learn]
+                assert whole.startswith(asked)
+                assert any(whole[len(asked) :].startswith(text) for text in learnt)
+
+
+def test_a_template_without_a_way_to_write_tools_asks_for_no_answer_with_them():
+    made = example(OPENAI)
+    with pytest.raises(TemplateError, match=wording("no-way-to")):
+        named_template("alpaca", eos="</s>").prompt(made.turns[:2], made.tools)
+
+
+def test_thoughts_before_a_call_do_not_spoil_a_row_that_goes_on_with_another_question():
+    learnt = [
+        each.text for each in family(qwen3_source()).segments(example(THOUGHTS)) if each.learn
+    ]
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "K\u00f6ln"}}\n</tool_call>'
+    assert learnt == [
+        f"{call}<|im_end|>\n",
+        "Cool.<|im_end|>\n",
+        f"<think>\nAgain.\n</think>\n\n{call}<|im_end|>\n",
+        "<think>\nWet is right.\n</think>\n\nWet.<|im_end|>\n",
+    ]
+
+
+# In the manner of Llama and Mistral: an answer that calls says nothing else.
+SILENT = """\
+{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
+{%- for m in messages %}
+{{- '<h>' + m.role + '</h>' }}
+{%- if m.tool_calls %}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}
+{%- else %}{{ m.content }}{% endif %}
+{{- '<e>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<h>assistant</h>' }}{% endif %}"""
+
+
+def test_words_beside_a_call_that_a_template_leaves_out_are_warned_of():
+    row, thoughts = (json.loads(json.dumps(OPENAI)) for _ in range(2))
+    thoughts["messages"][2]["content"] = "<think>\nAsk.\n</think>\n\n"
+    row["messages"][2]["content"] = "<think>\nAsk.\n</think>\n\nLet me see."
+    split = SplitReport("train")
+    for line, (given, template) in enumerate(
+        [(row, family(SILENT)), (thoughts, family(SILENT)), (row, chatml())], 1
+    ):
+        made = example(given)
+        split.note_silent_calls(made, template.segments(made), f"rows.jsonl:{line}")
+    assert split.warnings() == [wording("train-example-with-words")]

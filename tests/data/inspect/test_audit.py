@@ -1,0 +1,258 @@
+"""Repeats, leaks, leftovers and lengths, held against what a plain look would find."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from expert.core.text import counted
+from expert.data.inspect.audit import (
+    LEAKS,
+    MARKERS,
+    NEARLY,
+    SAME,
+    SAME_PROMPT,
+    SHOWN_PAIRS,
+    ExampleCollector,
+    ExampleTable,
+    Pairs,
+    SplitReport,
+    duplicates,
+    is_empty_answer,
+    joined,
+    leaks,
+    learnt_tokens,
+    length_summary,
+    near_key,
+    remnants_in,
+)
+from expert.data.records import BadRow, Example, Segment, Turn
+from expert.data.tokens.encoder import EncodedBatch
+from expert.data.tokens.row_keys import keys_of_batch
+from tests.data.tokenizers import small_encoder
+from tests.wording import wording
+
+
+def talk(request: str, answer: str, system: str = "") -> Example:
+    turns = (Turn("user", request), Turn("assistant", answer))
+    return Example((Turn("system", system), *turns) if system else turns)
+
+
+def collected(examples: list[Example], file: str = "a.jsonl") -> ExampleTable:
+    collector = ExampleCollector()
+    for line, example in enumerate(examples, 1):
+        collector.add(example, file, line)
+    texts = [
+        [Segment(turn.text, turn.role == "assistant") for turn in example.turns]
+        or [Segment(example.text, True)]
+        for example in examples
+    ]
+    batch = small_encoder().encode(texts)
+    collector.add_tokens(batch, keys_of_batch(batch))
+    return collector.examples()
+
+
+def counts(found: dict[str, Pairs]) -> list[int]:
+    return [found[kind].count for kind in LEAKS]
+
+
+def test_nearly_equal_examples_differ_in_system_text_case_and_spacing_only():
+    plain, dressed = talk("Count  to\n3", "One"), talk("count to 3", "one ", system="Be kind.")
+    assert near_key(plain) == near_key(dressed)
+    assert near_key(plain) != near_key(talk("count to 4", "one"))
+    assert near_key(talk("ab", "c")) != near_key(talk("a", "bc"))
+    four = Example((*talk("a", "b").turns, *talk("c", "d").turns))
+    assert near_key(four) != near_key(talk("a", "busercassistantd"))
+    assert near_key(Example(text="a")) != near_key(Example(text="b"))
+    assert near_key(Example(text="\ud800")) > 0  # a lone surrogate is no obstacle
+
+
+def test_tokens_without_a_text_are_nearly_equal_only_where_they_are_equal():
+    batch = small_encoder().encode([[Segment(text, True)] for text in "ab"])
+    collector = ExampleCollector()
+    for line in (1, 2):
+        collector.add(None, "a.arrow", line)
+    collector.add_tokens(batch, keys_of_batch(batch))
+    found = collector.examples()
+    assert found.near.tolist() == found.whole.tolist()
+    assert found.whole[0] != found.whole[1]
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+def test_every_marker_is_found_in_what_is_said(marker):
+    assert remnants_in(talk("a", f"b {marker} c {marker}")) == [marker]
+    assert remnants_in(Example(text=f"x{marker}")) == [marker]
+
+
+def test_clean_texts_have_no_markers():
+    assert remnants_in(talk("SELECT [a] <b> ### Note", "x | y")) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "empty"),
+    [
+        (wording("column-output-answer-empty"), True),
+        ("turn 2 (assistant) is empty", True),
+        (wording("no-assistant-turn"), True),
+        ("column 'output' is null", True),
+        ("column 'input' is null", False),
+        ("turn 1 (user) is empty", False),
+        (wording("column-instruction-request-empty"), False),
+    ],
+)
+def test_an_empty_answer_is_told_from_other_faults(reason, empty):
+    assert is_empty_answer(BadRow("a", 1, reason), "output") is empty
+
+
+def test_learnt_tokens_are_summed_for_every_document():
+    lists = ([0] * 9, [4, 2, 3], [0, 1, 2, 4, 1, 3], [4, 0, 2])
+    batch = EncodedBatch(*(np.array(part, np.int32) for part in lists))
+    assert learnt_tokens(batch).tolist() == [3, 0, 2]
+
+
+def test_duplicates_are_counted_and_point_to_the_first_occurrence():
+    a, b, c = talk("a", "1"), talk("b", "2"), talk("c", "3")
+    found = duplicates(collected([a, b, a, c, b, a]))
+    assert found.count == 3
+    assert found.shown == (
+        ("a.jsonl:3", "a.jsonl:1"),
+        ("a.jsonl:5", "a.jsonl:2"),
+        ("a.jsonl:6", "a.jsonl:1"),
+    )
+
+
+def test_only_the_first_few_pairs_are_shown():
+    found = duplicates(collected([talk("a", "1")] * 20))
+    assert (found.count, len(found.shown)) == (19, SHOWN_PAIRS)
+
+
+def test_duplicates_and_leaks_equal_those_of_a_set_of_texts():
+    draw = random.Random(7)
+    train = [talk(str(draw.randrange(40)), str(draw.randrange(3))) for _ in range(200)]
+    other = [talk(str(draw.randrange(80)), str(draw.randrange(3))) for _ in range(100)]
+    assert duplicates(collected(train)).count == len(train) - len(set(train))
+    known = {example.turns[0] for example in train}
+    same = sum(example in set(train) for example in other)
+    asked = sum(example.turns[0] in known for example in other)
+    found = leaks(collected(train), collected(other))
+    assert counts(found) == [same, 0, asked - same]
+    assert 0 < same < asked < 100
+
+
+def test_every_leak_is_counted_once_under_its_gravest_kind_with_both_places():
+    train = collected([talk("x", "y"), talk("q", "a"), talk("p", "b")], "train.jsonl")
+    other = collected(
+        [talk("p", "other"), talk("Q", "a", system="s"), talk("x", "y"), talk("new", "y")],
+        "test.jsonl",
+    )
+    found = leaks(train, other)
+    assert counts(found) == [1, 1, 1]
+    assert found[SAME].shown == (("test.jsonl:3", "train.jsonl:1"),)
+    assert found[NEARLY].shown == (("test.jsonl:2", "train.jsonl:2"),)
+    assert found[SAME_PROMPT].shown == (("test.jsonl:1", "train.jsonl:3"),)
+
+
+def test_plain_texts_share_no_prompt():
+    found = leaks(collected([Example(text="a")]), collected([Example(text="b")]))
+    assert counts(found) == [0, 0, 0]
+
+
+def test_nothing_leaks_from_an_empty_split():
+    empty, one = collected([]), collected([talk("a", "b")])
+    assert counts(leaks(empty, one)) == counts(leaks(one, empty)) == [0, 0, 0]
+    assert duplicates(empty).count == 0
+
+
+def test_lengths_are_summed_up_and_held_against_the_room():
+    documents = collected([Example(text="a" * n) for n in (1, 2, 3, 40)])
+    lengths = documents.length
+    told = length_summary(documents, room=int(lengths[2]))
+    assert told["examples"] == 4
+    assert told["tokens"] == told["learnt_tokens"] == lengths.sum()
+    assert (told["learnt_share"], told["longest"]) == (1.0, lengths[3])
+    assert (told["over_long"], told["over_long_share"]) == (1, 0.25)
+    assert length_summary(documents, room=None)["over_long_share"] is None
+
+
+def test_joined_and_taken_documents_keep_their_places():
+    first, second = collected([talk("a", "1")], "one"), collected([talk("b", "2")] * 2, "two")
+    both = joined([first, second])
+    assert [both.place(n) for n in range(3)] == ["one:1", "two:1", "two:2"]
+    taken = both.take(np.array([2, 0]))
+    assert [taken.place(n) for n in range(2)] == ["two:2", "one:1"]
+    assert taken.length.tolist() == [both.length[2], both.length[0]]
+
+
+def test_an_example_costs_44_bytes():
+    documents = collected([talk("a" * 1000, "b" * 1000)] * 10)
+    columns = [part for part in vars(documents).values() if isinstance(part, np.ndarray)]
+    assert sum(column.nbytes for column in columns) == 44 * 10
+
+
+def test_counts_are_said_with_their_noun():
+    assert [counted(n, "row") for n in (0, 1, 1200)] == ["0 rows", "1 row", "1,200 rows"]
+
+
+def test_a_split_warns_of_everything_a_person_should_look_at():
+    split = SplitReport("test")
+    split.note_bad(BadRow("t", 4, "column 'output': the answer is empty"), "output")
+    split.note_remnants(talk("a", "[INST] b"), "t:5")
+    train = collected([talk("a", "1")], "train")
+    documents = collected([talk("a", "1")] * 2, "t")
+    split.duplicates = duplicates(documents)
+    split.leaks = leaks(train, documents)
+    split.lengths = length_summary(documents, room=0)
+    assert split.warnings() == [
+        wording("test-row-without-answer"),
+        "test: template remnant [INST] in 1 example: t:5",
+        wording("test-example-also-earlier"),
+        "  t:2 repeats t:1",
+        wording("test-examples-also-in"),
+        "  t:1 repeats train:1",
+        "  t:2 repeats train:1",
+        "test: 2 examples longer than max_seq_length: 4 tokens (100.0%) are lost",
+    ]
+
+
+def test_only_the_first_bad_rows_and_remnants_are_kept():
+    split = SplitReport("train")
+    for line in range(1, 131):
+        split.note_bad(BadRow("t", line, "broken"), "")
+        split.note_remnants(Example(text="<|end|>"), f"t:{line}")
+    assert (split.bad_rows, len(split.first_bad_rows)) == (130, 100)
+    assert split.first_bad_rows[-1] == "t:100: broken"
+    assert (split.remnants, len(split.first_remnants)) == ({"<|end|>": 130}, 5)
+
+
+def test_placeholders_that_nobody_filled_in_are_found():
+    said = (Turn("user", "<image>What does {{ name }} hold? {{x.y}} {}"), Turn("assistant", "a"))
+    assert remnants_in(Example(said)) == ["<image>", "{{ name }}", "{{x.y}}"]
+    assert remnants_in(Example(text='a {{"a": 1}} b <images> <|image_pad|>')) == ["<|image_pad|>"]
+    assert remnants_in(Example(text="[INST] a [/INST] b")) == ["[INST]", "[/INST]"]
+
+
+def test_placeholders_are_warned_about_each_with_its_places():
+    split = SplitReport("train")
+    for number in range(8):
+        split.note_remnants(Example(text="{{name}} [INST]"), f"rows:{number}")
+    assert split.warnings()[0] == (
+        "train: template remnant [INST] in 8 examples: rows:0, rows:1, rows:2, rows:3, rows:4"
+    )
+    assert split.warnings()[1].startswith("train: placeholder {{name}} in 8 examples: rows:0")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("User: What is a river?\nAssistant: Water.", True),
+        ("\nQ: What is a river?\n\nA: Water.", True),
+        ("Human: hello", False),
+        ("A user: and an assistant: met.", False),
+    ],
+)
+def test_plain_text_that_is_a_conversation_is_warned_about(text, told):
+    split = SplitReport("train")
+    split.note_remnants(Example(text=text), "rows:1")
+    assert any(wording("written-as-a-conversation") in line for line in split.warnings()) == told

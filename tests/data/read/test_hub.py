@@ -1,0 +1,286 @@
+"""Rows of the hub: ids, slices and streams, and what each failure says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import types
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from expert.core.install import pip_install
+from expert.data.read.hub import SECONDS_LOST, forget_the_hub
+from expert.data.read.sources import Source, content_hash, iterate
+from expert.data.records import DataError, Row
+from tests.data.read.source_folders import (
+    fill,
+    names,
+    refusal,
+    refusal_while_reading,
+    train_of,
+    values,
+)
+from tests.wording import wording
+
+CHECK_NETWORK = wording("check-network-download-data")
+
+
+@pytest.fixture(autouse=True)
+def answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks the real hub, and no test has the answers of another."""
+    monkeypatch.setattr("expert.data.read.hub._unreachable", lambda: None)
+    forget_the_hub()
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("b-mc2/sql-create-context", ("b-mc2/sql-create-context", "train", None)),
+        ("owner/name::test", ("owner/name", "test", None)),
+        ("owner/name::train[:1000]", ("owner/name", "train[:1000]", None)),
+        ("owner/name::train[10%:20%]::main", ("owner/name", "train[10%:20%]", "main")),
+        ("owner/name::::main", ("owner/name", "train", "main")),
+        ("squad::train", ("squad", "train", None)),
+    ],
+)
+def test_an_id_of_the_hub_carries_split_slice_and_configuration(path, expected, tmp_path):
+    source = train_of(tmp_path, path)
+    assert source.kind == "hub"
+    assert (source.name, source.split, source.config) == expected
+
+
+def test_a_manifest_that_says_huggingface_means_the_hub(tmp_path):
+    assert train_of(tmp_path, "imdb", type="huggingface").kind == "hub"
+    assert train_of(tmp_path, "imdb", format="huggingface").kind == "hub"
+    assert refusal(tmp_path, "imdb") == wording("imdb-no-check")
+    assert refusal(tmp_path, "a/b::c::d::e") == (
+        "a/b::c::d::e: too many '::'  (write id::split or id::split::configuration)"
+    )
+
+
+def test_a_local_folder_wins_over_an_id_of_the_hub(tmp_path):
+    fill(tmp_path, "owner/name/train.jsonl", "owner/name/test.jsonl")
+    source = train_of(tmp_path, "owner/name::test", format="huggingface")
+    assert (source.kind, names(source, tmp_path)) == ("files", ["owner/name/test.jsonl"])
+
+
+class FakeHub(types.ModuleType):
+    """Stands for the package `datasets`: five rows under any name, or a failure."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        super().__init__("datasets")
+        self.failure = failure
+        self.asked: list[tuple[Any, ...]] = []
+        self.config = types.SimpleNamespace(HF_HUB_OFFLINE=False)
+
+    def load_dataset(self, name: str, config: str | None, *, split: str, streaming: bool) -> Any:
+        self.asked.append((name, config, split, streaming))
+        if self.failure:
+            raise self.failure
+        return FakeDataset(range(5), f"{name} {config} {split}")
+
+
+class FakeDataset:
+    def __init__(self, rows: range, fingerprint: str) -> None:
+        self.rows = rows
+        self._fingerprint = fingerprint
+
+    def with_format(self, kind: str) -> FakeDataset:
+        assert kind == "arrow"
+        return self
+
+    def skip(self, count: int) -> FakeDataset:
+        return FakeDataset(self.rows[count:], "")
+
+    def take(self, count: int) -> FakeDataset:
+        return FakeDataset(self.rows[:count], "")
+
+    def iter(self, *, batch_size: int) -> Any:
+        for number in self.rows:
+            yield pa.table({"n": [number]})
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, failure: Exception | None = None) -> FakeHub:
+    module = FakeHub(failure)
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    return module
+
+
+def test_rows_of_the_hub_are_numbered_under_their_name(monkeypatch, tmp_path):
+    module = hub(monkeypatch)
+    found = list(iterate(train_of(tmp_path, "a/b::train[:5]::c")))
+    assert found == [Row({"n": n}, "a/b::train[:5]", n + 1) for n in range(5)]
+    assert module.asked == [("a/b", "c", "train[:5]", False)]
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ("train", [0, 1, 2, 3, 4]),
+        ("train[:2]", [0, 1]),
+        ("train[3:]", [3, 4]),
+        ("train[1:3]", [1, 2]),
+        ("train[3:1]", []),
+    ],
+)
+def test_streamed_rows_are_cut_as_the_slice_says(split, expected, monkeypatch, tmp_path):
+    module = hub(monkeypatch)
+    source = train_of(tmp_path, f"a/b::{split}", streaming=True)
+    assert [row["n"] for row in values(source)] == expected
+    assert module.asked == [("a/b", None, "train", True)]
+
+
+def test_a_share_of_streamed_rows_is_refused(monkeypatch, tmp_path):
+    hub(monkeypatch)
+    assert refusal_while_reading(train_of(tmp_path, "a/b::train[:10%]", streaming=True)) == wording(
+        "streamed-rows-can-cut"
+    )
+
+
+def test_the_hub_without_its_package_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    text = wording("reading-from-hub-needs", pip_install=pip_install("hub"))
+    assert refusal_while_reading(train_of(tmp_path, "a/b")) == text
+    with pytest.raises(DataError, match=wording("needs-the-package-datasets")):
+        content_hash(train_of(tmp_path, "a/b"))
+
+
+@pytest.mark.parametrize(
+    ("failure", "what", "fix"),
+    [
+        (
+            ConnectionError("Couldn't reach 'a/b' on the Hub (LocalEntryNotFoundError)"),
+            wording("hub-could-not-reached"),
+            CHECK_NETWORK,
+        ),
+        (
+            FileNotFoundError("Dataset 'a/b' doesn't exist on the Hub\nor cannot be accessed."),
+            wording("hub-does-not-give"),
+            wording("check-id-private-gated"),
+        ),
+        (
+            ValueError('Unknown split "dev".' + "x" * 400),
+            wording("could-not-loaded-from") + "x" * 280 + " …",
+            wording("check-id-split-configuration"),
+        ),
+        (RuntimeError(), wording("could-not-loaded"), wording("check-id-split-configuration")),
+    ],
+    ids=["network", "missing", "split", "silent"],
+)
+def test_a_failure_of_the_hub_is_told_in_words(failure, what, fix, monkeypatch, tmp_path):
+    hub(monkeypatch, failure)
+    assert refusal_while_reading(train_of(tmp_path, "a/b::dev")) == f"a/b::dev: {what}  ({fix})"
+
+
+def test_a_hub_that_does_not_answer_is_not_asked_again_and_its_cache_is_looked_into(
+    monkeypatch, tmp_path
+):
+    from huggingface_hub import constants
+
+    lost = OSError("Name or service not known")
+    monkeypatch.setattr("expert.data.read.hub._unreachable", lambda: lost)
+    module = hub(monkeypatch)
+    plain = module.load_dataset
+    offline = []
+
+    def load(*given: Any, **options: Any) -> Any:
+        offline.append((module.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE))
+        return plain(*given, **options)
+
+    monkeypatch.setattr(module, "load_dataset", load)
+    before = constants.HF_HUB_OFFLINE
+    assert len(values(train_of(tmp_path, "a/b"))) == 5  # it had them in its cache
+    assert offline == [(True, True)]
+    assert not module.config.HF_HUB_OFFLINE
+    assert before == constants.HF_HUB_OFFLINE
+    module.failure = ConnectionError("Couldn't reach 'c/d' on the Hub (OfflineModeIsEnabled)")
+    assert refusal_while_reading(train_of(tmp_path, "c/d")) == wording(
+        "hub-could-not", check_network=CHECK_NETWORK
+    )
+
+
+def counted_questions(monkeypatch: pytest.MonkeyPatch, answer: Exception | None) -> list[None]:
+    asked: list[None] = []
+
+    def unreachable() -> Exception | None:
+        asked.append(None)
+        return answer
+
+    monkeypatch.setattr("expert.data.read.hub._unreachable", unreachable)
+    return asked
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_hub_is_asked_once_for_a_data_set_however_often_it_is_opened(
+    streaming, monkeypatch, tmp_path
+):
+    asked, module = counted_questions(monkeypatch, None), hub(monkeypatch)
+    source = train_of(tmp_path, "a/b", streaming=streaming)
+    assert values(source) == values(source)
+    assert content_hash(source) == content_hash(source)
+    assert (len(asked), len(module.asked)) == (1, 1)
+    values(train_of(tmp_path, "a/b::test", streaming=streaming))
+    values(train_of(tmp_path, "c/d", streaming=streaming))
+    assert (len(asked), len(module.asked)) == (1, 3)
+
+
+def test_a_hub_that_hangs_costs_one_wait_and_is_asked_again_a_minute_later(monkeypatch, tmp_path):
+    clock = [0.0]
+    monkeypatch.setattr("expert.data.read.hub.time.monotonic", lambda: clock[0])
+    asked = counted_questions(monkeypatch, OSError("timed out"))
+    module = hub(monkeypatch, ConnectionError("Couldn't reach 'a/b' on the Hub"))
+    for _ in range(3):
+        assert wording("could-not-be-reached") in refusal_while_reading(train_of(tmp_path, "a/b"))
+    assert (len(asked), len(module.asked)) == (1, 3)  # its cache is looked into each time
+    clock[0] = SECONDS_LOST
+    asked = counted_questions(monkeypatch, None)
+    module.failure = None
+    assert len(values(train_of(tmp_path, "a/b"))) == 5
+    assert len(asked) == 1
+
+
+def test_a_network_lost_while_streaming_is_told_in_words(monkeypatch, tmp_path):
+    class Lost(FakeDataset):
+        def iter(self, *, batch_size: int) -> Any:
+            yield pa.table({"n": [1]})
+            raise OSError("Connection reset by peer")
+
+    module = hub(monkeypatch)
+    monkeypatch.setattr(module, "load_dataset", lambda *_, **__: Lost(range(1), ""))
+    assert refusal_while_reading(train_of(tmp_path, "a/b", streaming=True)) == wording(
+        "hub-could-not-reached-connection", check_network=CHECK_NETWORK
+    )
+
+
+def test_the_package_datasets_reads_rows_and_slices_as_the_hub_does(monkeypatch, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    rows = [{"text": f"row {n}", "n": n} for n in range(10)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "train.jsonl").write_text(lines, encoding="utf-8")
+
+    def source(split: str, *, streaming: bool = False) -> Source:
+        return Source(str(folder), "hub", split=split, streaming=streaming)
+
+    assert values(source("train")) == rows
+    assert values(source("train[20%:50%]")) == rows[2:5]
+    assert values(source("train[2:5]", streaming=True)) == rows[2:5]
+    assert content_hash(source("train")) == content_hash(source("train"))
+    assert content_hash(source("train")) != content_hash(source("train[:5]"))
+
+
+def test_the_hash_of_the_hub_is_the_fingerprint_or_the_name_of_a_stream(monkeypatch, tmp_path):
+    module = hub(monkeypatch)
+    loaded = content_hash(train_of(tmp_path, "a/b::train"))
+    assert loaded == hashlib.sha256(b"a/b None train").hexdigest()
+    assert module.asked
+    module.asked.clear()
+    streamed = content_hash(train_of(tmp_path, "a/b", streaming=True))
+    assert streamed != content_hash(train_of(tmp_path, "a/b::test", streaming=True))
+    assert module.asked == []

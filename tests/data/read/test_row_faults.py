@@ -1,0 +1,316 @@
+"""A row that cannot be used is told with its file and line, and spoils no other."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from expert.data.read import json_rows
+from expert.data.read.rows import read_rows
+from expert.data.read.streams import MAX_ROW_BYTES, RAW_CHARACTERS
+from expert.data.records import BadRow, Row
+from tests.data.read.row_files import good, outline, refusal, write_stream, written
+from tests.wording import wording
+
+BROKEN_LINES: dict[str, tuple[bytes, str]] = {
+    "invalid_utf8": (b'{"a": "\xff"}', wording("invalid-byte-at-byte")),
+    "cut_utf8": (b'{"a": "\xc3', wording("invalid-byte-at")),
+    "utf8_surrogate": (b'{"a": "\xed\xa0\x80"}', wording("invalid-byte-at-byte-save")),
+    "missing_comma": (b'{"a": 1 "b": 2}', "broken JSON: expecting ',' delimiter at column 9"),
+    "missing_colon": (b'{"a" 1}', "broken JSON: expecting ':' delimiter at column 6"),
+    "cut_off": (b'{"a": "x', "broken JSON: unterminated string starting at column 7"),
+    "no_value": (b'{"a": }', "broken JSON: expecting value at column 7"),
+    "two_objects": (b'{"a": 1} {"b": 2}', "broken JSON: extra data at column 10"),
+    "tab_in_text": (b'{"a": "x\ty"}', "broken JSON: invalid control character at column 9"),
+    "bare_word": (b"hello", "broken JSON: expecting value at column 1"),
+    "array": (b"[1, 2]", wording("line-holds-array-not")),
+    "text": (b'"a"', wording("line-holds-text-not")),
+    "number": (b"7", wording("line-holds-number-not")),
+    "null": (b"null", wording("line-holds-null-not")),
+    "true": (b"true", wording("line-holds-true-false")),
+    "nul_byte": (b'{"a": "x\0y"}', wording("nul-byte-at-byte")),
+    "only_nul": (b"\0\0\0", wording("nul-byte-at")),
+    "nul_escape": (rb'{"a": "x\u0000y"}', "NUL character in 'a'"),
+    "nested_nul": (rb'{"a": [{"b": "\u0000"}]}', "NUL character in 'a'"),
+    "nul_column": (rb'{"\u0000": 1}', wording("nul-character-in-name")),
+    "lone_high": (rb'{"a": "\ud83d"}', "lone surrogate \\ud83d in 'a'"),
+    "lone_low": (rb'{"a": "ok", "b": "\uDE00x"}', "lone surrogate \\ude00 in 'b'"),
+    "swapped_pair": (rb'{"a": {"b": "\ude00\ud83d"}}', "lone surrogate \\ude00 in 'a'"),
+    "nan": (b'{"a": NaN}', wording("nan-is-not-json")),
+    "infinity": (b'{"a": [-Infinity]}', wording("is-not-json")),
+    "deep": (b'{"a": ' + b"[" * 100_000, wording("json-nested-too-deeply")),
+    "digits": (b'{"a": ' + b"9" * 5_000 + b"}", wording("json-with-number-too")),
+    "over_5_mb": (b'{"a": "' + b"x" * MAX_ROW_BYTES + b'"}', wording("mb-long-limit-mb")),
+}
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["lf", "crlf"])
+@pytest.mark.parametrize("fault", BROKEN_LINES)
+def test_a_broken_line_is_a_bad_row_with_file_and_line(fault, end, tmp_path):
+    line, reason = BROKEN_LINES[fault]
+    lines = [b'{"n": 1}', b"", line, b'{"n": 2}']
+    path = written(tmp_path, "rows.jsonl", b"\xef\xbb\xbf" + end.join(lines) + end)
+    first, bad, last = read_rows(path)
+    assert isinstance(bad, BadRow)
+    assert str(bad) == f"{path}:3: {reason}"
+    assert bad.raw == line.decode("utf-8", "replace")[:RAW_CHARACTERS].rstrip("\r\n")
+    json.dumps(bad.raw).encode()
+    assert (first, last) == (Row({"n": 1}, str(path), 1), Row({"n": 2}, str(path), 4))
+
+
+@pytest.mark.parametrize("fault", sorted(set(BROKEN_LINES) - {"cut_off", "cut_utf8", "over_5_mb"}))
+def test_a_broken_last_line_without_an_end_is_told_too(fault, tmp_path):
+    line, reason = BROKEN_LINES[fault]
+    assert outline(written(tmp_path, "rows.jsonl", line)) == [(1, reason)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"a": "\\ud83d\\ude00"}',
+        '{"a": "😀"}',
+        '{"a": "\\\\u0000"}',
+        '{"a": "\u2028 \u0085"}',
+        ' \t{"a": "indented"}\t ',
+        '{"a": null}',
+        '{"a": "NaN"}',
+        "{}",
+        '{"a": "' + "x" * (MAX_ROW_BYTES - 9) + '"}',
+    ],
+    ids=range(9),
+)
+def test_an_unusual_line_that_is_json_is_a_row(line, tmp_path):
+    path = written(tmp_path, "rows.jsonl", line + "\r\n")
+    assert good(path) == [json.loads(line)]
+
+
+def test_a_line_of_exactly_the_limit_is_read_and_one_byte_more_is_not(tmp_path):
+    exact = b'{"a": "' + b"x" * (MAX_ROW_BYTES - 9) + b'"}'
+    assert len(exact) == MAX_ROW_BYTES
+    path = written(tmp_path, "rows.jsonl", exact + b"\r\n" + exact + b" \r\n" + exact)
+    found = list(read_rows(path))
+    assert [(row.line, type(row)) for row in found] == [(1, Row), (2, BadRow), (3, Row)]
+
+
+CSV_FAULTS: dict[str, tuple[bytes, str]] = {
+    "too_many": (b"1,2,3", wording("too-many-columns-header")),
+    "too_few": (b"1", wording("too-few-columns-header")),
+    "invalid_utf8": (b"1,\xff", wording("invalid-byte-at-character")),
+    "invalid_and_short": (b"\xff", wording("invalid-byte-at-character-save")),
+    "nul": (b"1,x\0y", "NUL character in 'b'"),
+    "after_quote": (b'1,"x"y', "broken CSV: ',' expected after '\"'"),
+    "open_quote": (b'1,"x', wording("broken-csv-quoted-value")),
+    "over_5_mb": (b"1," + b"x" * MAX_ROW_BYTES, wording("mb-long-limit-mb")),
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "row"),
+    [
+        ("a;b\n1;2\n", {"a": "1", "b": "2"}),
+        ("a\tb\n1\t2\n", {"a": "1", "b": "2"}),
+        ("a;b\n1,5;2,5\n3,5;4,5\n", {"a": "1,5", "b": "2,5"}),
+        ('a;"b, or c"\n1;2\n3;4\n', {"a": "1", "b, or c": "2"}),
+        ('a;b\n"x, y\nand; z";2\n3;4\n', {"a": "x, y\nand; z", "b": "2"}),
+        ("a;b\n1;2\n3;4;5\n6;7\n", {"a": "1", "b": "2"}),
+        ("a;b (x, y)\n1;2\n3;4\n", {"a": "1", "b (x, y)": "2"}),
+        # Commas where they are as good, whatever else there is.
+        ("a,b\n1;2,3;4\n5;6,7;8\n", {"a": "1;2", "b": "3;4"}),
+        ("a;x,b\n1;y,2\n3;z,4\n", {"a;x": "1;y", "b": "2"}),
+        ("a;b\nx\ny\n", {"a;b": "x"}),
+        ('"a;b"\n"1;2"\n', {"a;b": "1;2"}),
+        ("text\none; two\n", {"text": "one; two"}),
+    ],
+)
+def test_what_separates_the_columns_of_a_csv_is_told_by_its_header_and_rows(tmp_path, content, row):
+    found = list(read_rows(written(tmp_path, "rows.csv", content)))
+    assert isinstance(found[0], Row)
+    assert found[0].values == row
+
+
+def test_a_file_of_many_rows_separated_by_semicolons_is_read_to_its_end(tmp_path):
+    rows = [f"{n};{'x' * 90}, y" for n in range(2000)]  # longer than what is looked at
+    found = good(
+        written(tmp_path, "rows.csv.gz", gzip.compress("\n".join(["a;b", *rows]).encode()))
+    )
+    assert len(found) == 2000
+    assert found[-1]["a"] == "1999"
+
+
+@pytest.mark.parametrize("fault", CSV_FAULTS)
+def test_a_broken_record_of_a_csv_is_a_bad_row_with_file_and_line(fault, tmp_path):
+    line, reason = CSV_FAULTS[fault]
+    lines = [b"a,b", b'"x\r\ny",z', b"", line, b'3,"4"', b"5,6"]
+    path = written(tmp_path, "rows.csv", b"\xef\xbb\xbf" + b"\r\n".join(lines) + b"\r\n")
+    found = list(read_rows(path))
+    assert [str(row) for row in found if isinstance(row, BadRow)] == [f"{path}:5: {reason}"]
+    assert [(row.line, row.values) for row in found if isinstance(row, Row)] == [
+        (2, {"a": "x\r\ny", "b": "z"}),
+        (6, {"a": "3", "b": "4"}),
+        (7, {"a": "5", "b": "6"}),
+    ]
+
+
+def test_an_open_quote_swallows_nothing_though_no_other_quote_follows(tmp_path):
+    rows = "".join(f"{n},x\n" for n in range(1000))
+    path = written(tmp_path, "rows.csv", 'a,b\n1,"x\n' + rows)
+    reason = wording("broken-csv-quoted-value")
+    found = outline(path)
+    assert found[0] == (2, reason)
+    assert found[1:] == [(3 + n, {"a": str(n), "b": "x"}) for n in range(1000)]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"a,b,a\n1,2,3\n", wording("header-names-twice-rename")),
+        (b"\na,\xff\n", wording("header-invalid-byte-at")),
+        (b"a,\0\n", wording("header-nul-character-in")),
+        (b'a,"b\n1,2\n', wording("header-broken-csv-quoted")),
+    ],
+    ids=["twice", "utf8", "nul", "quote"],
+)
+def test_a_csv_without_a_usable_header_is_refused(content, text, tmp_path):
+    assert refusal(written(tmp_path, "rows.csv", content)) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "reason"),
+    [
+        (b"fine\r\nb\xfad\nfine", 2, wording("invalid-byte-at-byte-save-file")),
+        (b"fine\nfine\nx\0", 3, "NUL character"),
+    ],
+    ids=["utf8", "nul"],
+)
+def test_a_text_that_is_no_text_is_one_bad_row(content, line, reason, tmp_path):
+    assert outline(written(tmp_path, "a.txt", content)) == [(line, reason)]
+
+
+ROW_FAULTS: dict[str, tuple[bytes, str]] = {
+    "invalid_utf8": (b'{"a": "\xff"}', wording("invalid-byte-at-character-row")),
+    "missing_comma": (b'{"a": 1 "b": 2}', wording("broken-json-expecting-delimiter")),
+    "two_objects": (b'{"a": 1} {"b": 2}', wording("broken-json-extra-data")),
+    "nothing": (b"", wording("broken-json-expecting-value")),
+    "array": (b"[1, {}]", wording("row-array-not-json")),
+    "number": (b"7", wording("row-number-not-json")),
+    "broken_word": (b"nul", wording("broken-json-expecting-value")),
+    "nul_byte": (b'{"a": "x\0y"}', wording("nul-byte-at-character")),
+    "nul_escape": (rb'{"a": "\u0000"}', "NUL character in 'a'"),
+    "lone_surrogate": (rb'{"a": "\ud83d"}', "lone surrogate \\ud83d in 'a'"),
+    "nan": (b'{"a": NaN}', wording("nan-is-not-json")),
+    "digits": (b'{"a": ' + b"9" * 5_000 + b"}", wording("json-with-number-too")),
+    "deep": (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", wording("json-nested-too-deeply")),
+    "over_5_mb": (b'{"a": ["' + b'x,\\"]}' * 1_000_000 + b'"]}', wording("mb-long-limit")),
+}
+
+
+@pytest.mark.parametrize("wrapper", [b"[\n%s]\n", b'{"v": [1, "]"], "data": [\n%s], "w": 0}'])
+@pytest.mark.parametrize("fault", ROW_FAULTS)
+def test_a_broken_row_of_an_array_is_a_bad_row_with_file_and_line(fault, wrapper, tmp_path):
+    row, reason = ROW_FAULTS[fault]
+    rows = b'{"n":\n1},\n' + row + b',\n{"n": "]}\\"["}'
+    path = written(tmp_path, "rows.json", wrapper.replace(b"%s", rows))
+    found = list(read_rows(path))
+    # An empty place begins at the comma that ends it, on the same line.
+    assert [str(row) for row in found if isinstance(row, BadRow)] == [f"{path}:4: {reason}"]
+    assert [(row.line, row.values) for row in found if isinstance(row, Row)] == [
+        (2, {"n": 1}),
+        (5, {"n": ']}"['}),
+    ]
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 64])
+def test_the_edge_of_a_block_changes_nothing(block, monkeypatch, tmp_path):
+    rows = [{"a": 'q"\\"]}é😀', "b": [{"c": 12}, []]}, {"n": 1}, {"a": "\\"}, {"é": -1.5e3}]
+    text = json.dumps(rows, ensure_ascii=False)
+    path = written(tmp_path, "rows.json", f" {text[:-1]} , 12 , nul ]\n ")
+    whole = outline(path)
+    assert [values for _, values in whole[:4]] == rows
+    assert len(whole) == 6
+    monkeypatch.setattr(json_rows, "_BLOCK_BYTES", block)
+    assert outline(path) == whole
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ('[{"a": 1},\n{"a": 2', wording("array-ends-within-row")),
+        ('[{"a": 1},', wording("row-array-ends-within")),
+        ('[{"a": 1}},\n{"a": 2}]', wording("row-bracket-too-many")),
+        ('[{"a": 1}]\n[{"a": 2}]', wording("more-after-array-one")),
+        ("hello", wording("neither-array-nor-object")),
+        ('{"train": [],\n "test": []}', wording("object-has-no-array")),
+        ('{"train": [1,\n 2', wording("file-no-whole-json")),
+        ('{"a": "\\u0000"}', wording("nul-character-in-mend")),
+    ],
+    ids=["cut", "cut_after_comma", "bracket", "two", "word", "no_data", "cut_object", "nul"],
+)
+def test_a_json_file_that_is_no_array_of_rows_is_refused(content, text, tmp_path):
+    assert refusal(written(tmp_path, "a.json", content)) == text
+
+
+def test_json_lines_and_a_single_object_under_the_name_json_are_read(tmp_path):
+    path = written(tmp_path, "a.json", '{"a": 1}\n\n{"a": 2, "data": []}\n{"a" 3}\n')
+    reason = "broken JSON: expecting ':' delimiter at column 6"
+    assert outline(path) == [(1, {"a": 1}), (3, {"a": 2, "data": []}), (4, reason)]
+    assert outline(written(tmp_path, "a.json", '\n{"a": 1}\n')) == [(2, {"a": 1})]
+    assert outline(written(tmp_path, "a.json", '{"data": [\n{"a": 1}]}')) == [(2, {"a": 1})]
+    assert outline(written(tmp_path, "a.json", " [ ] \n")) == []
+
+
+def test_rows_of_an_array_in_one_line_are_told_by_their_number(tmp_path):
+    path = written(tmp_path, "a.json", '[{"a": 1}, 2, {"a": 3},\n4, 5]')
+    assert [str(row) for row in read_rows(path) if isinstance(row, BadRow)] == [
+        wording("row-row-number-not", path=path),
+        wording("row-number-not", path=path),
+        wording("row-row-number", path=path),
+    ]
+    second = next(row for row in read_rows(path) if isinstance(row, BadRow))
+    assert second.to_json() == {"file": str(path), "row": 2, "reason": second.reason, "raw": "2"}
+
+
+def test_text_that_is_no_utf8_in_a_parquet_column_spoils_its_row_only(tmp_path):
+    fine = pa.array(["ok", "abc", "zzz", "x\0y"])
+    texts = pa.Array.from_buffers(
+        pa.string(), 4, [None, fine.buffers()[1], pa.py_buffer(b"ok\xff\xfeczzzx\0y")]
+    )
+    table = pa.table({"n": [1, 2, 3, 4], "text": texts})
+    pq.write_table(table, tmp_path / "a.parquet")
+    write_stream(tmp_path / "a.arrow", table)
+    for name in ("a.parquet", "a.arrow"):
+        assert outline(tmp_path / name) == [
+            (1, {"n": 1, "text": "ok"}),
+            (2, "invalid UTF-8 in 'text'"),
+            (3, {"n": 3, "text": "zzz"}),
+            (4, "NUL character in 'text'"),
+        ]
+
+
+def test_nulls_and_nan_of_a_parquet_file_are_values(tmp_path):
+    table = pa.table({"text": ["a", None], "score": [float("nan"), None]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    first, second = good(tmp_path / "a.parquet")
+    assert first["text"] == "a"
+    assert first["score"] != first["score"]
+    assert second == {"text": None, "score": None}
+
+
+def test_damaged_offsets_of_an_arrow_file_are_told_and_not_followed(tmp_path):
+    table = pa.table({"text": ["aaaa", "bbbb", "cccc"]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    content = sink.getvalue().to_pybytes()
+    offsets = b"".join(n.to_bytes(4, "little") for n in (0, 4, 8, 12))
+    assert content.count(offsets) == 1
+    wrong = b"".join(n.to_bytes(4, "little") for n in (0, 10_000_000, 8, 12))
+    path = written(tmp_path, "a.arrow", content.replace(offsets, wrong))
+    assert outline(path) == [
+        (1, "damaged values in 'text'"),
+        (2, "damaged values in 'text'"),
+        (3, {"text": "cccc"}),
+    ]

@@ -1,0 +1,247 @@
+"""Reading rows: the same from every format, in bounded memory, and what is written reads back."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expert.data.read.rows import FORMATS, file_format, read_rows
+from expert.data.records import BadRow, DataError, Row
+from tests.data.read.row_files import FILES, RIVERS, SHARED, good, outline, write, written, zst
+from tests.wording import wording
+
+TWINS = sorted(FILES.glob("rivers*"))
+UNPACKED_TWINS = [path for path in TWINS if path.suffix not in (".gz", ".zst")]
+
+
+def test_there_is_a_twin_of_every_format():
+    assert {file_format(path) for path in FILES.iterdir()} == set(FORMATS) - {"excel"}
+    assert (len(RIVERS), len(TWINS), len(UNPACKED_TWINS)) == (3, 12, 10)
+    assert RIVERS[2]["instruction"] == 'Is there a river called "Þjórsá"?'
+
+
+@pytest.mark.parametrize("path", TWINS, ids=lambda path: path.name)
+def test_the_same_rows_come_out_of_every_format(path):
+    assert good(path) == RIVERS
+
+
+@pytest.mark.parametrize("path", UNPACKED_TWINS, ids=lambda path: path.name)
+@pytest.mark.parametrize("packing", [".gz", ".zst"])
+def test_the_same_rows_come_out_of_every_packed_format(path, packing, tmp_path):
+    packed = tmp_path / (path.name + packing)
+    if packing == ".gz":
+        packed.write_bytes(gzip.compress(path.read_bytes()))
+    else:
+        zst(path.read_bytes(), packed)
+    assert good(packed) == RIVERS
+
+
+@pytest.mark.parametrize("path", sorted(FILES.glob("*.jsonl")), ids=lambda path: path.name)
+def test_every_twin_of_a_real_file_reads_without_a_bad_row(path):
+    assert len(good(path)) == len(path.read_bytes().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("rivers.jsonl", [1, 2, 3]),
+        ("rivers.json", [2, 7, 12]),
+        ("rivers_under_data.json", [4, 9, 14]),
+        ("rivers.csv", [2, 3, 5]),
+        ("rivers.parquet", [1, 2, 3]),
+        ("rivers.arrow", [1, 2, 3]),
+    ],
+)
+def test_a_row_knows_its_file_and_the_line_it_starts_on(name, lines):
+    found = list(read_rows(FILES / name))
+    assert [row.line for row in found] == lines
+    assert {row.file for row in found} == {str(FILES / name)}
+
+
+def test_plain_text_is_one_row_with_plain_line_ends(tmp_path):
+    path = written(tmp_path, "a.txt", b"\xef\xbb\xbfone\r\ntwo\n\nthree")
+    assert good(path) == [{"text": "one\ntwo\n\nthree"}]
+    assert good(path, max_chars=5) == [{"text": "one\nt"}]
+
+
+def test_the_given_format_wins_over_the_suffix(tmp_path):
+    path = written(tmp_path, "rows.txt", '{"a": 1}\n')
+    assert good(path, format="jsonl") == [{"a": 1}]
+    assert good(written(tmp_path, "rows.data", "a\nx\n"), format="csv") == [{"a": "x"}]
+    assert good(written(tmp_path, "rows.tsv", "a\tb\nx\ty\n"), format="csv") == [
+        {"a": "x", "b": "y"}
+    ]
+    assert good(path, format="text") == [{"text": '{"a": 1}\n'}]
+    assert good(FILES / "rivers.jsonl", format="huggingface") == RIVERS
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.txt", "a.jsonl.zst"])
+def test_an_empty_text_file_has_no_rows(tmp_path, name):
+    assert good(written(tmp_path, name, b"")) == []
+    if not name.endswith(".zst"):
+        assert good(written(tmp_path, name, b"\xef\xbb\xbf")) == []
+
+
+# ---- memory
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.jsonl.gz",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("a.csv.gz", "a.json.gz")),
+    ],
+)
+def test_a_line_of_200_mb_is_passed_over_in_bounded_memory(name, tmp_path):
+    start, end = {
+        "a.jsonl.gz": (b'{"a": "', b'"}\n{"a": "x"}\n'),
+        "a.csv.gz": (b"a\n", b"\nx\n"),
+        "a.json.gz": (b'[{"a": "', b'"},\n{"a": "x"}]'),
+    }[name]
+    with gzip.open(tmp_path / name, "wb", compresslevel=1) as stream:
+        stream.write(start)
+        for _ in range(200):
+            stream.write(b"y" * 1_000_000)
+        stream.write(end)
+    found: list[Row | BadRow] = []
+    # Measured peaks: 10.3 MB for lines and CSV, 21.6 MB for an array, whose window holds up to
+    # twice the limit and, at the moment it grows, its old text beside the new one.
+    assert peak_bytes(lambda: found.extend(read_rows(tmp_path / name))) < 30_000_000
+    bad, row = found
+    assert isinstance(bad, BadRow)
+    assert bad.reason == wording("200-0-mb-long")
+    assert isinstance(row, Row)
+    assert row.values == {"a": "x"}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.arrow"])
+def test_memory_does_not_grow_with_the_rows(name, tmp_path):
+    small = peak_while_reading(tmp_path, name, 1_000)
+    large = peak_while_reading(tmp_path, name, 6_000)
+    # 5,000 more rows held as values would be 2.5 MB; a window or batch more is 0.3 MB.
+    assert large < small + 1_000_000
+
+
+def peak_while_reading(folder: Path, name: str, count: int) -> int:
+    path = folder / f"{count}{name}"
+    write(path, [{"a": f"{n:0200}"} for n in range(count)])
+    return peak_bytes(lambda: sum(1 for _ in read_rows(path)))
+
+
+# ---- what is written reads back
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
+text_rows = st.lists(
+    st.fixed_dictionaries({"instruction": texts, "input": texts, "output": texts}),
+    min_size=1,
+    max_size=8,
+)
+numbers = st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False)
+json_values = st.recursive(
+    st.none() | st.booleans() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(rows=text_rows, name=st.sampled_from(["a.csv", "a.tsv", "a.parquet", "a.arrow"]))
+def test_rows_of_text_written_in_any_table_format_read_back_equal(tmp_path_factory, rows, name):
+    path = tmp_path_factory.mktemp("rows") / name
+    write(path, rows)
+    assert good(path) == rows
+
+
+@given(
+    rows=st.lists(st.dictionaries(texts, json_values, max_size=4), max_size=6),
+    name=st.sampled_from(["a.jsonl", "a.json"]),
+)
+def test_rows_written_as_json_read_back_equal(tmp_path_factory, rows, name):
+    path = tmp_path_factory.mktemp("rows") / name
+    write(path, rows)
+    assert good(path) == rows
+
+
+@given(
+    content=st.binary(max_size=200), name=st.sampled_from(["a.jsonl", "a.json", "a.csv", "a.txt"])
+)
+def test_any_bytes_are_rows_bad_rows_or_a_data_error(tmp_path_factory, content, name):
+    path = written(tmp_path_factory.mktemp("rows"), name, content)
+    try:
+        found = list(read_rows(path))
+    except DataError:
+        return
+    lines = content.count(b"\n") + content.count(b"\r") + 1
+    assert all(1 <= row.line <= lines for row in found)
+    json.dumps([row.raw for row in found if isinstance(row, BadRow)]).encode()
+
+
+@given(text=st.text(st.sampled_from('[]{}",:\\ \n1an'), max_size=40))
+def test_any_array_gives_the_rows_that_json_itself_finds(tmp_path_factory, text):
+    path = written(tmp_path_factory.mktemp("rows"), "a.json", f"[{text}]")
+    try:
+        expected = json.loads(f"[{text}]")
+    except ValueError:
+        return
+    found = outline(path)
+    assert len(found) == len(expected)
+    objects = [values for _, values in found if isinstance(values, dict)]
+    assert objects == [value for value in expected if isinstance(value, dict)]
+
+
+# ---- real files
+
+
+REAL_ROWS = {
+    "json/train.jsonl": 1998,
+    "json/test.jsonl": 1997,
+    "json/corpus.jsonl": 3998,
+    "sql/train.jsonl": 25116,
+    "sql/test.jsonl": 1895,
+    "cypher/train.jsonl": 5000,
+    "cypher/test.jsonl": 400,
+    "typescript/handbook_text.jsonl": 1322,
+    "shakespeare/train.jsonl": 802,
+    "shakespeare/test.jsonl": 43,
+    "shakespeare/input.txt": 1,
+    "alpaca/alpaca_libre.jsonl": 3095,
+}
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real data sets are not beside the checkout")
+@pytest.mark.parametrize("name", REAL_ROWS)
+def test_a_real_file_reads_without_a_bad_row(name):
+    assert len(good(SHARED / name)) == REAL_ROWS[name]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real data sets are not beside the checkout")
+def test_every_real_file_is_in_the_list():
+    rows = {path.relative_to(SHARED).as_posix() for path in SHARED.rglob("*.jsonl")}
+    assert rows | {"shakespeare/input.txt"} == set(REAL_ROWS)
+
+
+def test_reading_json_lines_imports_no_pyarrow():
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom expert.data.read.rows import read_rows\n"
+        f"list(read_rows(Path({str(FILES / 'rivers.jsonl')!r})))\nprint('pyarrow' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "False", done.stderr

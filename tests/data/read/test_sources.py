@@ -1,0 +1,292 @@
+"""Sources: files and folders of a manifest, their splits and hashes, and what each failure says."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expert.data.examples.remembered import remembered_content_hash
+from expert.data.read.folders import unread_files
+from expert.data.read.sources import content_hash, iterate, resolve_sources, split_rows
+from expert.data.records import BadRow, DataError, Row
+from expert.manifest.schema.dataset import DatasetSpec, Task
+from tests.data.read.source_folders import FILES, fill, names, refusal, resolve, train_of, values
+from tests.wording import wording
+
+# ---- files and folders
+
+
+def test_a_path_is_relative_to_the_folder_of_the_manifest(tmp_path):
+    fill(tmp_path, "datasets/train.jsonl", "datasets/valid.jsonl", "held/back.jsonl")
+    sources = resolve(
+        tmp_path,
+        "datasets/train.jsonl",
+        validation_path="datasets/valid.jsonl",
+        test_path="held/back.jsonl",
+    )
+    assert names(sources.train, tmp_path) == ["datasets/train.jsonl"]
+    assert names(sources.validation, tmp_path) == ["datasets/valid.jsonl"]
+    assert names(sources.test, tmp_path) == ["held/back.jsonl"]
+    assert sources.tasks == ()
+    assert sources.train is not None
+    assert values(sources.train) == [{"from": "datasets/train.jsonl"}]
+
+
+def test_windows_separators_and_absolute_paths_work(tmp_path):
+    fill(tmp_path, "datasets/train.jsonl")
+    assert train_of(tmp_path, "datasets\\train.jsonl").files == (
+        tmp_path / "datasets" / "train.jsonl",
+    )
+    absolute = str(tmp_path / "datasets" / "train.jsonl")
+    assert train_of(Path("elsewhere"), absolute).files == (Path(absolute),)
+
+
+def test_a_file_alone_has_no_validation_and_no_test(tmp_path):
+    fill(tmp_path, "train.jsonl", "valid.jsonl", "test.jsonl")
+    sources = resolve(tmp_path, "train.jsonl")
+    assert (sources.validation, sources.test) == (None, None)
+
+
+def test_the_format_of_the_manifest_reads_a_file_without_a_suffix(tmp_path):
+    (tmp_path / "rows").write_text("a,b\n1,2\n", encoding="utf-8")
+    assert values(train_of(tmp_path, "rows", format="csv")) == [{"a": "1", "b": "2"}]
+    assert refusal(tmp_path, "rows") == wording("name-does-not-tell")
+
+
+@pytest.mark.parametrize(
+    ("files", "train", "validation", "test"),
+    [
+        (["b.jsonl", "a.jsonl", "sub/c.jsonl"], ["a.jsonl", "b.jsonl", "sub/c.jsonl"], None, None),
+        (
+            ["train.jsonl", "valid.jsonl", "test.jsonl.gz", "metadata.json", "notes.md"],
+            ["train.jsonl"],
+            ["valid.jsonl"],
+            ["test.jsonl.gz"]
+        ),
+        (
+            ["sql_train.csv", "sql-dev.csv"],
+            ["sql_train.csv"],
+            ["sql-dev.csv"],
+            None
+        ),
+        (
+            ["train/0.json", "train/1.json", "validation/0.json", "test/x/deep.json"],
+            ["train/0.json", "train/1.json"],
+            ["validation/0.json"],
+            None
+        ),
+        (
+            ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "eval.jsonl"],
+            ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"],
+            ["eval.jsonl"],
+            None
+        ),
+        (["train.jsonl", "more.jsonl", "latest.jsonl"], ["latest.jsonl", "more.jsonl",
+         "train.jsonl"], None, None),
+        ([".hidden.jsonl", ".git/x.jsonl", "a.jsonl"], ["a.jsonl"], None, None)
+    ]
+)  # fmt: skip
+def test_files_of_a_folder_become_the_splits_they_are_named_for(
+    files, train, validation, test, tmp_path
+):
+    fill(tmp_path, *(f"rows/{name}" for name in files))
+    sources = resolve(tmp_path, "rows")
+    root = tmp_path / "rows"
+    assert names(sources.train, root) == train
+    assert names(sources.validation, root) == validation
+    assert names(sources.test, root) == test
+
+
+def test_a_named_validation_file_wins_and_the_folders_own_is_not_trained_on(tmp_path):
+    fill(tmp_path, "rows/train.jsonl", "rows/valid.jsonl", "own.jsonl")
+    sources = resolve(tmp_path, "rows", validation_path="own.jsonl")
+    assert names(sources.train, tmp_path) == ["rows/train.jsonl"]
+    assert names(sources.validation, tmp_path) == ["own.jsonl"]
+
+
+def test_a_folder_for_validation_gives_its_files_whatever_they_are_called(tmp_path):
+    fill(tmp_path, "train.jsonl", "held/part1.jsonl", "both/train.jsonl", "both/valid.jsonl")
+    fill(tmp_path, "odd/test.jsonl")
+    held = resolve(tmp_path, "train.jsonl", validation_path="held", test_path="both")
+    assert names(held.validation, tmp_path) == ["held/part1.jsonl"]
+    assert names(held.test, tmp_path) == ["both/train.jsonl", "both/valid.jsonl"]
+    both = resolve(tmp_path, "train.jsonl", validation_path="both", test_path="both::train")
+    assert names(both.validation, tmp_path) == ["both/valid.jsonl"]
+    assert names(both.test, tmp_path) == ["both/train.jsonl"]
+
+
+def test_a_folder_of_several_formats_needs_the_format_said(tmp_path):
+    fill(tmp_path, "rows/a.jsonl", "rows/b.jsonl", "rows/c.csv", "rows/README.txt")
+    assert refusal(tmp_path, "rows") == wording("files-several-formats-csv")
+    source = train_of(tmp_path, "rows", format="jsonl")
+    assert names(source, tmp_path) == ["rows/a.jsonl", "rows/b.jsonl"]
+    assert values(source) == [{"from": "rows/a.jsonl"}, {"from": "rows/b.jsonl"}]
+
+
+def test_a_folder_without_training_files_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    fill(tmp_path, "held/test.jsonl")
+    fix = wording("put-jsonl-csv-parquet")
+    assert refusal(tmp_path, "empty") == wording("empty-folder-has-no", fix=fix)
+    assert refusal(tmp_path, "held") == wording("held-folder-has-no", fix=fix)
+    assert refusal(tmp_path, "held::dev") == wording("folder-has-no-data", fix=fix)
+
+
+def test_a_path_that_is_not_there_is_refused_with_what_is(tmp_path):
+    fill(tmp_path, "datasets/train.jsonl")
+    assert refusal(tmp_path, "datasets/train.json1") == wording("no-did-you-mean")
+    assert refusal(tmp_path, "datasets/zzz.csv") == wording("there-is-no-check")
+    assert refusal(tmp_path, "nowhere/train.jsonl") == wording("no-paths-relative-to")
+
+
+def test_splits_of_a_file_and_a_data_set_without_a_path_are_refused(tmp_path):
+    fill(tmp_path, "train.jsonl")
+    assert refusal(tmp_path, "train.jsonl::test") == wording("file-has-no-splits")
+    assert refusal(tmp_path) == wording("names-no-rows-set")
+
+
+def test_tasks_keep_their_names_weights_and_files(tmp_path):
+    fill(tmp_path, "repair/train.jsonl", "repair/valid.jsonl", "schema/train.jsonl", "schema/t.csv")
+    sources = resolve(
+        tmp_path,
+        type="multi_task",
+        tasks={
+            "repair": Task(train="repair/train.jsonl", valid="repair/valid.jsonl", weight=0.4),
+            "schema": Task(train="schema\\train.jsonl", test="schema/t.csv"),
+        },
+    )
+    assert sources.train is None
+    repair, schema = sources.tasks
+    assert (repair.name, repair.weight, repair.test) == ("repair", 0.4, None)
+    assert names(repair.train, tmp_path) == ["repair/train.jsonl"]
+    assert names(repair.validation, tmp_path) == ["repair/valid.jsonl"]
+    assert (schema.name, schema.weight, schema.validation) == ("schema", 1.0, None)
+    assert names(schema.train, tmp_path) == ["schema/train.jsonl"]
+    assert names(schema.test, tmp_path) == ["schema/t.csv"]
+
+
+def test_a_broken_row_of_a_source_keeps_its_own_file_and_line(tmp_path):
+    fill(tmp_path, "rows/a.jsonl")
+    (tmp_path / "rows" / "b.jsonl").write_text('{"n": 1}\n\nnull\n', encoding="utf-8")
+    found = list(iterate(train_of(tmp_path, "rows")))
+    assert [type(row) for row in found] == [Row, Row, BadRow]
+    assert str(found[2]) == wording("line-holds-null", b=tmp_path / "rows" / "b.jsonl")
+
+
+def test_max_chars_is_spent_over_the_text_files_together(tmp_path):
+    for name, text in (("a.txt", "12345"), ("b.txt", "67890"), ("c.txt", "never")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert values(train_of(tmp_path, ".", max_chars=8)) == [{"text": "12345"}, {"text": "678"}]
+    assert len(values(train_of(tmp_path, "."))) == 3
+    assert len(values(train_of(FILES, "rivers.jsonl", max_chars=8))) == 3
+
+
+def test_max_samples_takes_the_first_rows_and_reads_no_further(tmp_path):
+    text = '{"n": 1}\nnull\n{"n": 2}\n{"n": 3}\nnull\n'
+    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
+    (tmp_path / "b.jsonl").write_text('{"n": 4}\n', encoding="utf-8")
+    source = train_of(tmp_path, "a.jsonl", max_samples=2)
+    assert [row.line for row in iterate(source)] == [1, 2, 3]  # the bad row counts for nothing
+    spec = {"validation_path": "b.jsonl", "max_samples": 1}
+    found = resolve(tmp_path, "a.jsonl", **spec)
+    assert found.validation is not None
+    assert [row["n"] for row in values(train_of(tmp_path, "a.jsonl", **spec))] == [1]
+    assert len(values(found.validation)) == 1
+    assert len(values(train_of(tmp_path, "b.jsonl", max_samples=9))) == 1
+
+
+# ---- hashes
+
+
+def test_a_hash_is_that_of_the_file_however_many_rows_are_taken(tmp_path):
+    fill(tmp_path, "a.jsonl")
+    limited = [train_of(tmp_path, "a.jsonl", max_samples=n) for n in (None, 1, 2)]
+    kept = {remembered_content_hash(source, tmp_path / "cache") for source in limited}
+    assert kept == {content_hash(source) for source in limited}
+    assert len(kept) == 1
+
+
+def test_a_hash_depends_on_the_content_and_not_on_the_name(tmp_path):
+    fill(tmp_path, "a.jsonl")
+    content = (tmp_path / "a.jsonl").read_bytes()
+    (tmp_path / "copy.jsonl").write_bytes(content)
+    first = content_hash(train_of(tmp_path, "a.jsonl"))
+    assert len(first) == 64
+    assert content_hash(train_of(tmp_path, "copy.jsonl")) == first
+    (tmp_path / "a.jsonl").write_bytes(content.replace(b"from", b"form"))
+    assert content_hash(train_of(tmp_path, "a.jsonl")) != first
+
+
+def test_a_hash_depends_on_how_the_bytes_are_read_and_where_files_end(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"xy")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    for name, content in (("one/a", b"x"), ("one/b", b"yz"), ("two/a", b"xy"), ("two/b", b"z")):
+        (tmp_path / f"{name}.txt").write_bytes(content)
+    (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(b"xy"))
+    hashes = [
+        content_hash(train_of(tmp_path, "a.txt")),
+        content_hash(train_of(tmp_path, "a.txt", format="csv")),
+        content_hash(train_of(tmp_path, "a.txt", max_chars=1)),
+        content_hash(train_of(tmp_path, "one")),
+        content_hash(train_of(tmp_path, "two")),
+        content_hash(train_of(tmp_path, "packed.txt.gz")),
+    ]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_hashing_a_file_that_went_away_is_refused(tmp_path):
+    fill(tmp_path, "a.jsonl")
+    source = train_of(tmp_path, "a.jsonl")
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(DataError) as caught:
+        content_hash(source)
+    assert str(caught.value) == wording("cannot-read-no-such", a=tmp_path / "a.jsonl")
+
+
+# ---- the split
+
+
+def test_the_split_is_the_same_for_the_same_seed_and_another_for_another():
+    first = split_rows(1000, 0.1, 42)
+    assert (split_rows(1000, 0.1, 42) == first).all()
+    assert (split_rows(1000, 0.1, 43) != first).any()
+    # Pinned: a run that is resumed later must hold back the rows it held back before.
+    assert np.flatnonzero(split_rows(40, 0.1, 42)).tolist() == [7, 18, 32, 39]
+
+
+@given(count=st.integers(0, 500), hundredths=st.integers(0, 100), seed=st.integers(0, 2**32 - 1))
+def test_exactly_the_asked_share_is_split_off_rounded_up(count, hundredths, seed):
+    marks = split_rows(count, hundredths / 100, seed)
+    assert marks.shape == (count,)
+    assert marks.dtype == np.bool_
+    assert int(marks.sum()) == -(-count * hundredths // 100)
+
+
+def test_the_split_touches_no_shared_random_state():
+    np.random.seed(1)
+    before = np.random.get_state()[1].tolist()  # type: ignore[index]
+    split_rows(100, 0.5, 7)
+    assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
+
+
+def test_markdown_is_read_as_text_and_beside_rows_it_tells_of_them(tmp_path):
+    for name in ("a.md", "b.markdown", "c.txt", "README.md"):
+        (tmp_path / name).write_text(f"text of {name}")
+    source = resolve_sources(DatasetSpec(path=str(tmp_path)), tmp_path).train
+    assert source is not None
+    texts = [row.values["text"] for row in iterate(source) if isinstance(row, Row)]
+    assert texts == ["text of a.md", "text of b.markdown", "text of c.txt"]
+    assert unread_files(tmp_path) == ["README.md"]
+    for name in ("b.markdown", "c.txt"):
+        (tmp_path / name).unlink()
+    (tmp_path / "rows.jsonl").write_text('{"text": "row"}\n')
+    source = resolve_sources(DatasetSpec(path=str(tmp_path)), tmp_path).train
+    assert source is not None
+    assert [path.name for path in source.files] == ["rows.jsonl"]
+    assert unread_files(tmp_path) == ["README.md", "a.md"]

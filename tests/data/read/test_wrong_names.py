@@ -1,0 +1,94 @@
+"""Rows in files that are not what most are: an array under .jsonl, UTF-16, a spreadsheet."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from expert.data.read.spread_rows import spread_rows
+from expert.planning.survey import survey_file
+from tests.data.read.row_files import RIVERS, good, outline, refusal, written, xlsx
+from tests.wording import wording
+
+HEADER = list(RIVERS[0])
+SHEET: list[list[Any]] = [HEADER, *([row[name] for name in HEADER] for row in RIVERS)]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.ndjson"])
+def test_an_array_in_a_file_of_json_lines_is_read_as_the_rows_it_holds(tmp_path, name, indent):
+    path = written(tmp_path, name, json.dumps(RIVERS, indent=indent))
+    assert good(path) == RIVERS
+    assert survey_file(path).rows is None
+    assert spread_rows([path], format=None, most=10) is None
+
+
+def test_lines_that_hold_arrays_are_still_bad_rows(tmp_path):
+    path = written(tmp_path, "rows.jsonl", '[1]\n{"a": 1}\n')
+    assert outline(path) == [(1, wording("line-holds-array-not")), (2, {"a": 1})]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.jsonl.gz"])
+def test_rows_of_another_unicode_encoding_are_read_by_its_mark(tmp_path, name, encoding):
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\r\n" for row in RIVERS * 500)
+    content = lines.encode(encoding)
+    path = written(tmp_path, name, gzip.compress(content) if name.endswith("gz") else content)
+    assert good(path) == RIVERS * 500
+
+
+def test_a_text_and_a_csv_in_utf16_are_read(tmp_path):
+    text = "Þjórsá\nis long\n"
+    assert good(written(tmp_path, "a.txt", text.encode("utf-16"))) == [{"text": text}]
+    path = written(tmp_path, "a.csv", "question;answer\r\nwas?;grün\r\n".encode("utf-16"))
+    assert good(path) == [{"question": "was?", "answer": "grün"}]
+    assert spread_rows([path], format=None, most=10) is None
+
+
+def test_utf16_that_is_cut_off_is_refused(tmp_path):
+    content = '{"a": "x"}\n'.encode("utf-16")[:-1]
+    assert refusal(written(tmp_path, "a.jsonl", content)) == wording("broken-truncated-data-save")
+
+
+@pytest.mark.parametrize("name", ["rows.xlsx", "rows.xlsx.gz"])
+def test_a_spreadsheet_gives_the_rows_below_its_header(tmp_path, name):
+    path = xlsx(tmp_path / "rows.xlsx", SHEET)
+    if name.endswith("gz"):
+        path = written(tmp_path, name, gzip.compress(path.read_bytes()))
+    assert good(path) == RIVERS
+
+
+def test_cells_of_a_spreadsheet_are_what_a_person_sees(tmp_path):
+    header: list[Any] = ["question", "answer", None]
+    rows = [header, [None, None, None], ["2+2", 4, "x"], ["1/2", 0.5, None]]
+    assert outline(xlsx(tmp_path / "a.xlsx", rows)) == [
+        (3, {"question": "2+2", "answer": 4, "column 3": "x"}),
+        (4, {"question": "1/2", "answer": 0.5}),
+    ]
+
+
+def test_several_sheets_with_rows_are_refused_and_empty_ones_are_not(tmp_path):
+    assert good(xlsx(tmp_path / "a.xlsx", SHEET, [])) == RIVERS
+    assert wording("several-sheets-have-rows") in refusal(xlsx(tmp_path / "b.xlsx", SHEET, SHEET))
+
+
+def test_what_is_not_a_spreadsheet_or_cannot_be_read_here_is_refused(tmp_path, monkeypatch):
+    path = written(tmp_path, "a.xlsx", b"PK")
+    assert wording("cannot-read-spreadsheet") in refusal(path)
+    twice = xlsx(tmp_path / "b.xlsx", [["a", "a"], ["x", "y"]])
+    assert wording("two-columns-named") in refusal(twice)
+    monkeypatch.setitem(sys.modules, "python_calamine", None)
+    assert wording("needs-the-package-python-calamine") in refusal(twice)
+
+
+def test_a_spreadsheet_beside_rows_is_not_read(tmp_path):
+    from expert.data.read.folders import files_by_split, unread_files
+
+    xlsx(tmp_path / "notes.xlsx", SHEET)
+    rows = written(tmp_path, "train.jsonl", "{}\n")
+    assert files_by_split(tmp_path, None)["train"] == [rows]
+    assert unread_files(tmp_path) == ["notes.xlsx"]

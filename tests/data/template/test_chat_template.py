@@ -1,0 +1,292 @@
+"""The tokenizer's own template: what it writes, and what of that is learnt."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from expert.data.records import Example, Segment, Turn
+from expert.data.template.chat_template import chat_template
+from expert.data.template.templates import TemplateError, named_template
+from tests.data.real_rows import REAL_SAMPLES, real_examples
+from tests.data.template.chat_templates import (
+    CHATML,
+    FAMILIES,
+    MOVING,
+    THINKING,
+    as_transformers_does,
+    family,
+    qwen3_source,
+)
+from tests.data.template.test_templates import (
+    ANSWER,
+    SHAPES,
+    SYSTEM,
+    USER,
+    check_segments,
+    conversations,
+    shown,
+    text_of,
+)
+from tests.wording import wording
+
+# What is written and what is learnt
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "text"),
+    [
+        ("headers", "user", "<s><|h|>user<|/h|>\n\nQ<|eot|><|h|>assistant<|/h|>\n\n[[A<|eot|>]]"),
+        ("brackets", "system", "<s>[INST] S\n\nQ [/INST][[ A</s>]]"),
+        ("brackets", "turns", "<s>[INST] S\n\nQ [/INST][[ A</s>]][INST] R [/INST][[ B</s>]]"),
+        (
+            "thinking",
+            "user",
+            "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
+            "[[<think>\n\n</think>\n\nA<|im_end|>\n]]",
+        ),
+        (
+            "thinking",
+            "turns",
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n"
+            "<|im_start|>assistant\n[[A<|im_end|>\n]]<|im_start|>user\nR<|im_end|>\n"
+            "<|im_start|>assistant\n[[<think>\n\n</think>\n\nB<|im_end|>\n]]",
+        ),
+        ("opened", "user", "<U>Q<A>[[A</s>]]"),
+        ("bare", "system", "<|system|>\nS<|e|>\n<|user|>\nQ<|e|>\n<|assistant|>\n[[A<|e|>\n]]"),
+        ("endless answers", "user", "user: Q\nassistant: [[A\n</s>]]"),
+        ("generation", "user", "U:Q;A:[[A<e>]]"),
+    ],
+)
+def test_a_conversation_is_written_by_the_template_and_its_answers_are_found(name, shape, text):
+    assert shown(family(name).segments(Example(SHAPES[shape]))) == text
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_chatml_template_and_the_chatml_of_that_name_are_the_same(shape):
+    example = Example(SHAPES[shape])
+    named = named_template("chatml", eos="<|im_end|>")
+    own = chat_template(CHATML, eos="<|im_end|>")
+    assert own.segments(example) == named.segments(example)
+    assert own.prompt(example.turns[:-1]) == named.prompt(example.turns[:-1])
+    assert own.stop == named.stop
+
+
+@pytest.mark.parametrize("shape", ["user", "system", "input"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_prompt_is_what_stands_before_the_answer_in_training(name, shape):
+    check_segments(family(name), Example(SHAPES[shape]))
+
+
+words = st.text(alphabet="aä 🙂\n<|/think_", min_size=1)
+
+
+@given(question=words, answer=words)
+@pytest.mark.parametrize("name", ["chatml", "brackets", "bare", "opened", "generation"])
+def test_prompt_and_training_agree_whatever_is_said(name, question, answer):
+    template = TEMPLATES[name]
+    example = Example((Turn("user", question), Turn("assistant", answer)))
+    check_segments(template, example)
+
+
+TEMPLATES = {name: family(name) for name in FAMILIES}
+
+
+@given(example=conversations())
+@settings(max_examples=50)
+@pytest.mark.parametrize("name", ["chatml", "headers", "thinking", "brackets"])
+def test_the_text_is_that_of_a_plain_rendering_whatever_is_said(name, example):
+    template = TEMPLATES[name]
+    turns = example.turns
+    if name == "brackets" and turns[0].role == "system":
+        turns = (Turn("user", f"{turns[0].text}\n\n{turns[1].text}"), *turns[2:])
+    plain = as_transformers_does(FAMILIES[name], turns, bos_token="<s>", eos_token="</s>")
+    assert text_of(template.segments(example, learn_prompt=True)) == plain
+    if not all(turn.text.strip() for turn in turns):
+        return  # an answer that is nothing but blanks is nowhere to be found once it is trimmed
+    segments = template.segments(example)
+    assert text_of(segments) == plain
+    answers = [turn for turn in turns if turn.role == "assistant"]
+    assert [segment.learn for segment in segments] == [False, True] * len(answers)
+
+
+def test_a_trimmed_text_is_found_by_rendering_the_beginnings():
+    turns = (Turn("user", " Q\n"), Turn("assistant", "A \n"), USER, Turn("assistant", "\nB"))
+    assert shown(family("headers").segments(Example(turns))) == (
+        "<s><|h|>user<|/h|>\n\nQ<|eot|><|h|>assistant<|/h|>\n\n[[A<|eot|>]]"
+        "<|h|>user<|/h|>\n\nQ<|eot|><|h|>assistant<|/h|>\n\n[[B<|eot|>]]"
+    )
+
+
+def test_thoughts_are_kept_in_the_last_answer_and_gone_from_earlier_ones():
+    def thought(text: str) -> Turn:
+        return Turn("assistant", f"<think>\nWhy {text}.\n</think>\n{text}")
+
+    turns = (USER, thought("A"), Turn("user", "R"), thought("B"))
+    assert shown(family("thinking").segments(Example(turns))) == (
+        "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n[[A<|im_end|>\n]]"
+        "<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n"
+        "[[<think>\nWhy B.\n</think>\n\nB<|im_end|>\n]]"
+    )
+
+
+def test_an_answer_is_found_behind_its_header_where_the_beginning_of_the_text_moves():
+    turns = SHAPES["turns"]
+    assert shown(family(MOVING).segments(Example(turns))) == (
+        "[INST] Q [/INST][[ A</s>]][S]S[/S][INST] R [/INST][[ B</s>]]".replace("[[ A", " [[A")
+    )
+    # The question contains the answer, and is not taken for it.
+    turns = (SYSTEM, Turn("user", "A</s>"), ANSWER, Turn("user", "R"), Turn("assistant", "B"))
+    assert [one.text for one in family(MOVING).segments(Example(turns)) if one.learn] == [
+        "A</s>",
+        " B</s>",
+    ]
+
+
+def test_an_answer_the_template_does_not_write_is_an_error_of_that_row_only():
+    source = CHATML.replace("message.content +", "message.content | replace('b', 'c') +")
+    template = chat_template(source, eos="<|im_end|>")
+    turns = (USER, Turn("assistant", "ab"), Turn("user", "R"), ANSWER)
+    assert shown(template.segments(Example(turns))).count("[[") == 2
+    source = THINKING.replace("{{- content +", "{{- content | upper +")
+    with pytest.raises(TemplateError) as caught:
+        chat_template(source, eos="").segments(Example((USER, Turn("assistant", "ab"), *turns[2:])))
+    assert str(caught.value) == wording("tokenizers-chat-template-rewrites")
+
+
+def test_a_conversation_the_template_refuses_is_an_error_of_that_row_only():
+    source = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}" + CHATML
+    template = chat_template(source, eos="")
+    assert template.segments(Example((USER, ANSWER)))
+    with pytest.raises(TemplateError) as caught:
+        template.segments(Example((USER, ANSWER, USER, ANSWER)))
+    assert str(caught.value) == wording("tokenizers-chat-template-refuses")
+
+
+def test_a_template_that_fails_on_a_row_says_how():
+    source = "{% if 'x' in messages[0].content %}{{ 1 / 0 }}{% endif %}" + CHATML
+    template = chat_template(source, eos="")
+    assert template.segments(Example((USER, ANSWER)))
+    with pytest.raises(TemplateError) as caught:
+        template.segments(Example((Turn("user", "x"), ANSWER)))
+    assert str(caught.value) == wording("tokenizers-chat-template-fails")
+
+
+def test_an_answer_without_an_end_between_turns_is_refused():
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    template = chat_template(source, eos="</s>")
+    assert shown(template.segments(Example((USER, ANSWER)))) == "Q[[A</s>]]"
+    with pytest.raises(TemplateError) as caught:
+        template.segments(Example((USER, ANSWER, USER, ANSWER)))
+    assert str(caught.value) == wording("tokenizers-chat-template-does")
+
+
+def test_nothing_is_generated_without_a_question():
+    with pytest.raises(TemplateError, match=wording("only-after-user-turn")):
+        family("chatml").prompt([USER, ANSWER])
+
+
+# Tokens at the beginning and the end
+
+
+def test_a_bos_the_template_writes_is_told_and_put_before_plain_text_too():
+    template = family("headers")
+    assert template.adds_bos
+    plain = [Segment("<s>", False), Segment("abc</s>", True)]
+    assert template.segments(Example(text="abc")) == plain
+    whole = template.segments(Example(text="abc"), learn_prompt=True)
+    assert whole == [Segment("<s>abc</s>", True)]
+
+
+def test_a_bos_the_template_does_not_write_is_left_to_the_encoder():
+    template = family("chatml")
+    assert not template.adds_bos
+    assert template.segments(Example(text="abc")) == [Segment("abc</s>", True)]
+
+
+def test_a_bos_that_opens_every_turn_is_not_put_before_plain_text():
+    template = chat_template(CHATML, bos="<|im_start|>", eos="<|im_end|>")
+    assert template.adds_bos
+    assert template.segments(Example(text="abc")) == [Segment("abc<|im_end|>", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "stop"),
+    [("chatml", "<|im_end|>"), ("headers", "<|eot|>"), ("endless answers", "</s>")],
+)
+def test_a_template_knows_what_ends_an_answer(name, stop):
+    assert family(name).stop == stop
+
+
+def test_variables_and_the_date_reach_the_template():
+    source = "{{ strftime_now('%d %b %Y') }}{% if calm %}!{% endif %}" + CHATML
+    now = datetime(2024, 7, 26)
+    template = chat_template(source, eos="", variables={"calm": True}, now=now)
+    assert template.prompt([USER]).startswith("26 Jul 2024!<|im_start|>")
+    other = chat_template(source, eos="", variables={"calm": True}, now=datetime(2024, 7, 27))
+    calm = chat_template(source, eos="", now=now)
+    assert len({template.fingerprint, other.fingerprint, calm.fingerprint}) == 3
+    today = chat_template("{{ strftime_now('%H:%M:%S') }}" + CHATML, eos="")
+    assert today.prompt([USER]).startswith("00:00:00<|im_start|>")
+    same = chat_template(CHATML, eos="", now=now)
+    assert same.fingerprint == chat_template(CHATML, eos="").fingerprint
+
+
+def test_a_template_can_be_sent_to_another_process():
+    template = pickle.loads(pickle.dumps(family("headers", variables={"a": 1})))
+    example = Example(SHAPES["turns"])
+    assert template.segments(example) == family("headers").segments(example)
+
+
+def test_json_is_written_without_escapes():
+    source = "{{ {'ä': '<b>'} | tojson }}{{ [1] | tojson(indent=2) }}" + CHATML
+    assert chat_template(source, eos="").prompt([USER]).startswith('{"ä": "<b>"}[\n  1\n]<|im')
+
+
+def test_an_answer_left_out_of_longer_conversations_is_an_error_of_the_row():
+    source = "{% set few = messages[-2:] %}" + CHATML.replace("in messages", "in few")
+    template = chat_template(source, eos="")
+    with pytest.raises(TemplateError) as caught:
+        template.segments(Example((USER, ANSWER, USER, ANSWER)))
+    assert str(caught.value) == wording("tokenizers-chat-template")
+
+
+# A real template
+
+
+@pytest.mark.parametrize(("file", "every"), REAL_SAMPLES)
+def test_every_real_answer_is_learnt_exactly_once_by_a_real_template(file, every):
+    source = qwen3_source()
+    template = chat_template(source, eos="<|im_end|>")
+    for number, (_, example) in enumerate(real_examples(file, every)):
+        opening, learnt = template.segments(example)
+        answer = example.turns[-1].text.lstrip("\n")
+        assert (opening.learn, learnt.learn) == (False, True)
+        assert opening.text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+        assert learnt.text == f"<think>\n\n</think>\n\n{answer}<|im_end|>\n"
+        if number % 500 == 0:
+            assert template.prompt(example.turns[:-1]) == opening.text
+            plain = as_transformers_does(source, example.turns)
+            assert opening.text + learnt.text == plain
+
+
+def test_a_real_template_keeps_the_thoughts_of_the_last_answer():
+    template = chat_template(qwen3_source(), eos="<|im_end|>")
+    turns = (*SHAPES["turns"][:-1], Turn("assistant", "<think>\nWhy.\n</think>\nB"))
+    segments = template.segments(Example(turns))
+    assert [segment.text for segment in segments if segment.learn] == [
+        "A<|im_end|>\n",
+        "<think>\nWhy.\n</think>\n\nB<|im_end|>\n",
+    ]
+    assert template.prompt(turns[:-1]) == text_of(segments[:3])
+
+
+def test_thinking_can_be_turned_off_and_is_then_not_learnt():
+    template = chat_template(qwen3_source(), eos="<|im_end|>", variables={"enable_thinking": False})
+    segments = template.segments(Example((USER, ANSWER)))
+    assert segments[1] == Segment("A<|im_end|>\n", True)
+    assert template.prompt([USER]) == segments[0].text

@@ -1,0 +1,96 @@
+"""Packed sequences hold as many rows of an update as were asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from expert.data.pack.pack import bins_per_update, pack_best_fit, pack_concat
+from expert.data.pack.packing import tried_packing
+from expert.planning.choose.sequences import ROWS_OFF, concatenation_of
+
+
+def packed(lengths: np.ndarray, length: int, examples: int, *, streaming: bool = False):
+    """Rows of an update on average, and the share of places that hold a token."""
+    sizes = lengths.astype(np.int32)
+    shortest = length if streaming else int(sizes.max())
+    made = tried_packing(sizes, examples, length, shortest=shortest)
+    index = pack_best_fit(sizes, made.length, 0, most_pieces=made.most_rows)
+    rows = bins_per_update(index, examples) * index.examples / index.bins
+    return rows, index.statistics().fill
+
+
+@settings(max_examples=25)  # 0.4 s each
+@given(
+    examples=st.integers(1, 80),
+    mean=st.integers(8, 300),
+    spread=st.floats(0.0, 0.9),
+    length=st.sampled_from([256, 1000, 1024, 2048]),
+)
+def test_an_update_has_the_rows_that_were_asked_for(examples, mean, spread, length):
+    draw = np.random.default_rng(0)
+    low, high = max(1, int(mean * (1 - spread))), int(mean * (1 + spread)) + 1
+    lengths = np.minimum(draw.integers(low, high + 1, 4000), length)
+    rows, _ = packed(lengths, length, examples)
+    # Half of the rows were tried. And half a row: 9 rows in 2 sequences are 4 or 5 in each.
+    assert rows == pytest.approx(examples, rel=1.5 * ROWS_OFF, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "length", "examples"),
+    [
+        (np.full(3000, 130), 1024, 16),
+        (np.full(3000, 300), 1024, 16),
+        (np.full(3000, 300), 2048, 16),
+        (np.random.default_rng(1).lognormal(np.log(500) - 0.4, 0.9, 3000), 2048, 16),
+        (np.random.default_rng(2).choice([50, 1000], 3000, p=[0.85, 0.15]), 1024, 8),
+        (np.random.default_rng(3).choice([50, 1000], 3000, p=[0.85, 0.15]), 1024, 4),
+        (np.r_[np.full(2000, 22), 900], 1024, 16),
+    ],
+    ids=["130", "300", "300 of 2048", "lognormal", "two kinds", "few of two kinds", "one long row"],
+)
+def test_rows_of_every_kind_make_updates_of_the_rows_asked_for(lengths, length, examples):
+    rows, _ = packed(np.minimum(lengths, length), length, examples)
+    assert rows == pytest.approx(examples, rel=0.07)
+
+
+def test_a_stream_has_sequences_of_one_length_with_as_many_rows_as_are_wanted():
+    rows, _ = packed(np.full(2000, 22), 1024, 16, streaming=True)
+    assert rows == pytest.approx(16, rel=0.01)
+
+
+def test_sequences_stay_as_they_are_where_whole_ones_hold_the_rows():
+    lengths = np.random.default_rng(0).integers(20, 180, 4000).astype(np.int32)
+    made = tried_packing(lengths, 64, 1024, shortest=180)
+    assert (made.sequences, made.length, made.most_rows) == (6, 1024, None)
+
+
+def test_short_sequences_are_full_where_no_row_is_long():
+    _, fill = packed(np.random.default_rng(0).integers(10, 40, 4000), 1024, 16)
+    assert fill > 0.93
+
+
+def test_a_step_of_one_row_is_one_row():
+    made = tried_packing(np.arange(10, 41, dtype=np.int32), 1, 512, shortest=40)
+    assert (made.sequences, made.length, made.most_rows) == (1, 40, 1)
+
+
+@pytest.mark.parametrize("longest", [28, 900])
+def test_few_rows_are_not_spread_over_sequences_because_the_last_one_is_not_full(longest):
+    """180 rows make 11 updates of 16 and one of 4: that is no reason to halve the sequences."""
+    lengths = np.random.default_rng(0).integers(22, 29, 180)
+    lengths[0] = longest
+    made = tried_packing(lengths.astype(np.int32), 16, 1024, shortest=1024)
+    assert made == (1, 1024, 16)
+
+
+@given(examples=st.integers(1, 80), mean=st.integers(8, 1000))
+def test_concatenated_rows_make_updates_of_the_rows_asked_for(examples, mean):
+    lengths = np.full(4000, mean)
+    made = concatenation_of(examples, mean=mean, length=1024)
+    index = pack_concat(lengths, made.length, 0, overlong="split")
+    rows = made.sequences * index.examples / index.bins
+    # A sequence is a multiple of 8 places, and a row of 8 places a sequence of its own.
+    assert rows == pytest.approx(examples, rel=ROWS_OFF, abs=8 / mean)

@@ -1,0 +1,133 @@
+"""Files for validation and test that hold rows of the training file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import expert
+from expert.data.count import count_rows
+from expert.data.named_sources import named_sources
+from expert.data.tokens.row_keys import RowKeys
+from expert.jobs.diagnose.check import check
+from expert.manifest.reader import read_manifest
+from expert.planning.run_plan import RunPlan
+from expert.run.open import prepare
+from tests.jobs.runs import ROWS, base_model, events_of, run, write_expert
+from tests.wording import wording
+
+NEW = [{"instruction": f"spell {n}", "response": "letters " * n} for n in range(1, 6)]
+SPLITS = ("validation", "test")
+
+
+def an_expert(folder: Path, *, base: Path | str = "tiny", **files: list[dict[str, Any]]) -> Path:
+    """An expert with files of its own for the splits that are named."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in files.items():
+        text = "\n".join(map(json.dumps, rows))
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    paths = {f"{name}_path": f"{name}.jsonl" for name in files}
+    return write_expert(folder, base, {"epochs": 1}, dataset=paths)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_rows_that_are_judged_and_learnt_are_counted_and_one_is_named(tmp_path, split):
+    file = an_expert(tmp_path, **{split: [NEW[0], NEW[1], ROWS[6], ROWS[3]]})
+    made = prepare(file, overrides=("training.dataset.validation_split=0",))
+    (doubt,) = made.doubts
+    assert doubt.path == f"training.dataset.{split}_path"
+    assert doubt.text == wording("rows-stand-in-training", split=split, file=file)
+
+
+def test_a_single_shared_row_is_told_as_one(tmp_path):
+    (told,) = prepare(an_expert(tmp_path, validation=[ROWS[0]])).doubts
+    assert told.text.startswith(wording("validation-row-stands-in"))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_rows_that_are_new_or_answer_the_same_otherwise_are_not_told(tmp_path, split):
+    others = [{**row, "response": f"{row['response']}!"} for row in ROWS[:4]]
+    assert prepare(an_expert(tmp_path, **{split: [*NEW, *others]})).doubts == ()
+
+
+def test_a_test_row_whose_twin_is_held_out_for_validation_is_not_learnt(tmp_path):
+    made = prepare(an_expert(tmp_path, test=ROWS))
+    assert made.validation is not None
+    (shared,) = made.shared
+    assert shared.of == len(ROWS)
+    assert shared.count == len(ROWS) - made.validation.index.examples == made.train.index.examples
+
+
+def test_rows_of_several_tasks_are_named_by_the_file_they_stand_in(tmp_path):
+    tasks = {}
+    for name, rows, judged in (("a", ROWS[:9], NEW[:2]), ("b", ROWS[9:], [NEW[2], ROWS[10]])):
+        for kind, lines in (("t", rows), ("v", judged)):
+            text = "\n".join(map(json.dumps, lines))
+            (tmp_path / f"{name}-{kind}.jsonl").write_text(text, encoding="utf-8")
+        tasks[name] = {"train": f"{name}-t.jsonl", "valid": f"{name}-v.jsonl"}
+    dataset = {"path": None, "tasks": tasks}
+    (shared,) = prepare(write_expert(tmp_path, "tiny", {}, dataset=dataset)).shared
+    assert (shared.count, shared.of) == (1, 4)
+    assert shared.example == "row 2 of b-v.jsonl is row 2 of b-t.jsonl"
+
+
+def test_rows_that_bad_ones_stand_before_keep_their_number(tmp_path):
+    file = an_expert(tmp_path, validation=[NEW[0], {"instruction": 3}, ROWS[5]])
+    (shared,) = prepare(file, overrides=("training.dataset.max_bad_rows=1",)).shared
+    assert shared.example.startswith("row 3 of validation.jsonl")
+
+
+def test_what_rows_are_recognised_by_is_made_once(tmp_path, monkeypatch):
+    file = an_expert(tmp_path, validation=[ROWS[1]])
+    first = prepare(file)
+
+    def refuse(documents: Any) -> RowKeys:
+        raise AssertionError("the tokens are read again")
+
+    monkeypatch.setattr(RowKeys, "of", refuse)
+    again = prepare(file)
+    assert again.shared == first.shared != ()
+
+
+def test_a_run_says_once_that_its_validation_file_is_learnt_as_well(tmp_path_factory, tmp_path):
+    base = base_model(tmp_path_factory.getbasetemp())
+    done = run(an_expert(tmp_path, base=base, validation=[*NEW, ROWS[2]]))
+    told = [event["text"] for event in events_of(done.folder, "warning")]
+    (doubt,) = [text for text in told if wording("in-training-rows-well") in text]
+    assert doubt.startswith("validation: 1 of 6 rows")
+
+
+def test_a_plan_warns_of_them_once_they_are_prepared(tmp_path):
+    file = an_expert(tmp_path, validation=[ROWS[1]])
+
+    def told(plan: RunPlan) -> list[str]:
+        return [each.text for each in plan.remarks if wording("in-training-rows-well") in each.text]
+
+    assert told(expert.plan(file)) == []
+    prepare(file)
+    assert len(told(expert.plan(file))) == 1
+    for kept in (tmp_path / "datasets_optimized").rglob("rows-*.npy"):
+        kept.unlink()
+    read = read_manifest(file)
+    plan = expert.plan(read)
+    assert told(plan) == [], "a plan reads no tokens"
+    counts = count_rows(read, plan, named_sources(read))
+    assert counts is not None
+    assert counts.packed is not None, "and finds the packed rows without them"
+
+
+def test_the_diagnosis_before_a_run_finds_them_in_prepared_rows(tmp_path):
+    file = an_expert(tmp_path, validation=[*NEW[:3], ROWS[1]], test=[ROWS[0]])
+    prepare(file)
+    found = check(read_manifest(file), try_out=False, replan=lambda _: read_manifest(file))
+    validation, test = [each for each in found.findings if each.name == "rows-shared"]
+    assert not [each for each in found.findings if each.name.startswith("plan-")], "told once"
+    assert validation.severity == test.severity == "warning"
+    assert validation.evidence == (
+        "1 of 4 rows, such as row 4 of validation.jsonl is row 2 of train.jsonl"
+    )
+    assert validation.numbers == {"rows": 1, "share": 0.25}
+    assert test.title == wording("test-rows-stand-in")

@@ -1,0 +1,373 @@
+"""Folders of tokens that other tools have saved, through the doors that rows come in by."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+import expert
+from expert.data.named_sources import CHECKED
+from expert.data.prepared import PreparedData
+from expert.data.records import DataError
+from expert.jobs.datasets.check import check_dataset
+from expert.jobs.datasets.find import find_datasets, read_users
+from expert.run.open import open_run, prepare
+from tests.data.tokenizers import model_folder, small_tokenizer
+from tests.run.test_preparing import an_expert, texts_of
+from tests.wording import wording
+
+datasets = pytest.importorskip("datasets")
+
+TINY = Path(expert.__file__).parent / "model" / "tiny"
+TOKENIZER = small_tokenizer()
+PADDED = 64
+
+
+def encoded(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+def token_row(number: int, *, labels: bool = True, mask: bool = True) -> dict[str, Any]:
+    """As a script for transformers writes it: padded on the right, the prompt not trained on."""
+    prompt = encoded(f"<|im_start|>user\nCount to {number}.<|im_end|>\n<|im_start|>assistant\n")
+    answer = encoded(f"SELECT {number} FROM town;<|im_end|>")
+    ids, rest = prompt + answer, PADDED - len(prompt) - len(answer)
+    row: dict[str, Any] = {"input_ids": ids + rest * [0]}
+    if mask:
+        row["attention_mask"] = len(ids) * [1] + rest * [0]
+    if labels:
+        row["labels"] = len(prompt) * [-100] + answer + rest * [-100]
+    return row
+
+
+def save(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    datasets.Dataset.from_list(rows).save_to_disk(str(folder))
+    return folder
+
+
+def bytes_below(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def trained_texts(data: PreparedData) -> list[str]:
+    """What is trained on, as text, row by row."""
+    store = data.train.open()
+    found = []
+    for document in range(len(store)):
+        ids = store.tokens(document)
+        spans = np.asarray(store.spans(document)).reshape(-1, 2)
+        found.append("".join(TOKENIZER.decode(ids[a:b].tolist(), False) for a, b in spans))
+    return found
+
+
+def test_tokens_that_the_cache_path_names_are_used_without_their_padding(tmp_path):
+    file = an_expert(tmp_path, pretokenized_cache="mine/tokenized")
+    folder = save(tmp_path / "mine" / "tokenized", [token_row(n) for n in range(20)])
+    before = bytes_below(folder)
+    made = prepare(file)
+    texts = texts_of(made, "train") + texts_of(made, "validation")
+    assert sorted(texts) == sorted(
+        f"<|im_start|>user\nCount to {n}.<|im_end|>\n<|im_start|>assistant\n"
+        f"SELECT {n} FROM town;<|im_end|>"
+        for n in range(20)
+    ), "'town' stands in the tokens, the rows say 'city'"
+    assert sorted(trained_texts(made)) == sorted(
+        f"SELECT {n} FROM town;<|im_end|>" for n in range(20)
+    )
+    assert bytes_below(folder) == before
+    assert not made.doubts
+    assert made.train.folders[0].folder.parent == tmp_path / "mine"
+    again = prepare(file)
+    assert again.train.folders[0].hit
+    assert again.notes == made.notes
+
+
+def test_tokens_that_the_path_names_are_used_with_the_splits_of_their_folder(tmp_path):
+    splits = {"train": range(20), "validation": range(20, 25), "test": range(30, 34)}
+    saved = {
+        name: datasets.Dataset.from_list([token_row(n) for n in numbers])
+        for name, numbers in splits.items()
+    }
+    datasets.DatasetDict(saved).save_to_disk(str(tmp_path / "tokens"))
+    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    made = prepare(file)
+    assert {split.name: split.index.examples for split in made.splits()} == {
+        "train": 20,
+        "validation": 5,
+        "test": 4,
+    }
+    assert "SELECT 32 FROM town" in "".join(texts_of(made, "test"))
+
+
+def test_without_labels_all_but_the_padding_is_trained_on(tmp_path):
+    model_folder(tmp_path / "models" / "small", pad_token="<pad>")
+    rows = [token_row(n, labels=False) for n in range(20)]
+    save(tmp_path / "tokens", rows)
+    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    made = prepare(file)
+    statistics = made.train.folders[0].statistics
+    assert (
+        statistics.trainable_tokens
+        == statistics.tokens
+        == sum(sum(row["attention_mask"]) for row in rows)
+    )
+
+
+def test_without_a_mask_pad_tokens_at_the_end_are_padding(tmp_path):
+    rows = [token_row(n, labels=False, mask=False) for n in range(20)]
+    real = sum(token != 0 for row in rows for token in row["input_ids"])
+    save(tmp_path / "tokens", rows)
+    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    model_folder(tmp_path / "models" / "small", pad_token=TOKENIZER.id_to_token(0))
+    assert prepare(file).train.folders[0].statistics.tokens == real
+
+
+def test_ids_beyond_the_vocabulary_do_not_fit_and_the_rows_are_tokenised_instead(tmp_path):
+    file = an_expert(tmp_path, pretokenized_cache="mine/tokenized")
+    rows = [token_row(n, labels=False) for n in range(20)]
+    rows[7]["input_ids"][3] = 49_000
+    folder = save(tmp_path / "mine" / "tokenized", rows)
+    before = bytes_below(folder)
+    made = prepare(file)
+    assert "FROM city" in texts_of(made, "train")[0]
+    assert [doubt.path for doubt in made.doubts] == ["training.config.pretokenized_cache"]
+    assert wording("row-with-ids-beyond") in made.doubts[0].text
+    assert bytes_below(folder) == before
+    assert any("up to 49,000" in remark.text for remark in expert.plan(file).remarks)
+
+
+def test_ids_of_another_tokenizer_are_known_by_the_text_they_make(tmp_path):
+    file = an_expert(tmp_path, pretokenized_cache="mine/tokenized")
+    rows = [token_row(n, labels=False) for n in range(20)]
+    for row in rows:
+        row["input_ids"] = [(id * 7 + 11) % 300 for id in row["input_ids"]]
+    save(tmp_path / "mine" / "tokenized", rows)
+    made = prepare(file)
+    assert wording("same-when-text-tokenised") in made.doubts[0].text
+    assert "FROM city" in texts_of(made, "train")[0]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (
+            lambda row: row.update(input_ids=[9_999] * PADDED, labels=[9_999] * PADDED),
+            wording("beyond-the-tokenizers"),
+        ),
+        (
+            lambda row: row.update(
+                labels=[*row["input_ids"][1:], -100], attention_mask=[1] * PADDED
+            ),
+            wording("labels-shifted-by-one"),
+        ),
+        (lambda row: row.update(labels=[1, 2, 3]), "labels has 3 places and input_ids 64"),
+        (lambda row: row.update(labels=[-100] * PADDED), wording("no-token-to-train")),
+        (lambda row: row.update(attention_mask=[2] * PADDED), "attention_mask holds 2"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_an_error_where_there_are_no_rows(tmp_path, spoil, told):
+    rows = [token_row(n) for n in range(20)]
+    for row in rows:
+        spoil(row)
+    save(tmp_path / "tokens", rows)
+    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    for ask in (prepare, expert.plan, check_dataset):
+        with pytest.raises(DataError, match=told):
+            ask(file)
+
+
+def test_labels_that_are_numbers_are_not_taken_for_tokens(tmp_path):
+    rows = [{**token_row(n), "labels": n % 2} for n in range(20)]
+    save(tmp_path / "tokens", rows)
+    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    with pytest.raises(DataError, match=wording("labels-not-list-numbers")):
+        prepare(file)
+
+
+def test_text_beside_the_tokens_is_what_is_fallen_back_to(tmp_path):
+    rows = [
+        {**token_row(n, labels=False), "input_ids": [9_999] * PADDED, "text": f"Row {n}."}
+        for n in range(20)
+    ]
+    save(tmp_path / "tokens", rows)
+    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    made = prepare(file)
+    assert "Row 3." in "".join(texts_of(made, "train") + texts_of(made, "validation"))
+    assert wording("rows-tokenised-instead") in made.doubts[0].text
+
+
+def test_rows_without_tokens_are_tokenised_although_tokens_were_said_to_be_there(tmp_path):
+    file = an_expert(tmp_path, dataset={"path": "train.jsonl", "use_pretokenized": True})
+    made = prepare(file)
+    assert made.train.rows == 108
+    assert "train.jsonl has no input_ids" in made.doubts[0].text
+
+
+def test_tokens_are_used_where_the_rows_they_were_made_from_are_gone(tmp_path):
+    file = an_expert(tmp_path, pretokenized_cache="mine/tokenized")
+    save(tmp_path / "mine" / "tokenized", [token_row(n) for n in range(20)])
+    (tmp_path / "train.jsonl").unlink()
+    assert prepare(file).train.rows == 18
+
+
+def test_what_was_checked_and_what_cannot_be_known_is_written_beside_the_tokens(tmp_path):
+    rows = [{**token_row(n), "token_type_ids": [0] * PADDED, "source": "web"} for n in range(20)]
+    save(tmp_path / "tokens", rows)
+    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    made = prepare(file)
+    record = json.loads((made.train.folders[0].folder / CHECKED).read_text(encoding="utf-8"))
+    assert record["rows"] == 20
+    assert record["same_again"] == 1.0
+    assert record["ignored"] == ["token_type_ids", "source"]
+    assert "tokenizer" in record["not_known"]
+    notes = " ".join(made.notes)
+    assert "not used: token_type_ids, source" in notes
+    assert "Count to 0." in notes
+
+
+def test_rows_longer_than_the_length_are_cut_or_left_out_like_others(tmp_path):
+    rows = [token_row(n) for n in range(20)]
+    save(tmp_path / "tokens", rows)
+    dataset = {"path": "tokens", "use_pretokenized": True}
+    file = an_expert(tmp_path, dataset=dataset, max_seq_length=48)
+    longest = max(sum(row["attention_mask"]) for row in rows)
+    made = prepare(file, overrides=(f"max_seq_length={longest - 1}",))
+    assert made.train.index.overlong.cut > 0
+    made = prepare(file, overrides=(f"max_seq_length={longest - 1}", "overlong=drop"))
+    assert made.train.index.overlong.dropped > 0
+
+
+def test_rows_joined_and_cut_to_one_length_are_told_of(tmp_path):
+    text = encoded("".join(f"Row {n} says so.<|im_end|>" for n in range(400)))
+    chunks = [text[start : start + 32] for start in range(0, len(text) - 32, 32)]
+    save(tmp_path / "tokens", [{"input_ids": ids, "labels": ids} for ids in chunks])
+    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    assert any(wording("every-row-has-tokens") in doubt.text for doubt in prepare(file).doubts)
+
+
+def test_a_changed_token_folder_is_converted_again(tmp_path):
+    file = an_expert(tmp_path, pretokenized_cache="mine/tokenized")
+    save(tmp_path / "mine" / "tokenized", [token_row(n) for n in range(20)])
+    first = prepare(file).train.folders[0]
+    import shutil
+
+    shutil.rmtree(tmp_path / "mine" / "tokenized")
+    save(tmp_path / "mine" / "tokenized", [token_row(n) for n in range(21)])
+    second = prepare(file).train.folders[0]
+    assert first.key != second.key
+    assert second.statistics.documents == 21
+
+
+def test_prepared_tokens_of_another_expert_keep_what_they_train_on(tmp_path):
+    other = an_expert(tmp_path / "other")
+    made = prepare(other)
+    folder = made.train.folders[0].folder
+    file = an_expert(tmp_path / "own", dataset={"path": str(folder), "use_pretokenized": True})
+    again = prepare(file)
+    assert again.train.folders[0].statistics.trainable_tokens == (
+        made.train.folders[0].statistics.trainable_tokens
+    )
+
+
+def test_the_check_of_a_data_set_and_the_plan_understand_tokens(tmp_path):
+    save(tmp_path / "tokens", [token_row(n) for n in range(20)] + [token_row(3)])
+    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    before = sorted(tmp_path.rglob("*"))
+    report = check_dataset(file)
+    assert report.problems == []
+    assert report.splits[0].rows == 21
+    assert any(wording("tokens-made-elsewhere-rows") in note for note in report.notes)
+    assert not any("remnant" in line for line in report.warnings())
+    plan = expert.plan(file)
+    assert plan.length.rows in (21, 18)
+    assert not [remark.text for remark in plan.remarks if "dataset" in remark.path]
+    assert sorted(tmp_path.rglob("*")) == before, "neither of them writes anything"
+
+
+def test_tokens_without_the_key_that_says_so_are_refused_with_it(tmp_path):
+    save(tmp_path / "tokens", [token_row(n) for n in range(20)])
+    file = an_expert(tmp_path, dataset={"path": "tokens"})
+    with pytest.raises(DataError, match=r"tokens already.*use_pretokenized: true"):
+        prepare(file)
+
+
+def test_token_folders_are_found_with_who_uses_them(tmp_path):
+    an_expert(tmp_path, pretokenized_cache="mine/tokenized")
+    save(tmp_path / "mine" / "tokenized", [token_row(n) for n in range(20)])
+    users, _ = read_users(tmp_path)
+    found = find_datasets([tmp_path], environ={}, home=tmp_path / "home", users=users)
+    tokens = next(entry for entry in found if entry.kind == "tokenised")
+    assert (tokens.rows, tokens.tokens, tokens.used_by) == (20, 20 * PADDED, ("counter",))
+
+
+def test_rows_that_no_special_token_ends_are_told_of(tmp_path):
+    rows = [{"input_ids": encoded(f"Row {n} says so.")} for n in range(20)]
+    save(tmp_path / "tokens", rows)
+    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    assert wording("would-not-learn-to") in prepare(file).doubts[0].text
+
+
+def test_a_run_is_trained_on_tokens_and_is_not_judged_by_them_unasked(tmp_path):
+    from expert.jobs.train import train
+    from expert.jobs.validate.held_out import NoTestSet
+    from expert.jobs.validate.validate import validate
+
+    tiny = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    rows = [{"input_ids": tiny.encode(f"Row {n} says {n}.<|endoftext|>").ids} for n in range(20)]
+    save(tmp_path / "tokens", rows)
+    file = an_expert(
+        tmp_path,
+        dataset={"path": "tokens", "use_pretokenized": True},
+        model="tiny",
+        max_steps=2,
+        device="cpu",
+    )
+    result = train(file)
+    assert result.steps == 2
+    with pytest.raises(NoTestSet, match=wording("its-rows-are-tokens")):
+        validate(result.folder)
+
+
+def test_a_look_before_the_run_warns_of_tokens_that_do_not_fit(tmp_path):
+    from expert.jobs.diagnose.data import check_data
+
+    file = an_expert(tmp_path, pretokenized_cache="mine/tokenized")
+    save(tmp_path / "mine" / "tokenized", [{"input_ids": [9_999] * 8} for _ in range(20)])
+    facts = check_data(open_run(file, data="counted"))
+    found = {each.name: each for each in facts.findings}
+    assert wording("beyond-the-tokenizers") in found["token-folder"].evidence
+
+
+def test_files_of_tokens_are_read_like_a_saved_folder(tmp_path):
+    file = an_expert(tmp_path, dataset={"path": "tokens.jsonl", "use_pretokenized": True})
+    rows = [token_row(n) for n in range(20)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "tokens.jsonl").write_text(text, encoding="utf-8")
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "tokens.parquet"))
+    made = prepare(file)
+    other = prepare(file, overrides=("training.dataset.path=tokens.parquet",))
+    assert sorted(trained_texts(made)) == sorted(trained_texts(other))
+    assert len(trained_texts(made)) == 20
+
+
+def test_each_task_may_have_tokens_of_its_own(tmp_path):
+    for name, numbers in (("one", range(10)), ("two", range(10, 30))):
+        save(tmp_path / name, [token_row(n) for n in numbers])
+    tasks = {name: {"train": name} for name in ("one", "two")}
+    file = an_expert(tmp_path, dataset={"tasks": tasks, "use_pretokenized": True})
+    assert len(trained_texts(prepare(file))) == 30
+
+
+def test_beside_a_folder_that_may_only_be_read_nothing_is_written(tmp_path, monkeypatch):
+    file = an_expert(tmp_path / "own")
+    folder = save(tmp_path / "shared" / "tokens", [token_row(n) for n in range(20)])
+    monkeypatch.setattr("os.access", lambda path, mode: "shared" not in str(path))
+    before = bytes_below(tmp_path / "shared")
+    made = prepare(file, overrides=(f"pretokenized_cache={folder}",))
+    assert made.train.folders[0].folder.is_relative_to(tmp_path / "own" / "datasets_optimized")
+    assert bytes_below(tmp_path / "shared") == before

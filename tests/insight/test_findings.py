@@ -1,0 +1,500 @@
+"""The rules for what no CPU can show: events of a card made up, each from a healthy run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.insight.findings.table import RULES, find
+from expert.insight.findings.verdict import judge
+from expert.insight.record import RunRecord
+from tests.insight.records import (
+    CPU,
+    GIB,
+    H200,
+    evidence,
+    finished_events,
+    found_in,
+    planned,
+    record,
+    step_events,
+)
+from tests.wording import wording
+
+ALARMS = ("error", "warning")
+FP32 = {"kernels__precision": "fp32"}
+FULL = {"kernels__checkpointing": "full", "kernels__recomputed_blocks": 28}
+
+
+def alarms(run: RunRecord) -> set[str]:
+    return {name for name, finding in found_in(run).items() if finding.severity in ALARMS}
+
+
+def test_a_healthy_run_on_a_card_draws_no_alarm():
+    assert alarms(record(finished_events(step_events()))) == set()
+
+
+def growing(name: str, each: float, **changes: Any) -> list[dict[str, Any]]:
+    """Lines on which a count grows."""
+    steps = step_events(**changes)
+    for number, step in enumerate(steps):
+        step[name] = each * number
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "says"),
+    [
+        (
+            "host-sync",
+            record(
+                finished_events(
+                    step_events(ran_dry=1.0, gpu_utilization=85.0),
+                    {"event": "syncs", "step": 4, "count": 1, "places": ["loop.py:9"]},
+                )
+            ),
+            "loop.py:9",
+        ),
+        (
+            "launch-bound",
+            record(finished_events(step_events(ran_dry=1.0, gpu_utilization=85.0))),
+            wording("ran-dry-in"),
+        ),
+        (
+            "other-process",
+            record(finished_events(step_events(gpu_memory_bytes=60 * GIB))),
+            "14.5 GiB are another's",
+        ),
+        (
+            "other-process",
+            record(
+                finished_events(
+                    step_events(gpu_memory_bytes=60 * GIB, gpu_process_memory_bytes=None)
+                )
+            ),
+            "are another's",
+        ),
+        (
+            "fp32-on-a-bf16-card",
+            record(finished_events(step_events()), planned(**FP32)),
+            "NVIDIA H200",
+        ),
+        (
+            "tf32-off",
+            record(
+                finished_events(step_events()),
+                planned(("kernels.tf32",), **FP32, kernels__tf32=False),
+            ),
+            "you set use_tf32: false",
+        ),
+        (
+            "needless-recomputing",
+            record(
+                finished_events(step_events(peak_reserved_bytes=5 * GIB)),
+                planned(
+                    ("kernels.checkpointing",),
+                    **FULL,
+                    memory__parts={"activations": 2 * GIB},
+                ),
+            ),
+            "61.8 GiB",  # 5 and the context's 0.8, and 28 times 2
+        ),
+        (
+            "recompiling",
+            record(finished_events(growing("recompiles", 5))),
+            "55 graphs",
+        ),
+        (
+            "memory-full",
+            record(finished_events(growing("allocator_retries", 4))),
+            "44 times",
+        ),
+        ("throttled", record(finished_events(step_events(throttled_heat=0.5))), "50 %"),
+        (
+            "small-micro-batch",
+            record(
+                finished_events(step_events(tokens=5 * 16 * 500)),
+                planned(
+                    ("batch.micro_batch",),
+                    batch__micro_batch=1,
+                    batch__accumulation=16,
+                    memory__parts={"activations": 2 * GIB},
+                ),
+            ),
+            "you set micro_batch_size: 1",
+        ),
+        (
+            "slow-copies",
+            record(
+                finished_events(step_events(time_data_wait=1.5, time_copy=1.6, seconds=3.0)),
+                planned(("loader.pin_memory",), loader__pin_memory=False),
+            ),
+            "you set dataloader_pin_memory: false",
+        ),
+        (
+            "slow-copies",
+            record(finished_events(step_events(time_copy=3.0, time_forward=0.3, seconds=3.0))),
+            wording("device-waits-ms-ms"),
+        ),
+        (
+            "plain-optimizer",
+            record(
+                finished_events(step_events(time_optimizer=0.2)),
+                planned(("optim.optimizer",), optim__optimizer="adamw_torch"),
+            ),
+            "you set optim: adamw_torch",
+        ),
+        (
+            "gpu-unused",
+            record(
+                finished_events(step_events()),
+                planned(**{f"kernels__{key}": value for key, value in CPU.items()}),
+            ),
+            "NVIDIA H200 is there",
+        ),
+        (
+            "too-short-to-compile",
+            record(
+                finished_events(
+                    step_events(4), {"event": "compiled", "time": 99, "step": 1, "seconds": 30.0}
+                ),
+                planned(("kernels.compile",), kernels__compile=True),
+            ),
+            "you set torch_compile: true",
+        ),
+        (
+            "compile-off",
+            record(finished_events(step_events(100)), planned(("kernels.compile",))),
+            "you set torch_compile: false",
+        ),
+        (
+            "fp16-skips",
+            record(
+                finished_events([*step_events(), *step_events(4, grad_norm="inf")]),
+                planned(kernels__precision="fp16"),
+            ),
+            "4 of 16 log lines",
+        ),
+        (
+            "too-many-workers",
+            record(
+                finished_events(
+                    step_events(time_data_wait=1.0, seconds=2.5),
+                    {"event": "feed", "kind": "padded", "workers": 64},
+                ),
+                planned(data__packing="none"),
+            ),
+            "64 workers on 16 cores",
+        ),
+        (
+            "kernel-fell-back",
+            record(
+                finished_events(
+                    step_events(),
+                    {"event": "fell_back", "failure": "KernelUnavailable", "reason": "no flash"},
+                )
+            ),
+            "no flash",
+        ),
+        (
+            "below-measured-rate",
+            record(
+                finished_events(step_events(tokens_per_second=50_000.0)),
+                planned(length__tokens_per_second=100_000.0)
+                | {
+                    "decisions": [
+                        {
+                            "path": "length.tokens_per_second",
+                            "because": "measured on 2026-01-01 in a run like this one",
+                            "source": "measurement",
+                        }
+                    ]
+                },
+            ),
+            "50,000 tokens/s; 100,000 tokens/s measured on 2026-01-01",
+        ),
+        (
+            "below-the-band",
+            record(finished_events(step_events(tokens_per_second=20_000.0))),
+            "20,000 tokens/s",
+        ),
+        (
+            "short-rows-alone",
+            record(
+                finished_events(step_events(), {"event": "feed", "kind": "padded", "workers": 4}),
+                planned(("data.packing",), data__packing="none", data__max_seq_length=8192),
+            ),
+            "you set packing: none",
+        ),
+        (
+            "failed",
+            record([*step_events(4), {"event": "failed", "error": "ValueError: a row"}]),
+            "ValueError: a row",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_fault_is_named_with_its_evidence(name, run, says):
+    found = found_in(run)[name]
+    assert found.severity in ALARMS
+    assert says in found.evidence
+    assert found.fix
+    assert found.consequence
+
+
+@pytest.mark.parametrize(
+    ("rate", "threads", "told"),
+    [
+        (50_000.0, {"threads": 2, "own": 2, "lowered": False}, True),
+        (120_000.0, {"threads": 2, "own": 2, "lowered": False}, False),
+        (50_000.0, {"threads": 1, "own": 2, "lowered": True}, False),
+        (50_000.0, {"threads": 1, "own": 2, "lowered": False}, False),
+    ],
+)
+def test_only_a_run_with_as_many_threads_is_held_against_a_measured_rate(rate, threads, told):
+    """Never one that is faster: seconds and tokens of a plan are estimates that data overrules."""
+    steps = step_events(tokens_per_second=rate)
+    plan = planned(length__tokens_per_second=100_000.0, length__seconds=1.0)
+    run = record(finished_events(steps, {"event": "threads", "cores": 2, **threads}), plan)
+    assert ("below-measured-rate" in found_in(run)) == told
+
+
+def test_recomputing_is_left_alone_where_memory_is_short():
+    parts = {"activations": 20 * GIB}
+    steps = step_events(peak_reserved_bytes=60 * GIB)
+    plan = planned(("kernels.checkpointing",), **FULL, memory__parts=parts)
+    assert "needless-recomputing" not in found_in(record(finished_events(steps), plan))
+    # The planner knows the shape: where it said before the run that all would fit, it is believed.
+    plan["remarks"] = [{"kind": "advice", "path": "kernels.checkpointing", "text": "16-fit"}]
+    found = found_in(record(finished_events(steps), plan))["needless-recomputing"]
+    assert "16-fit" in found.evidence
+
+
+def test_a_card_at_its_power_limit_is_a_note_only():
+    found = found_in(record(finished_events(step_events(throttled_power=1.0))))
+    assert found["power-limit"].severity == "note"
+
+
+def test_reads_that_cost_nothing_are_a_note_only():
+    syncs = {"event": "syncs", "step": 4, "count": 1, "places": ["a.py:1"]}
+    plan = planned(batch__micro_batch=4, batch__accumulation=4)
+    found = found_in(record(finished_events(step_events(), syncs), plan))
+    assert found["host-sync"].severity == "note"
+
+
+def test_a_failure_that_the_run_got_over_is_no_fault():
+    events = [{"event": "failed", "error": "x"}, *finished_events(step_events())]
+    assert "failed" not in found_in(record(events))
+
+
+@pytest.mark.parametrize(
+    ("last", "kept", "severity"),
+    [(1.1, False, "note"), (1.5, False, "warning"), (1.5, True, "note")],
+)
+def test_what_a_run_learnt_by_heart_is_told(last, kept, severity):
+    steps = step_events(20)
+    evals = [
+        {"event": "eval", "split": "validation", "step": n, "loss": loss, "seconds": 0.1}
+        for n, loss in enumerate([2.0, 1.0, last])
+    ]
+    best = [{"event": "took_best", "step": 1}] if kept else []
+    found = found_in(record(finished_events(steps, *evals, *best)))
+    assert (found["loss-stays"].severity, found["overfits"].severity) == ("note", severity)
+    assert (wording("best-weights-kept") in found["overfits"].evidence) is kept
+
+
+def test_a_run_whose_every_step_is_clipped_is_told_and_a_few_are_not():
+    plan = planned(optim__max_grad_norm=1.0)
+    found = found_in(record(finished_events(step_events(20, grad_norm=3.2)), plan))
+    clipped = found["always-clipped"]
+    assert clipped.severity == "note"
+    assert clipped.evidence == wording("log-lines-have-gradient")
+    assert clipped.overrides == ("training.config.max_grad_norm=6",)
+    far = found_in(record(finished_events(step_events(20, grad_norm=32.0)), plan))
+    assert far["always-clipped"].severity == "warning"
+    some = [{**e, "grad_norm": 3.0 if e["step"] % 20 else 0.5} for e in step_events(20)]
+    some[0]["grad_norm"] = some[1]["grad_norm"] = 0.5
+    assert "always-clipped" not in found_in(record(finished_events(some), plan))
+    without = planned(optim__max_grad_norm=0.0)
+    steps = finished_events(step_events(20, grad_norm=3.0))
+    assert "always-clipped" not in found_in(record(steps, without))
+
+
+def test_a_single_long_evaluation_at_the_end_is_not_too_often():
+    once = {"event": "eval", "step": 60, "seconds": 100.0}
+    run = record(finished_events(step_events(), once), planned(("watch.eval_steps",)))
+    assert "evaluation-often" not in found_in(run)
+    twice = record(finished_events(step_events(), once, once), planned(("watch.eval_steps",)))
+    assert found_in(twice)["evaluation-often"].severity == "warning"
+
+
+def test_logging_faster_than_anybody_reads_is_a_note():
+    steps = step_events(seconds=0.05, time_forward=0.01, time_backward=0.01)
+    found = found_in(record(finished_events(steps), planned(watch__logging_steps=1)))
+    assert found["logging-often"].severity == "note"
+
+
+def test_the_gain_of_a_mended_feed_is_the_time_it_takes():
+    steps = step_events(time_data_wait=1.5, seconds=3.0, time_feed=3.0)
+    found = found_in(record(finished_events(steps)))["slow-disk"]
+    assert found.gain == pytest.approx(2.0, abs=0.01)
+    assert found.numbers["tokens_read_per_second"] == pytest.approx(130_000 / 3)
+
+
+def test_other_holders_are_named_as_the_start_saw_them():
+    holders = [
+        {"pid": 7, "name": "python", "used_bytes": 1},
+        {"pid": 99, "name": "blender", "used_bytes": 2},
+    ]
+    card = {**H200, "holders": {"value": holders, "source": "NVML"}}
+    steps = step_events(gpu_memory_bytes=60 * GIB)
+    found = found_in(record(finished_events(steps), gpus=(card,)))["other-process"]
+    assert found.evidence.endswith(wording("at-start-blender-pid"))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [{"event": "step"}],
+        [{"event": "step", "step": "nan", "seconds": "inf", "updates": 0}],
+        [{"event": "feed", "kind": 3}, {"event": "syncs", "count": "x", "places": 5}],
+        [{"event": "fell_back"}, {"event": "not_finite"}, {"event": "spike"}, {"event": "saved"}],
+        [{"event": "rolled_back", "from_step": "a"}, {"event": "failed"}, {"event": "eval"}],
+    ],
+    ids=range(6),
+)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        {"kernels": 5, "decisions": 7, "remarks": "x", "memory": {"parts": [1]}},
+        {
+            "kernels": {"device": "cuda", "checkpointing": "full", "attention": "eager"},
+            "memory": {"budget_bytes": "x", "parts": {"activations": "y"}},
+            "batch": {"micro_batch": 0, "sequences_per_update": True},
+            "decisions": [3, {"path": "batch.micro_batch"}],
+        },
+    ],
+    ids=["empty", "wrong", "odd"],
+)
+def test_no_rule_stumbles_over_a_damaged_run(events, plan):
+    run = RunRecord(
+        folder=Path("run"),
+        manifest={},
+        plan=plan,
+        environment={"machine": {"gpus": [3, {"name": 1}], "cores_available": 2}},
+        events=tuple(events),
+        damaged_lines=2,
+        validation=None,
+    )
+    found = evidence(run)
+    assert {each.name for each in find(found)} <= {
+        "damaged-files",
+        "eager-attention",
+        "not-finite",
+        "loss-spikes",
+    }
+
+
+def test_every_rule_is_in_the_table_once_and_has_a_test():
+    assert len(RULES) == len({rule.name for rule in RULES}) > 50
+    tests = Path(__file__).parents[1]
+    files = [*tests.glob("insight/test_*.py"), *tests.glob("jobs/**/test_planted*.py")]
+    texts = "".join(file.read_text(encoding="utf-8") for file in files)
+    looks = [rule for rule in RULES if rule.look is not None]
+    assert [rule.name for rule in looks if f'"{rule.name}"' not in texts] == []
+
+
+# --- a run on a CPU with neighbours --------------------------------------------------------------
+
+ON_CPU = {f"kernels__{name}": value for name, value in CPU.items()}
+
+
+def crowded_run(threads: int, others: float, *, cores: int = 2) -> RunRecord:
+    told = {"event": "threads", "step": 0, "threads": threads, "cores": cores, "because": "x"}
+    gone = {"gpu_utilization": None, "gpu_memory_bytes": None, "gpu_process_memory_bytes": None}
+    steps = step_events(cpu_others=others, mfu=None, **gone)
+    return record(finished_events(steps, told), planned(**ON_CPU), gpus=())
+
+
+def test_threads_that_share_their_cores_with_others_are_told():
+    run = crowded_run(2, 0.4)
+    finding = found_in(run)["busy-cores"]
+    assert finding.severity == "warning"
+    assert finding.evidence == wording("threads-on-cores-others")
+    assert finding.fix.startswith("OMP_NUM_THREADS=1 expert train")
+    verdict = judge(evidence(run))
+    assert verdict.sentence.startswith(wording("compute-bound-on-crowded-cores"))
+    assert verdict.fix == finding.fix
+
+
+@pytest.mark.parametrize(
+    ("threads", "others", "cores"),
+    [(2, 0.0, 2), (2, 0.1, 2), (1, 0.5, 2), (4, 0.4, 8)],
+)
+def test_threads_that_have_a_core_each_are_not(threads, others, cores):
+    run = crowded_run(threads, others, cores=cores)
+    assert "busy-cores" not in found_in(run)
+    assert judge(evidence(run)).sentence.startswith("compute-bound: good.")
+
+
+def test_a_single_thread_whose_core_is_taken_is_told_and_nobody_calls_that_good():
+    """80 % of two cores in others' hands was once called good."""
+    run = crowded_run(1, 0.8)
+    finding = found_in(run)["busy-cores"]
+    assert finding.evidence == wording("thread-on-cores-others")
+    assert "OMP_NUM_THREADS" not in finding.fix
+    assert finding.fix.startswith(wording("end-what-else-running"))
+    verdict = judge(evidence(run))
+    assert "good" not in verdict.sentence
+    assert wording("while-others-used-cores") in verdict.sentence
+
+
+def test_neighbours_are_named_where_the_run_has_looked():
+    seen = [
+        {"name": "python3", "pid": 77, "cores": 1.12},
+        {"name": "rustc", "pid": 8, "cores": 0.4},
+    ]
+    named = {"event": "neighbours", "step": 5, "processes": seen}
+    told = {"event": "threads", "step": 0, "threads": 2, "cores": 2, "because": "x"}
+    gone = {"gpu_utilization": None, "gpu_memory_bytes": None, "gpu_process_memory_bytes": None}
+    steps = step_events(cpu_others=0.75, mfu=None, **gone)
+    run = record(finished_events(steps, told, named), planned(**ON_CPU), gpus=())
+    who = wording("most-all-pid-cores")
+    assert found_in(run)["busy-cores"].evidence.endswith(who)
+    assert who in judge(evidence(run)).sentence
+
+
+@pytest.mark.parametrize(("dry", "severity"), [(0.9, "warning"), (0.0, "note")])
+def test_beside_a_gpu_cores_that_are_all_taken_are_told(dry, severity):
+    steps = step_events(cpu_others=0.99, ran_dry=dry, gpu_utilization=60.0 if dry else 99.0)
+    finding = found_in(record(finished_events(steps)))["busy-cores"]
+    assert finding.severity == severity
+    assert wording("device-waits-where-host") in finding.consequence
+    free = record(finished_events(step_events(cpu_others=0.5)))
+    assert "busy-cores" not in found_in(free)
+
+
+def test_a_device_that_computes_padding_is_not_called_good():
+    run = record(finished_events(step_events(padding=0.45)), planned(data__packing="none"))
+    verdict = judge(evidence(run))
+    assert verdict.sentence.startswith(wording("compute-bound-but-what-computed"))
+    assert verdict.fix == "training.config.packing: true"
+    healthy = judge(evidence(record(finished_events(step_events()))))
+    assert healthy.sentence.startswith("compute-bound: good.")
+
+
+def test_a_run_that_does_not_tell_of_its_threads_is_not_judged_by_them():
+    run = record(finished_events(step_events(cpu_others=0.9)), planned(**ON_CPU), gpus=())
+    assert "busy-cores" not in found_in(run)
+
+
+def test_slow_copies_out_of_page_locked_memory_are_not_mended_by_page_locking():
+    steps = step_events(time_copy=3.0, time_forward=0.3, seconds=3.0)
+    found = found_in(record(finished_events(steps)))["slow-copies"]
+    assert "pin_memory" not in found.fix
+    assert not found.overrides
+    assert "nvidia-smi -q" in found.fix

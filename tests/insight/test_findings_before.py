@@ -1,0 +1,164 @@
+"""What is found before a run: planted in its manifest, found in its plan, and gone with the fix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.insight.findings.evidence import Before, evidence_before
+from expert.insight.findings.finding import Finding
+from expert.insight.findings.table import find
+from expert.manifest.reader import ReadManifest, read_manifest
+from expert.planning.machine.machine import describe_machine
+from expert.planning.machine.target import choose_target
+from expert.planning.run_plan import RunPlan
+from expert.run.open import plan
+from tests.jobs.runs import write_expert
+
+CARD = "rtx-4090"
+QUIET: dict[str, Any] = {"logging_steps": 10}
+"""A healthy configuration: what write_expert sets, less what it sets for other tests' sake."""
+
+
+def looked_at(
+    manifest: Path,
+    *,
+    gpu: str | None = CARD,
+    overrides: tuple[str, ...] = (),
+    **facts: Any,
+) -> list[Finding]:
+    """What is found in a manifest for a card, or for this machine's CPU."""
+
+    def read(more: tuple[str, ...] = ()) -> ReadManifest:
+        return read_manifest(manifest, overrides=(*overrides, *more))
+
+    def planned(more: tuple[str, ...]) -> RunPlan:
+        return plan(read(more), gpu=gpu)
+
+    target = choose_target(describe_machine(manifest.parent), gpu=gpu)
+    before = Before(
+        capability=target.capability,
+        windows=False,
+        cores=8,
+        gpu_here="",
+        named_card=False,
+        mean_tokens=20.0,
+        longest_tokens=64,
+        replan=planned,
+    )
+    return find(evidence_before(read().manifest, planned(()), replace(before, **facts)))
+
+
+def test_a_healthy_configuration_draws_no_warning(tmp_path):
+    found = looked_at(write_expert(tmp_path, "tiny", QUIET))
+    assert [each.name for each in found if each.severity in ("error", "warning")] == []
+
+
+FP32 = {"bf16": False, "fp16": False}
+PADDED = {"packing": False}
+# What is planted, and the finding with its severity.
+PLANTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
+    ({"tokenize": "late", **PADDED}, {}, "tokenised-late", "warning"),
+    ({"dataloader_num_workers": 0, **PADDED}, {}, "no-workers", "warning"),
+    ({"dataloader_num_workers": 0}, {}, "no-workers", "note"),
+    (
+        {"dataloader_num_workers": 16, **PADDED},
+        {},
+        "too-many-workers",
+        "warning",
+    ),
+    ({"dataloader_num_workers": 4}, {}, "too-many-workers", "note"),
+    ({}, {"cores": 1}, "few-cores", "warning"),
+    ({"dataloader_pin_memory": False}, {}, "pin-memory-off", "warning"),
+    ({"dataloader_prefetch_factor": 1}, {}, "no-prefetch", "warning"),
+    (
+        {"dataloader_persistent_workers": False, "dataloader_num_workers": 2, **PADDED},
+        {},
+        "workers-restart",
+        "warning",
+    ),
+    ({"batch_size": 1}, {}, "batch-1", "warning"),
+    ({"micro_batch_size": 1, **PADDED}, {}, "small-micro-batch", "warning"),
+    (
+        {"gradient_checkpointing": True},
+        {},
+        "needless-recomputing",
+        "warning",
+    ),
+    (PADDED, {}, "no-packing", "warning"),
+    ({"max_seq_length": 512}, {}, "long-sequences", "note"),
+    (FP32, {}, "fp32-on-a-bf16-card", "warning"),
+    ({"fp16": True, "bf16": False}, {}, "fp16", "warning"),
+    ({"use_tf32": False}, {}, "tf32-off", "note"),
+    ({"use_tf32": False, **FP32}, {}, "tf32-off", "warning"),
+    ({"attention": "eager"}, {}, "eager-attention", "warning"),
+    ({"flash_attention_2": True}, {}, "flash-attention-package", "note"),
+    ({"use_sdpa": False}, {}, "flash-attention-package", "note"),
+    ({"optim": "adamw_torch"}, {}, "plain-optimizer", "warning"),
+    ({"fused_loss": False}, {}, "whole-logits", "warning"),
+    ({"torch_compile": False, "epochs": 1e8}, {}, "compile-off", "warning"),
+    ({}, {}, "compile-off", "note"),
+    ({"torch_compile": True}, {"windows": True}, "compile-cannot", "warning"),
+    ({"torch_compile": True}, {"capability": (6, 1)}, "compile-cannot", "warning"),
+    ({"torch_compile": True, **PADDED}, {}, "compile-padded", "warning"),
+    ({"cudnn_benchmark": False}, {}, "cudnn-benchmark-off", "note"),
+    ({"save_strategy": "no"}, {}, "saves-only-at-the-end", "warning"),
+    ({"save_steps": 500}, {}, "saves-only-at-the-end", "warning"),
+    ({"logging_steps": 1}, {}, "logging-often", "note"),
+    ({"evaluation_strategy": "no"}, {}, "no-evaluation", "note"),
+    ({"max_grad_norm": 0}, {}, "no-clipping", "note"),
+    ({"warmup_steps": 0}, {}, "no-warm-up", "note"),
+    ({"epochs": 1e9}, {}, "long-run", "warning"),
+]
+
+
+@pytest.mark.parametrize(("config", "facts", "name", "severity"), PLANTED)
+def test_what_is_planted_is_found_and_gone_with_its_fix(tmp_path, config, facts, name, severity):
+    manifest = write_expert(tmp_path, "tiny", {**QUIET, **config})
+    found = {each.name: each for each in looked_at(manifest, **facts)}
+    assert name in found
+    assert found[name].severity == severity
+    assert found[name].evidence
+    mended = found[name].overrides
+    if mended and not facts:
+        left = {each.name: each.severity for each in looked_at(manifest, overrides=mended)}
+        assert left.get(name) != severity
+
+
+def test_what_does_not_fit_is_an_error(tmp_path):
+    config = {**QUIET, "adapter_type": "full", "rank": "auto"}
+    manifest = write_expert(tmp_path, "meta-llama/Llama-3.1-8B", config)
+    found = {each.name: each.severity for each in looked_at(manifest)}
+    assert found["does-not-fit"] == "error"
+
+
+def test_an_update_that_is_taken_in_parts_is_a_note(tmp_path):
+    config = {**QUIET, "batch_size": 256, "max_seq_length": 2048, "packing": False}
+    manifest = write_expert(tmp_path, "meta-llama/Llama-3.1-8B", config)
+    found = {each.name: each.severity for each in looked_at(manifest)}
+    assert found["batch-split"] == "note"
+
+
+def test_quantised_weights_that_need_not_be_are_found(tmp_path):
+    model = {"quantization": "int4"}
+    manifest = write_expert(tmp_path, "Qwen/Qwen3-0.6B", QUIET, model=model)
+    found = {each.name: each for each in looked_at(manifest)}
+    mended = found["needless-quantisation"].overrides
+    assert mended
+    left = [each.name for each in looked_at(manifest, overrides=mended)]
+    assert "needless-quantisation" not in left
+
+
+def test_a_cpu_that_was_asked_for_beside_a_gpu_is_found(tmp_path):
+    manifest = write_expert(tmp_path, "tiny", {**QUIET, "device": "cpu"})
+    found = {each.name: each for each in looked_at(manifest, gpu=None, gpu_here="NVIDIA H200")}
+    assert found["cpu-asked"].overrides == ("training.config.device=auto",)
+
+
+def test_compiling_for_a_cpu_is_found(tmp_path):
+    manifest = write_expert(tmp_path, "tiny", {**QUIET, "torch_compile": True, "device": "cpu"})
+    found = {each.name for each in looked_at(manifest, gpu=None)}
+    assert "compile-on-cpu" in found

@@ -1,0 +1,405 @@
+"""Which settings are kept, decided on rates that are made up."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.core.interrupts import Interrupted
+from expert.insight.ladder.ladder import Measured, SettingResult, read_ladder
+from expert.jobs.benchmark.benchmark import Watcher, benchmark, remember, write_result
+from expert.jobs.benchmark.measure import Benchmark
+from expert.jobs.benchmark.pace import THOROUGH, Clock
+from expert.planning.choose.sequences import Packing
+from expert.planning.ladder import BASELINE, SETTINGS, Setting
+from expert.planning.measurements import read_rates
+from tests.insight.ladders import measured
+from tests.jobs.benchmark.played import (
+    Heard,
+    Played,
+    be_brisk,
+    benchmarked,
+    request,
+    rising,
+)
+from tests.jobs.runs import base_model, write_expert
+from tests.wording import wording
+
+NAMES = [setting.name for setting in (BASELINE, *SETTINGS)]
+
+
+@pytest.fixture(autouse=True)
+def brisk(monkeypatch, tmp_path):
+    be_brisk(monkeypatch)
+    monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return base_model(tmp_path_factory.mktemp("models"))
+
+
+def test_settings_that_fail_are_slower_or_disagree_are_left_out_of_later_ones(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate = rising()
+
+    def answer(name: str, plan: Any) -> Measured | str:
+        if name == "loader":
+            return "out of memory"
+        if name == "attention":
+            return measured(1.0)
+        if name == "fused-loss":
+            return measured(10_000.0, loss=3.0)
+        return measured(rate(name))
+
+    found, played, _ = benchmarked(path, tmp_path / "out", answer)
+    by = {setting.name: setting for setting in found.rungs}
+    assert (by["loader"].status, by["loader"].because) == ("failed", wording("out-of-memory"))
+    assert by["attention"].status == "slower"
+    assert by["fused loss"].status == "disagrees"
+    top = played.plans["no-checkpointing"]
+    assert top.loader.workers == 0
+    assert top.kernels.attention == "eager"
+    assert top.kernels.fused_loss is False
+    assert top.kernels.checkpointing == "none"
+    assert by["packing"].below == "pre-tokenised"
+    assert by["batch size"].below == "packing"
+    assert by["batch size"].gain == pytest.approx(4 / 3)
+    # Directly against the baseline, however the gains in between came about.
+    assert by["no checkpointing"].cumulative == pytest.approx(5.0)
+    assert found.against_baseline is not None
+    assert (found.against_baseline.against, found.against_baseline.how) == ("baseline", "in turns")
+    assert played.started[-1][:2] == ("baseline", True)
+
+
+def test_a_setting_with_other_rows_is_judged_by_its_own_loss(tmp_path, base):
+    """However far its weights are from those below, they must have one loss in both ways."""
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+
+    def climb(own_loss: float, place: str) -> SettingResult:
+        rate = rising()
+
+        def answer(name: str, plan: Any) -> Measured | str:
+            if name == "packing":
+                return measured(rate(name), loss=3.0, own_loss=own_loss)
+            return measured(rate(name))
+
+        found, _, _ = benchmarked(path, tmp_path / place, answer, only=("packing",))
+        return next(setting for setting in found.rungs if setting.name == "packing")
+
+    right, wrong = climb(3.0, "right"), climb(3.1, "wrong")
+    assert (right.status, right.loss_difference, right.own_difference) == ("kept", 0.5, 0.0)
+    assert wrong.status == "disagrees"
+    assert wording("when-computed-in-way") in wrong.because
+
+
+def test_an_interrupted_benchmark_ends_its_processes(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+
+    class Impatient(Watcher):
+        def goes_on(self, doing: str, done: int, of: int) -> None:
+            if doing == "timing":
+                raise Interrupted(signal.SIGINT)
+
+    made, played = Benchmark(request(path), Impatient()), Played(lambda name, plan: measured(1.0))
+    with pytest.raises(Interrupted):
+        made.run(tmp_path, played)
+    assert played.live == []
+    assert made.so_far is None  # it was stopped before the first setting was written down
+
+
+def test_what_was_measured_is_at_hand_after_every_setting(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    kept: list[list[str]] = []
+
+    class Curious(Watcher):
+        def begins(self, setting: Setting, number: int, of: int, left: float) -> None:
+            seen = made.so_far
+            kept.append([one.name for one in seen.rungs if one.measured] if seen else [])
+
+    made, played = Benchmark(request(path), Curious()), Played(lambda name, plan: measured(1.0))
+    made.run(tmp_path, played)
+    assert kept[:2] == [[], ["baseline"]]
+    assert len(kept[-1]) == len(kept) - 1
+
+
+def test_a_baseline_that_fails_does_not_end_the_benchmark(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {})
+    rate = rising()
+
+    def answer(name: str, plan: Any) -> Measured | str:
+        if plan.kernels.attention == "eager":
+            return "out of memory"
+        return measured(rate(name))
+
+    found, played, _ = benchmarked(path, tmp_path / "out", answer)
+    by = {setting.name: setting for setting in found.rungs}
+    assert by["packing"].status == "failed"
+    assert (by["attention"].status, by["attention"].gain) == ("kept", None)
+    # Nothing before it could be measured: packing is not to blame, and stays.
+    assert played.plans["attention"].data.packing == "best-fit"
+    assert by["no checkpointing"].cumulative is None
+
+
+def test_only_measures_a_setting_and_the_one_below(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {})
+    found, played, _ = benchmarked(
+        path,
+        tmp_path / "out",
+        lambda name, plan: measured(100.0),
+        only=("fused loss", "loader"),
+    )
+    assert list(played.plans) == ["pre-tokenised", "loader", "attention", "fused-loss"]
+    by = {setting.name: setting for setting in found.rungs}
+    assert (by["loader"].below, by["loader"].gain) == ("pre-tokenised", 1.0)
+    assert (by["attention"].below, by["fused loss"].below) == (None, "attention")
+    assert by["fused loss"].cumulative is None
+
+
+def test_the_best_is_remembered_with_what_was_measured_and_no_more(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {})
+    rate = rising()
+    found, _, made = benchmarked(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
+    remember(made, found)
+    [kept] = read_rates(tmp_path / "home" / "measurements.json")
+    assert kept.settings == {
+        "kernels.attention": "sdpa",
+        "kernels.checkpointing": "none",
+        "batch.micro_batch": 4,
+    }
+    assert kept.gains.keys() == kept.settings.keys()
+    assert found.winner is not None
+    assert found.winner.measured is not None
+    assert kept.tokens_per_second == found.winner.measured.tokens_per_second
+    again = Benchmark(request(path), Watcher())
+    assert all(decision.source != "measurement" for decision in again.top.decisions)
+
+
+def test_a_machine_that_slows_down_rejects_nothing(tmp_path, base):
+    """Each window takes longer than the one before; in turns every setting is as fast."""
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    passed: list[str] = []
+
+    def slower_and_slower(name: str) -> float:
+        passed.append(name)
+        return 1.01 ** len(passed)
+
+    found, played, made = benchmarked(
+        path, tmp_path / "out", lambda name, plan: measured(100.0), slowness=slower_and_slower
+    )
+    seen = [setting for setting in found.rungs[1:] if setting.measured]
+    assert {setting.status for setting in seen} == {"no difference"}
+    # What no difference was measured of counts for nothing, however its pairs fell.
+    assert any(setting.gain != 1.0 for setting in seen)
+    assert {setting.cumulative for setting in seen[:-1]} == {1.0}
+    assert made.standing.gains == {}
+    assert 1.01 ** len(passed) > 1.3
+    # Alone, then in turns with the one below.
+    assert played.windows[:6] == ["baseline"] * 2 + [
+        *("baseline", "pre-tokenised"),
+        *("pre-tokenised", "baseline"),
+    ]
+
+
+def test_where_memory_does_not_hold_both_a_doubt_times_the_other_again(tmp_path, base, monkeypatch):
+    monkeypatch.setattr(
+        "expert.jobs.benchmark.compare.fit_together", lambda *plans: len(plans) == 1
+    )
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+
+    def answer(name: str, plan: Any) -> Measured | str:
+        return measured({"baseline": 100.0, "pre-tokenised": 150.0}.get(name, 75.0))
+
+    found, played, _ = benchmarked(path, tmp_path / "out", answer)
+    by = {setting.name: setting for setting in found.rungs}
+    assert {setting.paired.how for setting in found.rungs if setting.paired} == {
+        wording("one-after-the-other")
+    }
+    # Clearly faster is believed; slower than minutes ago is not, before the other was timed again.
+    assert [begun[:2] for begun in played.started[:4]] == [
+        ("baseline", False),
+        ("pre-tokenised", False),
+        ("loader", False),
+        ("pre-tokenised", True),
+    ]
+    assert (by["pre-tokenised"].status, by["loader"].status) == ("kept", "slower")
+    assert by["loader"].because.endswith(wording("fast-pre-tokenised-last-stays"))
+
+
+def time_for(rungs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many are measured one by one."""
+    up = iter([False] * rungs)
+    monkeypatch.setattr(Clock, "is_up", lambda clock, to_come=0: next(up, True))
+
+
+def test_settings_without_time_are_listed_and_measured_together(tmp_path, base, monkeypatch):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate = rising()
+    time_for(3, monkeypatch)
+    found, played, _ = benchmarked(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
+    by = {setting.name: setting for setting in found.rungs}
+    assert by["loader"].status == "kept"
+    for name in ("packing", "attention", "fused loss", "batch size", "no checkpointing"):
+        assert (by[name].status, by[name].measured) == ("no time", None)
+        assert name in by["the rest"].adds
+    assert wording("without-more-time") in by["packing"].because
+    assert by["compile"].status == "not here"  # on a CPU, however much time there is
+    rest = by["the rest"]
+    assert (rest.status, rest.below) == ("kept", "loader")
+    top = played.plans["the-rest"]
+    assert top.kernels.checkpointing == "none"
+    assert top.data.packing == "best-fit"
+    assert found.winner == rest
+    assert found.against_baseline is not None
+    assert rest.cumulative == pytest.approx(4.0)
+    assert any(note.startswith("the rest: packing, ") for note in found.notes)
+
+
+def test_a_short_benchmark_keeps_what_a_long_one_settled(tmp_path, base, monkeypatch):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate = rising()
+    found, _, made = benchmarked(path, tmp_path / "long", lambda name, plan: measured(rate(name)))
+    remember(made, found)
+    [long] = read_rates(tmp_path / "home" / "measurements.json")
+    time_for(2, monkeypatch)
+    found, _, made = benchmarked(path, tmp_path / "short", lambda name, plan: measured(rate(name)))
+    remember(made, found)
+    [kept] = read_rates(tmp_path / "home" / "measurements.json")
+    assert kept.tokens_per_second > long.tokens_per_second
+    assert kept.settings == long.settings != {}
+    assert kept.gains == long.gains
+
+
+def test_a_benchmark_without_single_settings_is_not_remembered(tmp_path, base, monkeypatch):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate, heard = rising(), Heard()
+    time_for(1, monkeypatch)
+    played = Played(lambda name, plan: measured(rate(name)))
+    monkeypatch.setattr("expert.jobs.benchmark.benchmark.SettingProcess", played)
+    found = benchmark(request(path), folder=tmp_path / "out", watcher=heard)
+    assert found.winner is not None
+    assert found.winner.name == "the rest"
+    assert wording("no-setting-tried-by") in heard.forgotten
+    assert not (tmp_path / "home" / "measurements.json").exists()
+
+
+def test_the_last_setting_is_measured_by_itself_however_late_it_is(tmp_path, base, monkeypatch):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    monkeypatch.setattr(Clock, "is_up", lambda clock, to_come=0: to_come == 0)
+    rate = rising()
+    found, _, _ = benchmarked(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
+    by = {setting.name: setting for setting in found.rungs}
+    assert by["no checkpointing"].status == "kept"
+    assert "the rest" not in by
+
+
+def test_named_settings_are_measured_however_late_it_is(tmp_path, base, monkeypatch):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    time_for(0, monkeypatch)
+    found, played, _ = benchmarked(
+        path, tmp_path / "out", lambda name, plan: measured(100.0), only=("loader", "attention")
+    )
+    assert list(played.plans) == ["pre-tokenised", "loader", "packing", "attention"]
+    assert all(setting.measured for setting in found.rungs)
+
+
+def test_a_rest_that_fails_leaves_the_best_as_it_was(tmp_path, base, monkeypatch):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate = rising()
+    time_for(2, monkeypatch)
+
+    def answer(name: str, plan: Any) -> Measured | str:
+        return "out of memory" if name == "the-rest" else measured(rate(name))
+
+    found, _, _ = benchmarked(path, tmp_path / "out", answer)
+    by = {setting.name: setting for setting in found.rungs}
+    assert (by["the rest"].status, by["the rest"].because) == ("failed", wording("out-of-memory"))
+    assert found.winner is not None
+    assert found.winner.name == "pre-tokenised"
+
+
+@pytest.mark.parametrize(
+    ("more", "seconds", "thorough"),
+    [({}, 600, True), ({"minutes": 1.2}, 72, False), ({"minutes": 30.0}, 1800, True)],
+)
+def test_a_benchmark_takes_as_long_as_was_asked_for(tmp_path, base, more, seconds, thorough):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    made = Benchmark(replace(request(path), quick=False, **more), Watcher())
+    assert made.clock.total == pytest.approx(seconds)
+    assert (made.pace.window_seconds == THOROUGH.window_seconds) is thorough
+
+
+def test_a_first_setting_on_crowded_cores_is_measured_again_with_fewer_threads(
+    tmp_path, base, monkeypatch
+):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate, heard = rising(), Heard()
+
+    def answer(name: str, plan: Any) -> Measured | str:
+        return measured(rate(name), others=1.1, cores=2, threads=2)
+
+    found, played, _ = benchmarked(path, tmp_path / "out", answer, watcher=heard, only=("loader",))
+    assert [(name, threads) for name, _, threads in played.started] == [
+        ("pre-tokenised", None),
+        ("pre-tokenised", 1),
+        ("loader", 1),
+    ]
+    assert heard.warned == [
+        wording("other-processes-use")  # as was played
+    ]
+    assert found.doubts == heard.warned
+
+
+def test_the_best_on_a_busy_machine_is_not_remembered(tmp_path, base, monkeypatch):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate, heard = rising(), Heard()
+    played = Played(lambda name, plan: measured(rate(name), others=1.4, cores=2, threads=1))
+    monkeypatch.setattr("expert.jobs.benchmark.benchmark.SettingProcess", played)
+    found = benchmark(request(path), folder=tmp_path / "out", watcher=heard)
+    assert heard.forgotten == wording("other-processes-used-1")
+    assert found.doubts == [heard.forgotten]
+    assert not (tmp_path / "home" / "measurements.json").exists()
+
+
+def test_a_step_has_the_rows_of_the_manifest_packed_or_not(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {"batch_size": 2, "max_seq_length": 128})
+    made = Benchmark(request(path), Watcher())
+    ground = made.rows.ground
+    assert made.rows.examples == round(ground.sequences_per_update * ground.rows_per_sequence)
+    assert (made.rows.examples, made.rows.notes) == (2, ())
+    assert made._planned(made.standing.values)[1].batch.micro_batch == 2
+
+
+def test_a_step_that_packs_to_other_rows_is_noted(tmp_path, base, monkeypatch):
+    plain = Packing(1, 128, None)  # as though no better one had been found
+    monkeypatch.setattr("expert.data.pack.packing.tried_packing", lambda *_, **__: plain)
+    path = write_expert(tmp_path / "expert", base, {"batch_size": 2, "max_seq_length": 128})
+    made = Benchmark(request(path), Watcher())
+    assert made.rows.examples > 2
+    assert any(wording("rows-not-manifest") in note for note in made.rows.notes)
+
+
+def test_without_validation_rows_some_are_held_out_with_a_note(tmp_path, base):
+    dataset = {"validation_split": 0}
+    path = write_expert(tmp_path / "expert", base, {}, dataset=dataset)
+    made = Benchmark(request(path), Watcher())
+    assert "training.dataset.validation_split=0.1" in made.rows.overrides
+    assert made.rows.notes[0].startswith(wording("manifest-holds-no-rows"))
+
+
+def test_the_result_is_written_as_data_words_and_a_page(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {})
+    found, _, _ = benchmarked(path, tmp_path / "out", lambda name, plan: measured(100.0))
+    files = write_result(found, tmp_path / "result.json")
+    assert [file.name for file in files] == ["result.json", "result.md", "result.html"]
+    assert read_ladder(files[0]) == found
+    assert "| ✓ baseline | 100 |" in files[1].read_text(encoding="utf-8")
+    page = files[2].read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") or page.lower().startswith("<!doctype html>")
+    assert "no checkpointing" in page

@@ -1,0 +1,587 @@
+"""Looking into the data of a manifest, finding data sets, and gathering them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from expert.data.inspect import check_rows as job
+from expert.data.inspect.audit import SAME, SAME_PROMPT
+from expert.data.inspect.check_rows import DatasetReport
+from expert.data.records import DataError
+from expert.jobs.datasets.check import check_dataset
+from expert.jobs.datasets.find import (
+    FoundDataset,
+    count_rows,
+    datasets_cache,
+    find_datasets,
+    hub_cache,
+    read_users,
+)
+from expert.jobs.datasets.gather import consolidate
+from expert.jobs.datasets.hub_copies import Caches
+from expert.jobs.pretokenize import manifests_below
+from expert.run.open import prepare
+from tests.data.examples.test_tools import OPENAI, SILENT
+from tests.run.test_preparing import ROWS, an_expert, lines
+from tests.wording import wording
+
+
+def write(path: Path, content: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def by_name(report: DatasetReport) -> dict[str, Any]:
+    return {split.name: split for split in report.splits}
+
+
+def test_a_check_counts_what_preparing_counts_and_writes_nothing(tmp_path):
+    dataset = {"path": "train.jsonl", "test_path": "t.jsonl", "validation": {"min_length": 20}}
+    file = an_expert(tmp_path, dataset=dataset)
+    write(tmp_path / "t.jsonl", lines(ROWS[50:60]))
+    before = files_below(tmp_path)
+    report = check_dataset(file)
+    assert files_below(tmp_path) == before
+    splits, made = by_name(report), prepare(file)
+    assert (
+        list(splits) == [split.name for split in made.splits()] == ["train", "validation", "test"]
+    )
+    statistics = made.train.folders[0].statistics
+    train, validation = splits["train"], splits["validation"]
+    assert (train.rows, train.dropped) == (statistics.rows_in, statistics.dropped)
+    lengths = [train.lengths, validation.lengths]
+    assert sum(each["tokens"] for each in lengths) == statistics.tokens
+    assert sum(each["learnt_tokens"] for each in lengths) == statistics.trainable_tokens
+    assert train.lengths["examples"] == made.train.index.examples
+    assert report.template == "chatml"
+    assert report.problems == []
+
+
+def test_a_batch_boundary_changes_no_count(tmp_path, monkeypatch):
+    file = an_expert(tmp_path)
+    whole = check_dataset(file)
+    monkeypatch.setattr(job, "_BATCH_EXAMPLES", 7)
+    assert check_dataset(file) == whole
+    monkeypatch.setattr(job, "_BATCH_CHARACTERS", 1)
+    assert check_dataset(file) == whole
+
+
+def test_bad_rows_are_listed_and_are_a_problem_beyond_what_is_tolerated(tmp_path):
+    file = an_expert(tmp_path)
+    rows = lines(ROWS[:20]) + "{broken\n" + '{"instruction": "a", "output": ""}\n'
+    write(tmp_path / "train.jsonl", rows)
+    report = check_dataset(file)
+    train = by_name(report)["train"]
+    assert (train.rows, train.bad_rows, train.empty_answers) == (22, 2, 1)
+    assert train.first_bad_rows[0].startswith(f"{tmp_path / 'train.jsonl'}:21: ")
+    assert train.first_bad_rows[1] == wording(
+        "column-output-answer", train=tmp_path / "train.jsonl"
+    )
+    assert report.problems == [wording("train-bad-rows-tolerates")]
+    assert report.warnings() == [wording("train-row-without-answer")]
+    tolerant = check_dataset(file, overrides=("training.dataset.max_bad_rows=2",))
+    assert tolerant.problems == []
+
+
+def test_nothing_to_learn_is_a_problem(tmp_path):
+    dataset = {"path": "train.jsonl", "validation": {"min_length": 1000}}
+    report = check_dataset(an_expert(tmp_path, dataset=dataset))
+    assert report.problems == [wording("train-nothing-to-learn")]
+
+
+def test_rows_of_other_splits_that_training_sees_are_found(tmp_path):
+    dataset = {"path": "train.jsonl", "validation_path": "v.jsonl", "test_path": "t.jsonl"}
+    file = an_expert(tmp_path, dataset=dataset)
+    write(tmp_path / "v.jsonl", lines([{"instruction": "New.", "output": "x"}, ROWS[6]]))
+    write(tmp_path / "t.jsonl", lines([{**ROWS[2], "output": "another"}]))
+    splits = by_name(check_dataset(file))
+    assert splits["validation"].leaks[SAME].count == 1
+    assert splits["validation"].leaks[SAME].shown == (
+        (f"{tmp_path / 'v.jsonl'}:2", f"{tmp_path / 'train.jsonl'}:7"),
+    )
+    assert splits["test"].leaks[SAME].count == 0
+    assert splits["test"].leaks[SAME_PROMPT].count == 1
+    assert splits["train"].leaks == {}
+
+
+def test_rows_that_repeat_too_much_to_be_kept_apart_are_told(tmp_path):
+    file = an_expert(tmp_path)
+    write(tmp_path / "train.jsonl", lines(ROWS[:2] * 100))
+    report = check_dataset(file)
+    assert by_name(report)["validation"].lengths["examples"] == 20
+    words = wording("rows-repeat-much-rows")
+    assert report.doubts[0].startswith(words)
+    assert [doubt.text for doubt in prepare(file).doubts] == [report.doubts[0]]
+
+
+def test_a_duplicate_is_split_off_with_its_twin_and_preparing_draws_the_same_rows(tmp_path):
+    file = an_expert(tmp_path)
+    write(tmp_path / "train.jsonl", lines(ROWS + ROWS))
+    splits = by_name(check_dataset(file))
+    assert splits["validation"].split_off
+    train, held_out = splits["train"].duplicates.count, splits["validation"].duplicates.count
+    assert splits["validation"].leaks[SAME].count == 0
+    assert train + held_out == 120  # every row has one twin
+    made = prepare(file)
+    assert made.validation is not None
+    examples = splits["validation"].lengths["examples"]
+    documents = made.validation.index.piece_document.tolist()
+    assert len(set(documents)) == examples
+    assert {row % 120 for row in documents} == {row for row in documents if row < 120}
+
+
+def test_a_weight_above_one_is_no_duplicate_and_no_leak(tmp_path):
+    tasks = {"a": {"train": "train.jsonl", "weight": 2.0}}
+    splits = by_name(check_dataset(an_expert(tmp_path, dataset={"tasks": tasks})))
+    assert splits["train"].duplicates.count == 0
+    assert splits["validation"].leaks[SAME].count == 0
+    whole = {"tasks": tasks, "validation_split": 0}
+    assert list(by_name(check_dataset(an_expert(tmp_path, dataset=whole)))) == ["train"]
+
+
+def test_words_beside_a_call_that_the_models_template_leaves_out_are_warned_of(tmp_path):
+    file = an_expert(tmp_path, dataset={"path": "train.jsonl", "validation_split": 0})
+    settings = tmp_path / "models" / "small" / "tokenizer_config.json"
+    given = json.loads(settings.read_text(encoding="utf-8"))
+    settings.write_text(json.dumps({**given, "chat_template": SILENT}), encoding="utf-8")
+    row = json.loads(json.dumps(OPENAI))
+    row["messages"][2]["content"] = "Let me see."
+    row["messages"][1]["content"] += " Please."
+    write(tmp_path / "train.jsonl", lines([OPENAI, row]))
+    options = ("base_models[0].prompt_template=tokenizer", "max_seq_length=512")
+    (warning,) = check_dataset(file, overrides=options).warnings()
+    assert warning.startswith(wording("train-example-with"))
+    assert warning.endswith("train.jsonl:2")
+
+
+def test_remnants_of_a_template_and_overlong_rows_are_warned_of(tmp_path):
+    dataset = {"path": "train.jsonl", "validation_split": 0}
+    file = an_expert(tmp_path, dataset=dataset)
+    odd = [
+        {"instruction": "a", "output": "b ### Response: c"},
+        {"instruction": "d" * 500, **{"output": "e"}},
+    ]
+    write(tmp_path / "train.jsonl", lines(ROWS[:8] + odd))
+    report = check_dataset(file)
+    assert [line.partition(" is left out")[0] for line in report.warnings()] == [
+        f"train: template remnant ### Response: in 1 example: {tmp_path / 'train.jsonl'}:9",
+        "train: 1 example longer than max_seq_length: 383 tokens (45.6%) are lost",
+        "train: 1 of 10 rows (10%)",
+    ]
+    assert report.splits[0].lengths["over_long_share"] == 0.1
+    concat = check_dataset(file, overrides=("packing=concat",))
+    assert concat.splits[0].lengths["over_long"] is None
+
+
+def test_a_character_corpus_is_checked_too(tmp_path):
+    write(tmp_path / "corpus.txt", "To be, or not to be.\n" * 20)
+    data = {"name": "bard", "dataset": "corpus.txt", "model": {"block_size": 32, "n_layer": 1}}
+    report = check_dataset(write(tmp_path / "config.json", json.dumps(data)))
+    tokens = [split.lengths["tokens"] for split in report.splits]
+    assert (report.template, tokens) == ("characters", [378, 42])
+    assert report.problems == report.warnings() == []
+
+
+def test_the_caches_are_where_the_variables_say(tmp_path):
+    home = tmp_path / "home"
+    default = home / ".cache" / "huggingface"
+    assert hub_cache({}, home) == default / "hub"
+    assert hub_cache({"HF_HOME": "", "XDG_CACHE_HOME": ""}, home) == default / "hub"
+    assert datasets_cache({}, home) == default / "datasets"
+    assert datasets_cache({"XDG_CACHE_HOME": "/x"}, home) == Path("/x/huggingface/datasets")
+    assert hub_cache({"HF_HOME": "/h"}, home) == Path("/h/hub")
+    assert datasets_cache({"HF_HOME": "/h"}, home) == Path("/h/datasets")
+    assert hub_cache({"HF_HUB_CACHE": "/c", "HF_HOME": "/h"}, home) == Path("/c")
+    assert datasets_cache({"HF_DATASETS_CACHE": "/d", "HF_HOME": "/h"}, home) == Path("/d")
+
+
+def found_in(tmp_path: Path, *folders: Path, **options: Any) -> list[FoundDataset]:
+    return find_datasets(folders, environ={}, home=tmp_path / "home", **options)
+
+
+def test_the_hub_cache_is_listed_with_names_sizes_and_last_use(tmp_path):
+    cache = tmp_path / "home" / ".cache" / "huggingface" / "hub"
+    blob = write(cache / "datasets--org--set" / "blobs" / "abc", "x" * 100)
+    snapshot = cache / "datasets--org--set" / "snapshots" / "1" / "train.jsonl"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.symlink_to(blob)
+    os.utime(blob, (2000, 1000))
+    write(cache / "models--org--model" / "blobs" / "abc", "x")
+    [found] = found_in(tmp_path)
+    assert (found.kind, found.name, found.splits) == ("hub cache", "org/set", ("train",))
+    assert (found.rows, found.size, found.last_used) == (None, 100, 2000)
+
+
+def test_the_datasets_cache_is_listed_by_configuration_with_rows(tmp_path):
+    cache = tmp_path / "home" / ".cache" / "huggingface" / "datasets"
+    for config, rows in (("default", 7), ("german", 3)):
+        info = {"splits": {"train": {"num_examples": rows}, "test": {"num_examples": 2}}}
+        write(cache / "org___set" / config / "0.0.0" / "h" / "dataset_info.json", json.dumps(info))
+    write(cache / "downloads" / "extracted" / "file", "x")
+    found = found_in(tmp_path)
+    assert [(entry.name, entry.rows, entry.splits) for entry in found] == [
+        ("org/set", 9, ("train", "test")),
+        ("org/set (german)", 5, ("train", "test")),
+    ]
+    assert {entry.kind for entry in found} == {"datasets cache"}
+
+
+def test_data_files_are_listed_and_files_without_rows_are_not(tmp_path):
+    data = tmp_path / "data"
+    write(data / "train.jsonl", lines(ROWS[:3]))
+    write(data / "deep" / "er" / "eval.csv", "a,b\n1,2\n3,4")
+    write(data / "corpus.txt", "text")
+    for name in ("manifest.json", "tokenizer.json", "merges.txt", "notes.md", ".hidden.jsonl"):
+        write(data / name, "{}")
+    write(data / ".git" / "x.jsonl", "{}")
+    found = {Path(entry.path).name: entry for entry in found_in(tmp_path, data, data)}
+    assert {name: (entry.rows, entry.splits) for name, entry in found.items()} == {
+        "corpus.txt": (None, ()),
+        "train.jsonl": (3, ("train",)),
+        "eval.csv": (2, ("validation",)),
+    }
+    assert found["corpus.txt"].size == 4
+    assert len(found_in(tmp_path, data, data)) == 3
+
+
+def test_what_a_run_wrote_is_no_data(tmp_path):
+    run = tmp_path / "runs" / "json-20260101-120000"
+    run.mkdir(parents=True)
+    for name in ("events.jsonl", "plan.json", "environment.json"):
+        (run / name).write_text('{"text": "a"}\n')
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    found = find_datasets([tmp_path], environ={}, home=tmp_path / "nobody")
+    assert [entry.name for entry in found] == ["rows.jsonl"]
+
+
+def test_rows_are_lines_also_of_packed_files_and_unknown_of_broken_ones(tmp_path):
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(b"{}\n{}\n{}"))
+    assert count_rows(packed) == 3
+    packed.write_bytes(packed.read_bytes()[:-10])
+    assert count_rows(packed) is None
+    assert count_rows(write(tmp_path / "empty.csv", "")) == 0
+    assert count_rows(write(tmp_path / "a.json", "[]")) is None
+
+
+def test_a_saved_data_set_is_one_entry_with_splits_and_rows(tmp_path):
+    import pyarrow as pa
+
+    table = pa.table({"text": ["a", "b", "c"]})
+    for split in ("train", "test"):
+        folder = tmp_path / "data" / "saved" / split
+        write(folder / "state.json", json.dumps({"_data_files": [{"filename": "d.arrow"}]}))
+        write(folder / "dataset_info.json", "{}")
+        with (
+            pa.OSFile(str(folder / "d.arrow"), "wb") as sink,
+            pa.ipc.new_stream(sink, table.schema) as writer,
+        ):
+            writer.write_table(table)
+    write(tmp_path / "data" / "saved" / "dataset_dict.json", '{"splits": ["train", "test"]}')
+    [found] = found_in(tmp_path, tmp_path / "data")
+    assert (found.kind, found.name, found.splits) == ("saved", "saved", ("train", "test"))
+    assert found.rows == 6
+    (tmp_path / "data" / "saved" / "test" / "d.arrow").write_bytes(b"broken")
+    assert found_in(tmp_path, tmp_path / "data")[0].rows is None
+
+
+def test_prepared_caches_tell_documents_tokens_and_who_uses_them(tmp_path):
+    made = prepare(an_expert(tmp_path / "a"))
+    users, unread = read_users(tmp_path / "a")
+    found = found_in(tmp_path, tmp_path / "a", users=users)
+    assert unread == []
+    [prepared] = [entry for entry in found if entry.kind == "prepared"]
+    statistics = made.train.folders[0].statistics
+    assert (prepared.rows, prepared.tokens) == (120, statistics.tokens)
+    assert prepared.used_by == ("counter",)
+    [rows] = [entry for entry in found if entry.kind == "file"]
+    assert (rows.name, rows.used_by) == ("train.jsonl", ("counter",))
+
+
+def test_users_are_known_by_path_by_folder_and_by_hub_id(tmp_path):
+    hub = tmp_path / "home" / ".cache" / "huggingface" / "hub"
+    for name in ("org--set", "org--other"):
+        write(hub / f"datasets--{name}" / "blobs" / "abc", "x")
+    write(tmp_path / "data" / "inner" / "x.jsonl", "{}\n")
+    write(tmp_path / "data" / "y.jsonl", "{}\n")
+    an_expert(tmp_path / "experts" / "a", dataset={"path": "org/set::train[:10]"})
+    an_expert(tmp_path / "experts" / "b", dataset={"path": str(tmp_path / "data" / "inner")})
+    users, _ = read_users(tmp_path / "experts")
+    names = [f"{user.name} {user.folder.name}" for user in users]
+    assert names == ["counter a", "counter b"]
+    found = found_in(tmp_path, tmp_path / "data", users=users)
+    used = {entry.name: entry.used_by for entry in found}
+    assert used == {
+        "org/set": ("counter",),
+        "org/other": (),
+        "x.jsonl": ("counter",),
+        "y.jsonl": (),
+    }
+
+
+def test_a_manifest_that_does_not_read_is_passed_over_and_told(tmp_path):
+    an_expert(tmp_path / "a")
+    write(tmp_path / "b" / "manifest.json", '{"base_model": "x"}')
+    users, unread = read_users(tmp_path)
+    assert [user.name for user in users] == ["counter"]
+    assert unread == [f"{tmp_path / 'b' / 'manifest.json'}: not read: 1 problem"]
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(DataError) as told:
+        found_in(tmp_path, tmp_path / "absent")
+    assert str(told.value) == wording("there-is-no-such-folder", absent=tmp_path / "absent")
+
+
+def two_tasks(tmp_path: Path) -> Path:
+    tasks = {"one": {"train": "one/train.jsonl"}, "two": {"train": "two/train.jsonl"}}
+    file = an_expert(tmp_path / "a", dataset={"tasks": tasks})
+    write(tmp_path / "a" / "one" / "train.jsonl", lines(ROWS[:60]))
+    write(tmp_path / "a" / "two" / "train.jsonl", lines(ROWS[60:]))
+    return file
+
+
+def test_gathered_data_is_copied_and_the_told_options_use_it(tmp_path):
+    file = two_tasks(tmp_path)
+    users, _ = read_users(tmp_path / "a")
+    [gathered] = consolidate(users, tmp_path / "fast")
+    target = tmp_path / "fast" / "counter"
+    copied = target / "two" / "train.jsonl"
+    assert copied.read_text(encoding="utf-8") == lines(ROWS[60:])
+    assert [copy.done for copy in gathered.copies] == ["copied", "copied"]
+    assert gathered.set_options == (
+        f"--set training.dataset.tasks.one.train={target / 'one' / 'train.jsonl'} "
+        f"--set training.dataset.tasks.two.train={copied}"
+    )
+    (tmp_path / "a" / "one" / "train.jsonl").unlink()
+    (tmp_path / "a" / "two" / "train.jsonl").unlink()
+    overrides = tuple(gathered.set_options.split(" ")[1::2])
+    assert check_dataset(file, overrides=overrides).splits[0].rows == 120
+
+
+def test_gathering_again_copies_nothing_and_a_different_file_stays(tmp_path):
+    two_tasks(tmp_path)
+    users, _ = read_users(tmp_path / "a")
+    consolidate(users, tmp_path / "fast")
+    [again] = consolidate(users, tmp_path / "fast")
+    assert [copy.done for copy in again.copies] == ["there already", "there already"]
+    target = tmp_path / "fast" / "counter" / "two" / "train.jsonl"
+    write(target, "mine\n")
+    (tmp_path / "fast" / "counter" / "one" / "train.jsonl").unlink()
+    with pytest.raises(DataError) as told:
+        consolidate(users, tmp_path / "fast")
+    assert str(told.value) == wording(
+        "nothing-copied-no-file",
+        fast=tmp_path / "fast",
+        target=target,
+        train=tmp_path / "a" / "two" / "train.jsonl",
+    )
+    assert list(files_below(tmp_path / "fast")) == [str(target)]
+    assert target.read_text(encoding="utf-8") == "mine\n"
+
+
+def test_two_experts_of_one_name_with_different_files_are_refused(tmp_path):
+    an_expert(tmp_path / "a")
+    an_expert(tmp_path / "b")
+    other = write(tmp_path / "b" / "train.jsonl", lines(ROWS[:3]))
+    users, _ = read_users(tmp_path)
+    target = tmp_path / "fast" / "counter" / "train.jsonl"
+    with pytest.raises(DataError) as told:
+        consolidate(users, tmp_path / "fast")
+    assert wording("two-manifests-name-different", target=target, other=other) in str(told.value)
+    assert not (tmp_path / "fast").exists()
+
+
+def test_folders_are_gathered_whole_and_what_stays_is_told_with_its_reason(tmp_path):
+    rows = f"{tmp_path / 'rows'}::train"
+    dataset = {"path": rows, "validation_path": "org/set", "test_path": "gone.jsonl"}
+    an_expert(tmp_path / "a", dataset=dataset)
+    write(tmp_path / "rows" / "train" / "x.jsonl", lines(ROWS))
+    users, _ = read_users(tmp_path / "a")
+    [gathered] = consolidate(users, tmp_path / "my fast disk")
+    folder = tmp_path / "my fast disk" / "counter" / "rows"
+    assert (folder / "train" / "x.jsonl").is_file()
+    assert gathered.set_options == f"--set 'training.dataset.path={folder}::train'"
+    assert gathered.left == (wording("hub-id-hubs-cache"), wording("is-not-there"))
+
+
+def caches_in(tmp_path: Path) -> Caches:
+    return Caches(tmp_path / "hf" / "hub", tmp_path / "hf" / "datasets")
+
+
+def arrow_of(path: Path, rows: list[dict[str, Any]]) -> None:
+    """A file as the package datasets caches it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pylist(rows)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def fill_datasets_cache(caches: Caches) -> None:
+    made = caches.datasets / "org___my-set" / "default" / "0.0.0" / "abc"
+    arrow_of(made / "my-set-train-00000-of-00002.arrow", ROWS[:40])
+    arrow_of(made / "my-set-train-00001-of-00002.arrow", ROWS[40:100])
+    arrow_of(made / "my-set-test.arrow", ROWS[100:])
+    arrow_of(made / "cache-1234.arrow", ROWS[:1])
+    info = {"dataset_name": "my-set", "splits": {"train": {}, "test": {}}}
+    write(made / "dataset_info.json", json.dumps(info))
+
+
+def fill_hub_cache(caches: Caches) -> None:
+    top = caches.hub / "datasets--org--my-set"
+    state = top / "snapshots" / "c0ffee"
+    write(top / "refs" / "main", "c0ffee")
+    write(state / "README.md", "# Rows")
+    for number, (name, rows) in enumerate((("train", ROWS[:100]), ("test", ROWS[100:]))):
+        blob = write(top / "blobs" / str(number), lines(rows))
+        (state / "data").mkdir(exist_ok=True)
+        (state / "data" / f"{name}.jsonl").symlink_to(blob)
+
+
+@pytest.mark.parametrize("fill", [fill_datasets_cache, fill_hub_cache])
+def test_rows_of_the_hub_are_gathered_from_its_caches_and_read_without_them(tmp_path, fill):
+    caches = caches_in(tmp_path)
+    fill(caches)
+    dataset = {"path": "org/my-set", "test_path": "org/my-set::test"}
+    file = an_expert(tmp_path / "a", dataset=dataset)
+    users, _ = read_users(tmp_path / "a")
+    [gathered] = consolidate(users, tmp_path / "fast", caches)
+    assert gathered.left == ()
+    target = tmp_path / "fast" / "counter" / "org--my-set"
+    assert gathered.set_options == (
+        f"--set training.dataset.path={target}::train "
+        f"--set training.dataset.test_path={target}::test"
+    )
+    shutil.rmtree(tmp_path / "hf")
+    overrides = tuple(gathered.set_options.split(" ")[1::2])
+    made = prepare(file, overrides=overrides)
+    assert made.train.folders[0].statistics.rows_in == 100
+    assert made.test is not None
+    assert made.test.rows == 20
+    assert not [path for path in target.rglob("*") if path.is_symlink()]
+
+
+def test_what_datasets_has_cached_is_opened_by_that_package_too(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    caches = caches_in(tmp_path)
+    fill_datasets_cache(caches)
+    an_expert(tmp_path / "a", dataset={"path": "org/My_Set"})
+    consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast", caches)
+    loaded = datasets.load_from_disk(str(tmp_path / "fast" / "counter" / "org--My_Set"))
+    assert {name: len(rows) for name, rows in loaded.items()} == {"train": 100, "test": 20}
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("org/other", wording("not-in-cache-here")),
+        ("org/my-set::validation", wording("has-no-split-validation")),
+        ("org/my-set::train[:10]", wording("names-slice-split")),
+        ("org/my-set::train::a/b", wording("no-folder-may-called")),
+    ],
+)
+def test_rows_of_the_hub_that_cannot_be_gathered_are_told_with_the_reason(tmp_path, path, why):
+    caches = caches_in(tmp_path)
+    fill_datasets_cache(caches)
+    an_expert(tmp_path / "a", dataset={"path": path})
+    [gathered] = consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast", caches)
+    assert gathered.copies == ()
+    assert why in gathered.left[0]
+
+
+def test_a_token_folder_that_a_manifest_names_is_gathered(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    an_expert(tmp_path / "a", pretokenized_cache="mine")
+    datasets.Dataset.from_list([{"input_ids": [1, 2]}]).save_to_disk(str(tmp_path / "a" / "mine"))
+    [gathered] = consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast")
+    copied = tmp_path / "fast" / "counter" / "mine"
+    assert f"--set training.config.pretokenized_cache={copied}" in gathered.set_options
+    assert (copied / "state.json").is_file()
+
+
+def test_manifests_are_found_at_any_depth_and_what_runs_and_tools_keep_is_not(tmp_path):
+    wanted = [*("manifest.json", "a/manifest.yaml", "a/b/c/d/manifest.json", "z/e/config.yaml")]
+    for name in wanted:
+        write(tmp_path / name, "{}")
+    for name in (
+        *(".git/x/manifest.json", "a/.venv/manifest.json", "node_modules/p/manifest.json"),
+        *("a/datasets_optimized/manifest.json", "hub/models--org--m/manifest.json"),
+        *("env/pyvenv.cfg", "env/share/manifest.json"),
+        *("a/runs/x/plan.json", "a/runs/x/events.jsonl", "a/runs/x/manifest.json"),
+    ):
+        write(tmp_path / name, "{}")
+    (tmp_path / "a" / "b" / "loop").symlink_to(tmp_path)
+    found = [str(path.relative_to(tmp_path)) for path in manifests_below(tmp_path)]
+    assert found == wanted
+
+
+def test_a_linked_expert_is_found_once(tmp_path):
+    write(tmp_path / "elsewhere" / "manifest.json", "{}")
+    (tmp_path / "experts").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "experts" / name).symlink_to(tmp_path / "elsewhere")
+    assert manifests_below(tmp_path / "experts") == [tmp_path / "experts" / "one" / "manifest.json"]
+
+
+def test_a_manifest_of_another_tool_is_passed_over_and_told(tmp_path):
+    an_expert(tmp_path / "a" / "b" / "c")
+    other = write(tmp_path / "web" / "public" / "manifest.json", '{"short_name": "app"}')
+    users, unread = read_users(tmp_path)
+    assert [user.name for user in users] == ["counter"]
+    assert unread == [wording("not-read-names-neither", other=other)]
+
+
+def test_a_named_corpus_is_not_copied(tmp_path):
+    data = {"name": "bard", "dataset": "python-stdlib", "model": {"block_size": 32, "n_layer": 1}}
+    write(tmp_path / "a" / "manifest.json", json.dumps(data))
+    [gathered] = consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast")
+    assert gathered.left == (wording("python-stdlib-corpus-with-name"),)
+    assert (gathered.copies, gathered.set_options) == ((), "")
+
+
+@pytest.mark.parametrize("kept", [0.5, 1.0], ids=["shorter", "as long"])
+def test_a_copy_that_differs_is_refused_and_removed(tmp_path, monkeypatch, kept):
+    two_tasks(tmp_path)
+    users, _ = read_users(tmp_path / "a")
+    source = tmp_path / "a" / "one" / "train.jsonl"
+    damaged = "x" * int(source.stat().st_size * kept)
+    monkeypatch.setattr("shutil.copy2", lambda source, target: write(target, damaged))
+    target = tmp_path / "fast" / "counter" / "one" / "train.jsonl"
+    with pytest.raises(DataError) as told:
+        consolidate(users, tmp_path / "fast")
+    assert str(told.value) == wording("copy-differs-from-file", target=target, source=source)
+    assert files_below(tmp_path / "fast") == {}
+
+
+def test_bad_rows_of_one_kind_stand_together(tmp_path):
+    file = an_expert(tmp_path)
+    empty = {"instruction": "a", "output": ""}
+    write(tmp_path / "train.jsonl", lines([*ROWS, *[empty] * 30, {"instruction": "b"}]))
+    split = check_dataset(file).splits[0]
+    told = split.bad_row_lines()
+    assert len(told) == 7
+    assert told[0].endswith(wording("train-jsonl-121-column"))
+    assert told[5].startswith(wording("and-25-more-of"))
+    assert "is missing" in told[6]
+
+
+def test_columns_that_are_used_and_those_that_are_not_are_told(tmp_path):
+    file = an_expert(tmp_path)
+    write(tmp_path / "train.jsonl", lines([{**row, "id": 1} for row in ROWS]))
+    assert check_dataset(file).notes == [
+        "train.jsonl: instruction: instruction, input: input, response: output; "
+        "not used: id (in 120 rows)"
+    ]

@@ -1,0 +1,251 @@
+"""Rows as the model sees them: the same tokens and labels as in the batches of the run."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
+from expert.data.inspect.pick_rows import NoSuchRow, RowsToShow
+from expert.data.inspect.shown_rows import ShownRow
+from expert.jobs.datasets.check import check_dataset, first_row_of
+from expert.manifest.reader import read_manifest
+from expert.run.open import open_run, prepare
+from tests.data.examples.test_tools import OPENAI
+from tests.run.test_preparing import ROWS, an_expert, lines
+from tests.wording import wording
+
+EVERY = RowsToShow(count=1000, most_tokens=None)
+CHAT = [
+    {
+        "messages": [
+            {"role": "system", "content": "Be short."},
+            {"role": "user", "content": f"What is {n}?"},
+            {"role": "assistant", "content": f"It is {n}.", "weight": n % 2},
+            {"role": "user", "content": "And twice that?"},
+            {"role": "assistant", "content": "x" * (n % 40) + f" {2 * n} é"},
+        ]
+    }
+    for n in range(60)
+]
+
+
+def shown(file: Path, asked: RowsToShow = EVERY) -> list[ShownRow]:
+    return check_dataset(file, show=asked).rows
+
+
+def of_shown(rows: list[ShownRow]) -> Counter[tuple[str, tuple[str, ...]]]:
+    """Each sequence's text, and the stretches of it that are trained on."""
+    found: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for row in rows:
+        for piece in range(row.pieces):
+            text, inside = "", False
+            trained: list[str] = []
+            for one in row.segments:
+                if one.seen and one.piece == piece:
+                    text += one.text
+                    if one.trained and inside:
+                        trained[-1] += one.text
+                    elif one.trained:
+                        trained.append(one.text)
+                    inside = one.trained
+            found[text, tuple(trained)] += bool(text)
+    return +found
+
+
+def of_batches(file: Path) -> Counter[tuple[str, tuple[str, ...]]]:
+    """The same, out of the batches that a run would train on."""
+    made = prepare(file)
+    found: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for split in made.splits():
+        index, store = split.index, split.open()
+        out = BatchArrays.allocate(BatchShape.for_index(index, 1))
+        for one in range(index.bins):
+            fill_batch(out, index, [one], store, pad_id=0)
+            place = 0
+            for _, start, stop in index.pieces(one):
+                place += index.soft_tokens
+                ids = out.tokens[place : place + stop - start].tolist()
+                label = out.labels[place : place + stop - start].tolist()
+                stretches: list[list[int]] = []
+                for at in range(1, len(ids)):
+                    if label[at - 1] == IGNORED:
+                        continue
+                    if label[at - 2] == IGNORED or at == 1:
+                        stretches.append([])
+                    stretches[-1].append(label[at - 1])
+                decode = made.encoder.decode
+                found[decode(ids), tuple(map(decode, stretches))] += 1
+                place += stop - start
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "config"),
+    [
+        (ROWS, {}),
+        (ROWS, {"train_on_prompt": True}),
+        (ROWS, {"max_seq_length": 32}),
+        (ROWS, {"max_seq_length": 24, "overlong": "split"}),
+        (ROWS, {"max_seq_length": 40, "overlong": "drop"}),
+        (CHAT, {}),
+        (CHAT, {"packing": False, "max_seq_length": 80}),
+        ([{"text": f"{n} " * (n + 1)} for n in range(50)], {"max_seq_length": 64}),
+        ([OPENAI] * 20, {"max_seq_length": 1024}),
+    ],
+)
+def test_what_is_shown_is_what_the_batches_of_the_run_hold(tmp_path, rows, config):
+    file = an_expert(tmp_path, **config)
+    (tmp_path / "train.jsonl").write_text(lines(rows), encoding="utf-8")
+    assert of_shown(shown(file)) == of_batches(file)
+
+
+def test_soft_prompts_come_before_a_row_and_take_its_room(tmp_path):
+    file = an_expert(tmp_path, max_seq_length=40)
+    made = json.loads(file.read_text())
+    made["soft_prompts"] = [{"name": "tone", "tokens": 8}]
+    file.write_text(json.dumps(made))
+    rows = shown(file)
+    assert of_shown(rows) == of_batches(file)
+    assert wording("tokens-soft-prompts-come") in rows[0].notes
+
+
+def test_a_text_of_the_character_model_is_shown_in_its_blocks(tmp_path):
+    text = "To be, or not to be: that is the question.\n" * 80
+    (tmp_path / "text.txt").write_text(text)
+    file = tmp_path / "manifest.json"
+    dataset = {"path": "text.txt", "validation_split": 0}
+    training = {"dataset": dataset}
+    file.write_text(json.dumps({"name": "c", "base_model": "char-gpt", "training": training}))
+    (row,) = shown(file)
+    assert "".join(one.text for one in row.segments) == text
+    assert row.pieces == 12  # of 3,440 characters; the rest is seen in later epochs
+    # The first character of a block has nothing before it.
+    assert row.trained_tokens == row.pieces * 255
+    assert row.lost_tokens == len(text) - 12 * 256
+    assert of_shown([row]) == of_batches(file)
+
+
+def test_the_longest_row_the_first_and_one_more_are_shown(tmp_path):
+    file = an_expert(tmp_path)
+    rows = shown(file, RowsToShow())
+    assert [row.because for row in rows] == ["the first", "drawn", "the longest"]
+    every = shown(file)
+    assert rows[-1].tokens == max(row.tokens or 0 for row in every)
+    assert len(every) == len(ROWS)
+    assert shown(file, RowsToShow(count=0)) == []
+    assert [row.because for row in shown(file, RowsToShow(count=1))] == ["the longest"]
+    drawn = [row.place for row in every if row.split == "validation"]
+    assert len(drawn) == 12
+
+
+def test_a_cut_row_has_its_lost_tokens_counted_and_marked(tmp_path):
+    file = an_expert(tmp_path, max_seq_length=38)
+    (row,) = shown(file, RowsToShow(count=0, lines=("6",)))
+    lost = [one for one in row.segments if not one.seen]
+    assert row.tokens == 38 + row.lost_tokens
+    assert sum(one.tokens or 0 for one in lost) == row.lost_tokens > 0
+    assert row.lost_answer_tokens == row.lost_tokens
+    assert row.lost_because == "cut at max_seq_length 38"
+    assert "".join(one.text for one in lost).endswith("<|im_end|>\n")
+
+
+def test_a_row_of_which_nothing_is_trained_on_says_why(tmp_path):
+    file = an_expert(tmp_path, max_seq_length=32)
+    long = {"instruction": "long " * 60, "output": "end"}
+    (tmp_path / "train.jsonl").write_text(lines([*ROWS, long]), encoding="utf-8")
+    (row,) = shown(file, RowsToShow(count=0, lines=("121",)))
+    assert row.left_out == wording("nothing-trained-on-comes")
+    assert row.trained_tokens == 0
+
+
+def test_rows_are_found_as_messages_name_them(tmp_path):
+    dataset = {"path": "rows.json", "test_path": "test.jsonl", "max_bad_rows": 9}
+    file = an_expert(tmp_path, dataset=dataset)
+    (tmp_path / "rows.json").write_text(json.dumps([*ROWS[:9], {"instruction": 1}]))
+    (tmp_path / "test.jsonl").write_text(lines(ROWS[:3]))
+    asked = ("3", "rows.json: row 10", "test.jsonl:2")
+    third, bad, test = shown(file, RowsToShow(count=0, lines=asked))
+    assert third.place.endswith("rows.json: row 3")
+    assert "Count to 3." in "".join(one.text for one in third.segments)
+    assert bad.left_out.startswith(wording("a-bad-row"))
+    assert (test.split, test.place) == ("test", f"{tmp_path / 'test.jsonl'}:2")
+    with pytest.raises(NoSuchRow, match=wording("no-such")):
+        shown(file, RowsToShow(lines=("77", "test.jsonl:9")))
+    with pytest.raises(NoSuchRow, match=wording("seven-not-row")):
+        shown(file, RowsToShow(lines=("seven",)))
+
+
+def test_a_long_row_is_shortened_in_the_middle_and_what_is_missing_is_counted(tmp_path):
+    file = an_expert(tmp_path, max_seq_length=4096)
+    answer = "begin " + "é" * 900 + " end"
+    rows = [*ROWS, {"instruction": "Write.", "output": answer}]
+    (tmp_path / "train.jsonl").write_text(lines(rows), encoding="utf-8")
+    (row,) = shown(file, RowsToShow(count=1))
+    (cut,) = [one for one in row.segments if one.not_shown]
+    assert cut.trained
+    assert cut.text.startswith("begin é")
+    assert cut.after.endswith("é end")
+    assert "\ufffd" not in cut.text + cut.after
+    assert (cut.tokens or 0) - cut.not_shown <= 400
+    (whole,) = shown(file, RowsToShow(count=1, most_tokens=None))
+    assert [one.text for one in whole.segments if answer in one.text]
+
+
+def test_without_the_tokenizer_the_text_is_shown_and_the_lack_of_it_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    file = an_expert(tmp_path, model="somebody/some-model")
+    report = check_dataset(file, show=RowsToShow())
+    assert wording("not-on-machine") in report.problems[0]
+    first = report.rows[0]
+    told = wording("tokenizer-not-on")
+    assert (first.notes, first.tokens) == ((told,), None)
+    assert [(one.trained, one.tokens) for one in first.segments] == [(False, None), (True, None)]
+    assert first.segments[1].text == "SELECT 1 FROM city;<|im_end|>\n"
+
+
+def test_a_plan_shows_its_first_row_as_the_check_does(tmp_path):
+    file = an_expert(tmp_path)
+    read = read_manifest(file)
+    row, _ = first_row_of(open_run(read, data="unread"), most_tokens=None)
+    assert row is not None
+    assert row.segments == shown(file, RowsToShow(count=2))[0].segments
+
+
+def test_a_plan_fetches_nothing_to_show_a_row(tmp_path, monkeypatch):
+    def fetch(*_: Any) -> Any:
+        raise AssertionError("fetched")
+
+    monkeypatch.setattr("expert.data.read.corpora._fetch", fetch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    training = {"dataset": {"path": "shakespeare"}}
+    file = tmp_path / "manifest.json"
+    file.write_text(json.dumps({"name": "c", "base_model": "char-gpt", "training": training}))
+    read = read_manifest(file)
+    row, why = first_row_of(open_run(read, data="unread"), most_tokens=None)
+    assert (row, why) == (None, wording("rows-shakespeare-not-fetched"))
+
+
+def test_a_row_that_fits_the_screen_is_not_shortened_however_many_stretches_it_has(tmp_path):
+    file = an_expert(tmp_path, max_seq_length=1024)
+    (tmp_path / "train.jsonl").write_text(lines(CHAT), encoding="utf-8")
+    (row,) = shown(file, RowsToShow(count=1))
+    assert (row.tokens or 0) < 400
+    assert not [one for one in row.segments if one.not_shown]
+
+
+def test_of_a_text_in_many_sequences_the_first_two_and_the_last_are_shown(tmp_path):
+    file = an_expert(tmp_path, max_seq_length=64)
+    rows = [{"text": "one two three " * 400}, {"text": "four"}]
+    (tmp_path / "train.jsonl").write_text(lines(rows), encoding="utf-8")
+    (row,) = shown(file, RowsToShow(count=1))
+    assert row.pieces > 10
+    seen = [one.piece for one in row.segments if not one.is_gap]
+    assert sorted(set(seen)) == [0, 1, row.pieces - 1]
+    [gap] = [one for one in row.segments if one.is_gap]
+    assert sum(one.tokens or 0 for one in row.segments) == row.tokens
+    assert gap.not_shown == gap.tokens == 64 * (row.pieces - 3)

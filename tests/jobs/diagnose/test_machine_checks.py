@@ -1,0 +1,145 @@
+"""The machine before a run, through a stand-in for NVML: every fault and the healthy case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from expert.jobs.diagnose.kernel_trials import Trials, Tried
+from expert.jobs.diagnose.machine import built_for, check_gpus, check_kernels, check_torch
+from expert.jobs.gpu_memory import gpu_memory
+from expert.planning.machine.machine import Fact, describe_machine
+from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml
+from tests.wording import wording
+
+FACTS: dict[str, Any] = {
+    "version": "2.11.0",
+    "cuda": "12.8",
+    "available": True,
+    "architectures": ["sm_80", "sm_90"],
+    "capability": [9, 0],
+}
+
+
+def found_on(nvml: FakeNvml) -> dict[str, Any]:
+    machine = describe_machine(nvml=nvml, environ={})
+    return {each.name: each for each in check_gpus(machine, gpu_memory(nvml).cards)}
+
+
+def quiet() -> FakeNvml:
+    """A card that nobody uses."""
+    nvml = FakeNvml()
+    nvml.answers["nvmlDeviceGetMemoryInfo"] = lambda handle: SimpleNamespace(
+        total=80 * GIB, free=79.6 * GIB
+    )
+    nvml.answers["nvmlDeviceGetUtilizationRates"] = lambda handle: SimpleNamespace(gpu=0)
+    return nvml
+
+
+def test_a_free_card_is_good_and_nothing_else_is_said():
+    found = found_on(quiet())
+    assert [(name, each.severity) for name, each in found.items()] == [("gpu", "good")]
+    assert "79.6 of 80.0 GiB free" in found["gpu"].evidence
+
+
+def test_a_machine_without_a_card_is_told_with_the_reason():
+    found = found_on(FakeNvml(broken={"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}))
+    assert found["no-gpu"].severity == "warning"
+    assert wording("driver-is-not-installed") in found["no-gpu"].evidence
+
+
+def test_another_process_on_the_card_is_named():
+    nvml = quiet()
+    nvml.compute = [SimpleNamespace(pid=NO_SUCH_PID, usedGpuMemory=5 * GIB)]
+    shared = found_on(nvml)["other-process"]
+    assert shared.severity == "warning"
+    assert f"pid {NO_SUCH_PID}, 5.0 GiB" in shared.evidence
+    assert shared.numbers["held_bytes"] == 5 * GIB
+
+
+@pytest.mark.parametrize(("free", "busy"), [(40, 0), (79.6, 90)])
+def test_somebody_in_another_container_is_seen_by_memory_or_use(free, busy):
+    nvml = quiet()
+    nvml.answers["nvmlDeviceGetMemoryInfo"] = lambda handle: SimpleNamespace(
+        total=80 * GIB, free=free * GIB
+    )
+    nvml.answers["nvmlDeviceGetUtilizationRates"] = lambda handle: SimpleNamespace(gpu=busy)
+    assert wording("cannot-be-seen") in found_on(nvml)["other-process"].title
+
+
+def test_of_several_cards_one_is_used():
+    assert found_on(FakeNvml(cards=2))["several-gpus"].severity == "note"
+
+
+# --- torch and the driver ------------------------------------------------------------------------
+
+
+def torch_on(facts: dict[str, Any], **more: Any) -> list[tuple[str, str]]:
+    machine = describe_machine(nvml=quiet(), environ={})
+    trials = Trials(device="cuda", tried=(), torch={**FACTS, **facts})
+    return [(each.name, each.severity) for each in check_torch(machine, trials, needed=True)]
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "severity"),
+    [
+        ({}, "torch", "good"),
+        ({"cuda": None, "version": "2.11.0+cpu", "available": False}, "torch-unfit", "error"),
+        ({"cuda": "13.0"}, "torch-unfit", "error"),  # the driver runs up to 12.8
+        ({"cuda": "12.9"}, "driver-older", "note"),
+        ({"available": False}, "torch-unfit", "error"),
+        ({"architectures": ["sm_70", "sm_80"]}, "torch-unfit", "error"),
+        ({"architectures": ["sm_80", "compute_80"]}, "torch", "good"),
+    ],
+)
+def test_torch_is_held_to_the_driver_and_the_card(facts, name, severity):
+    assert torch_on(facts) == [(name, severity)]
+
+
+def test_a_machine_without_torch_says_so():
+    machine = describe_machine(nvml=quiet(), environ={})
+    bare = replace(machine, versions={**machine.versions, "torch": Fact(None, "not installed")})
+    for needed, severity in ((True, "error"), (False, "warning")):
+        [found] = check_torch(bare, Trials(device="cuda", tried=()), needed=needed)
+        assert (found.name, found.severity) == ("no-torch", severity)
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "fits"),
+    [
+        ((8, 9), ["sm_86"], True),
+        ((8, 6), ["sm_89"], False),
+        ((12, 0), ["sm_90", "compute_90"], True),
+        ((12, 0), ["sm_90"], False),
+        ((9, 0), ["sm_90a"], True),
+        ((7, 5), ["compute_80"], False),
+    ],
+)
+def test_machine_code_is_for_its_major_version_and_ptx_for_all_later_ones(
+    capability, architectures, fits
+):
+    assert built_for(capability, architectures) is fits
+
+
+# --- kernels -------------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_failed_is_a_finding_with_its_reason():
+    crashed = Tried(name="FlexAttention", state="crashed", because="ended by SIGSEGV")
+    works = Tried(name="bf16 matmul", state="works", off_by=0.001, tolerance=0.01)
+    found = check_kernels(Trials(device="cuda", tried=(crashed, works)), None)
+    assert [(each.name, each.severity) for each in found] == [
+        ("kernel-flexattention", "warning"),
+        ("kernels", "good"),
+    ]
+    assert found[0].evidence == "crashed: ended by SIGSEGV"
+    assert "attention: flash" in found[0].fix
+
+
+def test_without_trials_the_reason_is_told():
+    [found] = check_kernels(Trials(device="cuda", tried=(), note="torch is not installed"), None)
+    assert (found.severity, found.evidence) == ("note", wording("torch-is-not-installed"))

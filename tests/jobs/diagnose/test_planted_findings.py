@@ -1,0 +1,251 @@
+"""Problems planted in real runs on the CPU, found by a diagnosis that sees the run folder alone.
+
+Waiting is planted with sleeps that are many times as long as the tiny model's steps (10 to 100 ms
+on two idle cores; up to 0.7 s were seen on busy ones).
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from expert.core.errors import ExpertError
+from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_run
+from tests.jobs.runs import base_model, inject, run, write_expert
+from tests.jobs.trained_runs import finished, finished_characters
+from tests.wording import wording
+
+Plant = Callable[[pytest.MonkeyPatch], Any]
+ALARMS = ("error", "warning")
+PADDED: dict[str, Any] = {"packing": False, "group_by_length": False, "dataloader_num_workers": 0}
+
+
+def slowed(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, seconds: float) -> None:
+    """Let a function take so much longer."""
+    real = getattr(place, name)
+
+    def slow(*args: Any, **more: Any) -> Any:
+        time.sleep(seconds)
+        return real(*args, **more)
+
+    monkeypatch.setattr(place, name, slow)
+
+
+def slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that takes most of a second for what a batch reads."""
+    from expert.data.feed import feed
+
+    slowed(monkeypatch, feed, "fill_batch", 0.6)
+
+
+def slow_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that take long to make, in the loop itself."""
+    from expert.data.feed.loader import PreparedBins
+
+    slowed(monkeypatch, PreparedBins, "__getitems__", 0.2)
+
+
+def slow_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations that take more than a second, and checkpoints that take most of one."""
+    from expert.training import checkpoint, evaluation
+
+    slowed(monkeypatch, evaluation, "evaluate", 1.4)
+    slowed(monkeypatch, checkpoint, "save_checkpoint", 0.8)
+
+
+def a_graph_every_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler is left out, its count is not: two new graphs whenever somebody asks."""
+    from expert.model import blocks
+
+    asked = 0
+
+    def recompiles(self: Any) -> int:
+        nonlocal asked
+        asked += 2
+        return asked
+
+    monkeypatch.setattr(blocks, "compile_blocks", lambda *a, **k: None)
+    monkeypatch.setattr(blocks.CompileWatch, "recompiles", recompiles)
+
+
+def a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from expert.model import blocks
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(blocks, "compile_blocks", fail)
+
+
+def a_loss_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(monkeypatch, lambda loss, batch, now: loss * math.nan if now.update == 5 else loss)
+
+
+def a_loss_that_spikes(monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(
+        monkeypatch, lambda loss, batch, now: loss + 5e3 if now.update in range(40, 45) else loss
+    )
+
+
+def memory_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(loss: Any, batch: Any, now: Any) -> Any:
+        if batch.tokens.shape[0] > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return loss
+
+    inject(monkeypatch, fault)
+
+
+def nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest is the fault."""
+
+
+@dataclass
+class Case:
+    says: dict[str, str]
+    """The findings, and words of their evidence or fix."""
+    config: dict[str, Any] = field(default_factory=dict)
+    plant: Plant = nothing
+    severity: str = "warning"
+    verdict: str = "compute-bound"
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+LONG = [{"instruction": "say " + "one two red cat " * 3000, "response": w} for w in "abcdefgh"] * 3
+MIXED = [
+    {"instruction": f"say {n}", "response": "cat and dog " * (12 if n % 4 == 0 else 0) + "end"}
+    for n in range(48)
+]
+CASES = [
+    Case(
+        {"tokenised-late": "tokenize: ahead"},
+        {**PADDED, "tokenize": "late", "max_steps": 6, "train_on_prompt": True},
+        more={"rows": LONG},
+        verdict="data-bound",
+    ),
+    Case(
+        {"slow-disk": "kB/s were read"},
+        {"max_steps": 5},
+        plant=slow_reads,
+        verdict="data-bound",
+    ),
+    Case(
+        {"too-few-workers": "0 workers", "padding-waste": "packing: true"},
+        {**PADDED, "micro_batch_size": 8, "max_steps": 8},
+        plant=slow_rows,
+        verdict="data-bound",
+        more={"rows": MIXED},
+    ),
+    Case({"batch-1": "you set batch_size: 1"}, {"batch_size": 1, "max_steps": 8}),
+    Case(
+        {
+            "small-micro-batch": "you set micro_batch_size: 1",
+            "eager-attention": wording("you-set-attention-eager"),
+            "needless-recomputing": "you set gradient_checkpointing: full",
+            "always-clipped": "above max_grad_norm 0.01",
+        },
+        {
+            "micro_batch_size": 1,
+            "batch_size": 8,
+            "attention": "eager",
+            "gradient_checkpointing": True,
+            "max_grad_norm": 0.01,
+            "max_steps": 10,
+        },
+    ),
+    Case(
+        {"recompiling": "shapes vary"},
+        {"torch_compile": True, "epochs": 6},
+        plant=a_graph_every_update,
+    ),
+    Case({"compile-failed": "C compiler"}, {"torch_compile": True}, plant=a_compiler_that_fails),
+    Case(
+        {"evaluation-often": "you set eval_steps: 1", "saving-often": "you set save_steps: 1"},
+        {"eval_steps": 1, "save_steps": 1, "max_steps": 4},
+        plant=slow_pauses,
+        verdict="evaluation-bound",
+    ),
+    Case(
+        {"not-finite": "step 6"},
+        {"on_not_finite": "skip", "max_steps": 8},
+        plant=a_loss_that_is_not_finite,
+    ),
+    Case(
+        {"not-finite": "learning_rate"},
+        {"on_not_finite": "stop"},
+        plant=a_loss_that_is_not_finite,
+        severity="error",
+    ),
+    Case(
+        {"out-of-memory": wording("out-of-memory")},
+        {"max_steps": 6},
+        plant=memory_for_one,
+        verdict="memory-bound",
+    ),
+    Case({"whole-logits": "you set fused_loss: false"}, {"fused_loss": False}, severity="note"),
+]
+SPIKES = Case(
+    {"loss-spikes": wording("times-back-to-checkpoint")},
+    {"epochs": 10, "batch_size": 8, "save_steps": 20},
+    plant=a_loss_that_spikes,
+)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return base_model(tmp_path_factory.mktemp("models"))
+
+
+def diagnosed(folder: Path, elsewhere: Path) -> Diagnosis:
+    """The diagnosis of a copy; whatever else belonged to the run is out of reach."""
+    place = elsewhere / "moved" / folder.name
+    shutil.copytree(folder, place)
+    return diagnose_run(place)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*CASES, pytest.param(SPIKES, marks=pytest.mark.slow)],  # sixty steps, and twenty once more
+    ids=lambda case: f"{'+'.join(case.says)}-{case.severity}",
+)
+def test_what_is_planted_is_found_and_nothing_else(case, tmp_path, models, monkeypatch):
+    manifest = write_expert(tmp_path / "made", models, {"epochs": 2, **case.config}, **case.more)
+    case.plant(monkeypatch)
+    try:
+        folder = run(manifest).folder
+    except ExpertError:
+        [folder] = (tmp_path / "made" / "runs").iterdir()
+    found = diagnosed(folder, tmp_path)
+    shutil.rmtree(tmp_path / "made")
+    by_name = {finding.name: finding for finding in found.findings}
+    for name, words in case.says.items():
+        assert by_name[name].severity == case.severity
+        assert words in f"{by_name[name].evidence} {by_name[name].fix}"
+        assert by_name[name].fix
+    alarms = {each.name for each in found.findings if each.severity in ALARMS}
+    assert alarms <= case.says.keys() | ({"saving-often"} if case is SPIKES else set())
+    assert found.verdict.kind == case.verdict
+
+
+@pytest.mark.parametrize("kind", ["lora", "full", "dora", "soft", "int8", "characters"])
+def test_a_healthy_run_draws_no_alarm(kind, tmp_path):
+    folder = finished_characters() if kind == "characters" else finished(kind)
+    found = diagnosed(folder, tmp_path)
+    assert [each.name for each in found.findings if each.severity in ALARMS] == []
+    assert found.step_verdict.kind == "compute-bound"
+
+
+def test_a_healthy_run_with_rows_alone_draws_no_alarm(tmp_path, models):
+    same = [{"instruction": f"say {n:02}", "response": "cat and dog"} for n in range(48)]
+    config = {**PADDED, "epochs": 2, "micro_batch_size": 8, "group_by_length": True}
+    folder = run(write_expert(tmp_path / "made", models, config, rows=same)).folder
+    found = diagnosed(folder, tmp_path)
+    assert [each.name for each in found.findings if each.severity in ALARMS] == []

@@ -1,0 +1,390 @@
+"""A new expert: from a template, or from a file whose columns are understood."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.jobs.new.new_expert import CannotMake, new_expert
+from expert.jobs.new.starters import STARTERS
+from expert.manifest.reader import read_manifest
+from expert.run.open import plan
+from tests.wording import wording
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("template", sorted(STARTERS))
+def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(template, tmp_path):
+    from expert.jobs.datasets.check import check_dataset
+
+    made = new_expert("mine", template=template, into=tmp_path)
+    read = read_manifest(made.manifest, strict=True)
+    assert not [notice for notice in read.notices if notice.kind == "warning"]
+    assert read.manifest.name == "mine"
+    assert plan(read).fits
+    for model in ("smollm2-135m", "Qwen/Qwen3-0.6B"):
+        other = new_expert(f"on-{Path(model).name}", template=template, into=tmp_path, model=model)
+        assert plan(read_manifest(other.manifest, strict=True), gpu="rtx-4090").fits
+    assert check_dataset(made.manifest).problems == []
+    assert "expert train" in (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_language_of_rows_that_somebody_brings_is_not_guessed(tmp_path):
+    rows = [{"instruction": f"Wie heißt {n}?", "response": f"Zahl {n}."} for n in range(4)]
+    made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
+    assert "language:en" not in read_manifest(made.manifest).manifest.capabilities
+    own = new_expert("own", template="text", into=tmp_path)  # whose rows are English
+    assert read_manifest(own.manifest).manifest.capabilities == ["language:en"]
+
+
+def test_what_commands_leave_in_a_new_expert_is_not_for_git(tmp_path):
+    made = new_expert("mine", template="json", into=tmp_path)
+    ignored = (made.folder / ".gitignore").read_text(encoding="utf-8").split()
+    assert ignored == ["runs/", "datasets_optimized/", "profile/"]
+
+
+def test_a_new_expert_trains_as_it_is(tmp_path):
+    from expert.jobs.train import train
+
+    made = new_expert("mine", template="json", into=tmp_path)
+    done = train(made.manifest, overrides=("training.config.max_steps=2",))
+    assert (done.exit_code, done.steps) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("answers", "domain"),
+    [
+        (['{"a": 1}', "[1, 2]"], "json"),
+        (["SELECT a FROM t", "with x as (select 1) select * from x"], "sql"),
+        (["MATCH (n) RETURN n", "match (a)-[:B]->(c) return c"], "cypher"),
+        (["interface A {}", "const a = 1;"], "typescript"),
+        (["SELECT a FROM t", "MATCH (n) RETURN n"], "text"),
+        (["1", "2"], "text"),  # numbers are JSON too, but say nothing
+    ],
+)
+def test_the_answers_tell_the_domain(answers, domain, tmp_path):
+    rows = [{"question": "q", "answer": answer} for answer in answers]
+    made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
+    assert made.template == domain
+    assert made.columns == {"instruction": "question", "response": "answer"}
+
+
+def test_rows_are_copied_for_a_template_too_and_the_original_stays(tmp_path):
+    file = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "b"}])
+    made = new_expert("mine", data=file, template="neo4j", into=tmp_path)
+    assert made.template == "cypher"
+    assert "language:cypher" in read_manifest(made.manifest).manifest.capabilities
+    assert made.data == tmp_path / "mine" / "datasets" / "rows.jsonl"
+    assert made.data.read_bytes() == file.read_bytes()
+    read = read_manifest(made.manifest)
+    assert read.manifest.training.dataset.path == "datasets/rows.jsonl"
+    assert plan(read).fits
+
+
+def test_a_csv_and_conversations_are_understood(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("question,answer\nwho?,anna\n", encoding="utf-8")
+    assert new_expert("one", data=table, into=tmp_path).template == "text"
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": '{"b": 1}'}]
+    file = write_rows(tmp_path / "talk.jsonl", [{"messages": talk}])
+    made = new_expert("two", data=file, into=tmp_path)
+    assert (made.template, made.columns) == ("json", {"messages": "messages"})
+
+
+def test_columns_nobody_knows_can_be_named(tmp_path):
+    file = write_rows(tmp_path / "rows.jsonl", [{"q": "a", "a": "b"}])
+    with pytest.raises(CannotMake, match=r"columns found: q, a  \(--map instruction=COLUMN"):
+        new_expert("mine", data=file, into=tmp_path)
+    assert not (tmp_path / "mine").exists()
+    mapping = ("instruction=q", "response=a")
+    made = new_expert("mine", data=file, into=tmp_path, mapping=mapping)
+    assert made.columns == {"instruction": "q", "response": "a"}
+    found = read_manifest(made.manifest).manifest.training.dataset.field_mapping
+    assert found is not None
+    assert (found.instruction, found.response) == ("q", "a")
+
+
+def test_nothing_is_replaced(tmp_path):
+    (tmp_path / "mine").mkdir()
+    new_expert("mine", into=tmp_path)  # an empty folder is none
+    before = (tmp_path / "mine" / "manifest.json").read_bytes()
+    with pytest.raises(CannotMake, match=wording("mine-already-choose-another")):
+        new_expert("mine", template="sql", into=tmp_path)
+    assert (tmp_path / "mine" / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"name": "../up"}, wording("no-name-for-expert")),
+        ({"name": "a", "template": "perl"}, wording("perl-not-known-known")),
+        ({"name": "a", "data": Path("none.jsonl")}, wording("from-none-jsonl-there")),
+        ({"name": "a", "mapping": ("instruction=q",)}, wording("name-a-file-with")),
+        ({"name": "a", "mapping": ("question",)}, r"--map question: is not PART=COLUMN"),
+    ],
+)
+def test_what_cannot_be_made_is_told_and_leaves_nothing_behind(arguments, words, tmp_path):
+    with pytest.raises(CannotMake, match=words):
+        new_expert(**arguments, into=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("notes.pdf", b"%PDF", wording("name-tells-no-format")),
+        ("rows.csv", b"a,a\n1,2\n", wording("names-twice-rename-one")),
+        ("rows.csv", b"question,answer\nwas,gr\xfcn\n", wording("rows-csv-2-invalid")),
+        ("rows.jsonl", b"", wording("no-row-can-read")),
+        ("rows.jsonl", b"not json\n", wording("no-row-can")),
+        ("rows.jsonl", b'{"prompt": "a", "completion": ""}\n', wording("no-row-can-trained")),
+    ],
+)
+def test_a_file_without_usable_rows_is_refused_with_its_own_fix(name, content, words, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CannotMake, match=words) as caught:
+        new_expert("mine", data=tmp_path / name, into=tmp_path)
+    assert "--map" not in str(caught.value)
+    assert not (tmp_path / "mine").exists()
+
+
+def test_columns_that_the_rows_have_not_are_told_with_those_they_have(tmp_path):
+    rows = write_rows(tmp_path / "r.jsonl", [{"customer said": "hi", "we answered": "ho"}])
+    with pytest.raises(CannotMake) as caught:
+        new_expert(
+            "mine", data=rows, into=tmp_path, mapping=["instruction=custmer said", "response=x"]
+        )
+    assert str(caught.value).splitlines() == [
+        wording("said-has-no-such", rows=rows),
+        wording("has-no-such-column", rows=rows),
+        "  columns found: customer said, we answered",
+    ]
+
+
+def test_a_folder_of_rows_is_taken_without_the_experts_that_lie_in_it(tmp_path, monkeypatch):
+    write_rows(tmp_path / "rows.jsonl", [{"question": "a", "answer": "b"}])
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    made = new_expert("mine", data=Path())
+    copied = [path.name for path in made.data.rglob("*") if path.is_file()]
+    assert (made.data.name, copied) == (tmp_path.name, ["rows.jsonl"])
+    (tmp_path / "more.csv").write_text("question,answer\na,b\n")
+    with pytest.raises(CannotMake) as caught:
+        new_expert("other", data=Path())
+    assert str(caught.value) == wording("files-several-formats")
+
+
+def test_a_new_folder_inside_the_saved_data_set_it_is_made_from_is_refused(tmp_path):
+    from datasets import Dataset
+
+    saved = tmp_path / "saved"
+    Dataset.from_list([{"question": "a", "answer": "b"}]).save_to_disk(str(saved))
+    with pytest.raises(CannotMake, match=wording("would-lie-inside-says")):
+        new_expert("mine", data=saved, into=saved)
+    assert new_expert("mine", data=saved, into=tmp_path).columns["response"] == "answer"
+
+
+def test_few_rows_get_more_epochs_than_many(tmp_path):
+    for count, epochs in ((360, 5), (1000, 3)):
+        rows = [{"instruction": f"say {n}", "output": f"{n}"} for n in range(count)]
+        file = write_rows(tmp_path / f"{count}.jsonl", rows)
+        made = new_expert(f"of-{count}", data=file, into=tmp_path)
+        manifest = json.loads(made.manifest.read_text(encoding="utf-8"))
+        assert manifest["training"]["config"]["epochs"] == epochs
+
+
+def test_columns_and_files_that_are_not_read_are_told(tmp_path):
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    row = {"question": "a", "answer": "b", "id": 7, "source": "web"}
+    (rows / "train.jsonl").write_text(json.dumps(row) + "\n")
+    (rows / "notes.md").write_text("about them")
+    (rows / "table.xlsx").write_bytes(b"PK")
+    made = new_expert("one", data=rows, into=tmp_path)
+    assert made.columns == {"instruction": "question", "response": "answer"}
+    assert (made.unused, made.unread) == ({"id": 1, "source": 1}, ("notes.md", "table.xlsx"))
+
+
+def test_preference_rows_are_refused_with_the_option_that_trains_on_the_preferred_half(tmp_path):
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    file = write_rows(tmp_path / "rows.jsonl", [row])
+    with pytest.raises(CannotMake, match=r"DPO.*expert new --preferred\)$"):
+        new_expert("one", data=file, into=tmp_path)
+    made = new_expert("one", data=file, into=tmp_path, preferred=True)
+    assert made.columns == {"instruction": "prompt", "response": "chosen"}
+    assert made.unused == {"rejected": 1}
+    written = json.loads(made.manifest.read_text())["training"]["dataset"]
+    assert written["preference_rows"] == "preferred"
+
+
+def test_a_column_that_only_later_rows_fill_is_read(tmp_path):
+    rows = [{"instruction": "a", "output": "b"}]
+    rows += [{"instruction": "a", "output": "b", "input": "c", "system": "d"}] * 99
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    made = new_expert("one", data=file, into=tmp_path)
+    assert made.columns == {
+        "system": "system",
+        "instruction": "instruction",
+        "input": "input",
+        "response": "output",
+    }
+    again = new_expert("two", data=file, into=tmp_path, mapping=["input=input"])
+    assert again.columns == made.columns
+
+
+def test_a_column_that_promises_a_part_of_what_is_said_and_is_not_read_is_warned_about(tmp_path):
+    row = {"question": "a", "context": "b", "schema": "c", "answer": "d"}
+    file = write_rows(tmp_path / "rows.jsonl", [{"question": "a", "answer": "d"}, row])
+    made = new_expert("one", data=file, into=tmp_path)
+    assert made.columns["input"] == "context"
+    assert made.warning.startswith(wording("not-trained-on-schema"))
+
+
+def test_rows_that_call_tools_are_written_in_a_way_that_every_model_has(tmp_path):
+    call = {"function": {"name": "light", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Light, please."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    tools = [{"type": "function", "function": {"name": "light", "parameters": {}}}]
+    file = write_rows(tmp_path / "rows.jsonl", [{"messages": messages, "tools": tools}])
+    made = new_expert("home", data=file, into=tmp_path)
+    written = json.loads(made.manifest.read_text(encoding="utf-8"))
+    assert {each["prompt_template"] for each in written["base_models"]} == {"chatml"}
+    assert "Calls tools" in (made.folder / "README.md").read_text(encoding="utf-8")
+
+
+def settings_of(manifest: Path) -> tuple[Any, Any, Any]:
+    made = json.loads(manifest.read_text(encoding="utf-8"))
+    adapter = made["base_models"][0]["adapters"][0]
+    return adapter["r"], adapter["alpha"], made["training"]["config"]["learning_rate"]
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("tiny", (32, 512, 5e-4)),
+        ("smollm2-135m", (16, 32, 5e-4)),
+        ("Qwen/Qwen3-0.6B", (16, 32, 5e-4)),
+        ("meta-llama/Llama-3.1-8B", (16, 32, 2e-4)),
+        ("somebody/of-unknown-size", (16, 32, 2e-4)),
+    ],
+)
+def test_settings_made_for_tiny_are_written_for_tiny_alone(model, settings, tmp_path):
+    made = new_expert("mine", into=tmp_path, model=model)
+    assert settings_of(made.manifest) == settings
+    [base] = read_manifest(made.manifest).manifest.base_models
+    assert base.name == made.model == model
+    warned = [each for each in plan(made.manifest, gpu="rtx-4090").remarks if "tiny" in each.text]
+    assert warned == []
+    readme = (made.folder / "README.md").read_text(encoding="utf-8")
+    assert (wording("settings-for-tiny") in readme) == (model == "tiny")
+
+
+def test_a_manifest_of_tiny_on_another_base_is_warned_of_wherever_it_is_looked_at(tmp_path):
+    from expert.jobs.manifest import check_manifests
+
+    made = new_expert("mine", into=tmp_path)
+    other = ("base_models[0].name=Qwen/Qwen3-0.6B", "training.config.learning_rate=2e-3")
+    remarks = plan(made.manifest, overrides=other, gpu="rtx-4090").remarks
+    warned = {each.path: each.text for each in remarks if each.kind == "warning"}
+    assert warned["adapter.alpha"] == wording("alpha-with-rank-multiplies")
+    assert warned["optim.learning_rate"] == wording("learning-rate-for-built-in")
+    [checked] = check_manifests([made.manifest], overrides=other)
+    assert [each.path for each in checked.doubts if "tiny" in each.text] == [
+        "base_models[0].adapters[0].alpha",
+        "training.config.learning_rate",
+    ]
+    [alone] = check_manifests([made.manifest])
+    assert alone.doubts == ()
+    fixed = (*other, "alpha=64", "learning_rate=5e-4")
+    told = [each.text for each in plan(made.manifest, overrides=fixed, gpu="rtx-4090").remarks]
+    assert not [text for text in told if "tiny" in text]
+
+
+def test_a_base_model_that_nobody_knows_or_that_needs_no_manifest_is_refused(tmp_path):
+    with pytest.raises(CannotMake, match=wording("not-on-you")):
+        new_expert("mine", into=tmp_path, model="qwen3-0.7b")
+    with pytest.raises(CannotMake, match=wording("char-gpt-needs-no-manifest")):
+        new_expert("mine", into=tmp_path, model="char-gpt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_folder_beside_the_caller_is_found_from_the_new_folder(tmp_path, monkeypatch):
+    from tests.data.tokenizers import model_folder
+
+    model_folder(tmp_path / "here" / "small")
+    (tmp_path / "here" / "small" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / "here")
+    made = new_expert("mine", into=tmp_path / "there", model="small")
+    assert made.model == str(tmp_path / "here" / "small")
+
+
+def long_rows(count: int, words: int) -> list[dict[str, Any]]:
+    return [{"instruction": f"Say {n}.", "output": "word " * words + str(n)} for n in range(count)]
+
+
+@pytest.mark.parametrize(("words", "length"), [(20, 512), (600, 1024), (900, 1024)])
+def test_the_length_is_the_smallest_usual_one_that_cuts_nearly_nothing(words, length, tmp_path):
+    file = write_rows(tmp_path / "rows.jsonl", long_rows(60, words))
+    made = new_expert("mine", data=file, into=tmp_path)
+    assert made.length is not None
+    assert made.length.length == length
+    assert read_manifest(made.manifest).manifest.training.config.max_seq_length == length
+    assert not made.length.estimated
+    assert made.length.cuts[0].rows == 0
+
+
+def test_what_shorter_lengths_would_cut_is_told_and_holds_in_a_check(tmp_path):
+    from expert.jobs.datasets.check import check_dataset
+
+    rows = [*long_rows(40, 20), *long_rows(60, 700)]
+    made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
+    assert made.length is not None
+    chosen, shorter = made.length.cuts
+    assert (chosen.length, shorter.length) == (1024, 512)
+    assert shorter.rows == pytest.approx(0.6)
+    report = check_dataset(made.manifest, overrides=("max_seq_length=512", "validation_split=0"))
+    found = report.splits[0].lengths
+    assert found["over_long_share"] == pytest.approx(shorter.rows)
+    lost = found["tokens_lost"] / found["learnt_tokens"]
+    assert shorter.answer_tokens == pytest.approx(lost)
+    assert shorter.answers == 0
+
+
+def test_a_context_that_is_too_short_is_named_as_what_cuts(tmp_path):
+    rows = [{"instruction": "word " * 1500, "output": "a"} for _ in range(20)]
+    made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
+    assert made.length is not None
+    assert made.length.length == 1024
+    assert made.length.bound == wording("the-model-sees-tokens")
+    assert (made.length.cuts[0].rows, made.length.cuts[0].answers) == (1.0, 1.0)
+    assert made.length.cuts[0].words() == wording("cuts-rows-answers-rows")
+    wider = new_expert("wide", data=tmp_path / "rows.jsonl", into=tmp_path, model="Qwen/Qwen3-0.6B")
+    assert wider.length is not None
+    assert wider.length.length == 4096
+    assert wider.length.estimated  # its tokenizer is on the hub
+
+
+def test_rows_of_a_json_file_are_measured_too_and_text_is_split(tmp_path):
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(long_rows(30, 600)), encoding="utf-8")
+    made = new_expert("mine", data=file, into=tmp_path)
+    assert made.length is not None
+    assert (made.length.length, made.length.rows) == (1024, 30)
+    book = tmp_path / "book.txt"
+    book.write_text("Call me Ishmael. " * 2000, encoding="utf-8")
+    text = new_expert("text", data=book, into=tmp_path).length
+    assert text is not None
+    assert (text.length, text.cuts) == (1024, ())
+    assert wording("plain-text-is-split") in text.because
+    assert new_expert("begin", into=tmp_path).length is None

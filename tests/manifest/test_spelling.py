@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.core.errors import ManifestError, Problem
+from expert.manifest.check.problems import unknown_keys
+from expert.manifest.check.spelling import edit_distance, neighbour_of, slip_of
+from expert.manifest.migrate.aliases import (
+    CONFIG_ALIASES,
+    DATASET_ALIASES,
+    LOOSE_DATASET_KEYS,
+    SPECIAL_NAMES,
+)
+from expert.manifest.notices import Notice
+from expert.manifest.reader import read_manifest
+from expert.manifest.schema.config import TrainingConfig
+from expert.manifest.schema.dataset import DatasetSpec, Decoding
+from expert.manifest.schema.manifest import BaseModelSpec, Manifest, Training
+from expert.manifest.text.document import parse_document
+from tests.wording import wording
+
+DOCUMENTS = Path(__file__).parents[2]
+KNOWN = sorted(
+    {
+        *TrainingConfig.model_fields,
+        *DatasetSpec.model_fields,
+        *Decoding.model_fields,
+        *BaseModelSpec.model_fields,
+        *Training.model_fields,
+        *Manifest.model_fields,
+        *CONFIG_ALIASES,
+        *DATASET_ALIASES,
+        *LOOSE_DATASET_KEYS,
+        *SPECIAL_NAMES,
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "edits"),
+    [
+        ("path", "pth", 1),
+        ("epochs", "epoks", 2),
+        ("rank", "rnak", 1),
+        ("a", "", 1),
+        ("ab", "ab", 0),
+    ],
+)
+def test_letters_put_in_taken_out_replaced_and_swapped_are_counted(one, other, edits):
+    assert edit_distance(one, other) == edits
+    assert edit_distance(other, one) == edits
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        *(("lerning_rate", "learning_rate"), ("learningRate", "learning_rate"), ("pth", "path")),
+        *(("epoks", "epochs"), ("epochss", "epochs"), ("rnak", "rank")),
+        ("batchsize", "batch_size"),
+        *(("max_bad_row", "max_bad_rows"), ("field_maping", "field_mapping"), ("sed", "seed")),
+        *(("validation_splitt", "validation_split"), ("decodimg", "decoding")),
+    ],
+)
+def test_a_slip_of_the_pen_is_known_for_what_was_meant(wrong, right):
+    assert slip_of(wrong, KNOWN) == right
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("date", "test", "task", "datasets", "service", "ranking", "complete", "models", "owner"),
+        *("source", "splits", "trained_on", "metrics", "notes", "gpu", "status", "category"),
+        *("paths", "files", "text_fields", "epoch", "tokenizer"),  # other forms
+        *("generator", "validator"),  # other endings
+        *("test_size", "train_size", "local_rank", "min_vram", "lora"),  # other words between lines
+        *("path2", "validation_2", "load_in_2bit", "tracking"),
+    ],
+)
+def test_a_word_of_its_own_is_not_a_slip(word):
+    assert slip_of(word, [name for name in KNOWN if name != "type"]) is None
+
+
+@pytest.mark.parametrize("word", ["speed", "sed", "lr_schedule", "warmup_step", "epoks"])
+def test_a_key_of_elsewhere_is_meant_only_where_nothing_else_can_be(word):
+    assert slip_of(word, TrainingConfig.model_fields, elsewhere=True) is None
+    assert slip_of("lerning_rate", TrainingConfig.model_fields, elsewhere=True) == "learning_rate"
+
+
+def test_a_file_s_neighbour_is_found_by_letters_alone():
+    assert neighbour_of("rows_v2.json1", ["rows_v2.jsonl", "other.csv"]) == "rows_v2.jsonl"
+    assert neighbour_of("zzz.csv", ["rows_v2.jsonl", "a"]) is None
+
+
+def _read(section: tuple[str, ...], key: str) -> tuple[list[Problem], list[Notice]]:
+    """What is said of a key that was written into a section."""
+    data: dict[str, Any] = {"base_models": [{"name": "X"}], "training": {"dataset": {"path": "a"}}}
+    place = data
+    for name in section:
+        place = place.setdefault(name, {})
+    place.setdefault(key, None)
+    root = parse_document(json.dumps(data), "json", source="m.json").root
+    return unknown_keys(root, strict=False)
+
+
+def _told(section: tuple[str, ...], key: str) -> list[str]:
+    """Fixes of the problems with a key that was written into a section."""
+    return [problem.fix for problem in _read(section, key)[0]]
+
+
+TOP: tuple[str, ...] = ()
+TRAINING, DATASET, CONFIG = ("training",), ("training", "dataset"), ("training", "config")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "meant"),
+    [
+        (TOP, "lerning_rate", "'learning_rate' under training.config"),
+        (TOP, "trainning", "'training'"),
+        (TRAINING, "lerning_rate", "'learning_rate' under training.config"),
+        (TRAINING, "decodin", "'decoding'"),
+        (TRAINING, "epoch", "'epochs' under training.config"),
+        (DATASET, "max_bad_row", "'max_bad_rows'"),
+        (DATASET, "field_maping", "'field_mapping'"),
+        (DATASET, "validation_splitt", "'validation_split'"),
+        (DATASET, "pth", "'path'"),
+        (CONFIG, "epoks", "'epochs'"),
+        (CONFIG, "epoch", "'epochs'"),
+    ],
+)
+def test_a_misspelt_key_is_refused_with_what_was_meant(section, key, meant):
+    assert _told(section, key) == [wording("did-you-mean-3", meant=meant)]
+
+
+@pytest.mark.parametrize("section", [TOP, TRAINING, DATASET])
+def test_a_key_with_a_meaning_of_its_own_is_never_refused(section):
+    words = (
+        *("tokenizer", "min_vram", "lora", "packaging", "tracking", "compiler", "tracker"),
+        *("paths", "files", "local_rank", "test_size", "train_size"),
+        *("speed", "generator", "validator", "lr_schedule", "train_paths", "validation_2"),
+    )
+    assert [word for word in words if _told(section, word)] == []
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        (TOP, "epoch"),
+        (TOP, "sed"),
+        (TOP, "warmup_step"),
+        (TOP, "val_splitt"),
+        (TRAINING, "rnak"),
+        (DATASET, "paths"),
+    ],
+)
+def test_a_doubtful_key_is_kept_and_asked_about(section, key):
+    problems, [notice] = _read(section, key)
+    assert (problems, notice.kind) == ([], "warning")
+    assert wording("did-you-mean-2") in notice.text
+
+
+@pytest.mark.parametrize(
+    "section", [(), ("training",), ("training", "dataset"), ("training", "decoding")]
+)
+def test_no_known_name_is_refused_for_being_near_another(section):
+    assert [key for key in KNOWN if _told(section, key)] == []
+
+
+def _keys(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        return {*value, *(key for inner in value.values() for key in _keys(inner))}
+    return {key for inner in value for key in _keys(inner)} if isinstance(value, list) else set()
+
+
+def _manifests() -> list[Path]:
+    found = [DOCUMENTS / "examples", DOCUMENTS / "experts"]
+    return sorted(path for folder in found for path in folder.rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("path", _manifests(), ids=lambda path: path.parent.name)
+def test_no_key_of_a_shipped_manifest_is_taken_for_a_slip(path):
+    data = json.loads(path.read_text(encoding="utf-8"))
+    assert read_manifest(path).manifest.name
+    refused = {key for key in _keys(data) - set(KNOWN) if _told((), key)}
+    assert refused == set()
+
+
+def test_no_key_that_the_documents_show_is_taken_for_a_slip():
+    shown: set[str] = set()
+    for path in [*(DOCUMENTS / "docs").glob("*.md"), DOCUMENTS / "README.md"]:
+        shown |= set(
+            re.findall(r"""["`]([a-z][a-z0-9_]+)["`]:""", path.read_text(encoding="utf-8"))
+        )
+    assert len(shown) > 10
+    assert {key for key in shown if _told((), key) or _told(("training", "dataset"), key)} == set()
+
+
+def test_a_misspelt_top_level_setting_is_refused_without_strict(tmp_path):
+    path = tmp_path / "manifest.yaml"
+    path.write_text("base_model: X\ndataset: {path: a.jsonl, splt: x}\nlerning_rate: 3\n")
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(path)
+    assert str(caught.value).splitlines()[1:] == [
+        wording("line-unknown-key-did"),
+        wording("line-dataset-note-kept"),
+    ]
+
+
+def test_where_a_misspelt_setting_belongs_is_reported_so_that_it_can_be_written(tmp_path):
+    """A path is refused as a key: what is told must be no path, but to --set, which takes it."""
+    path = tmp_path / "manifest.yaml"
+    path.write_text("base_model: X\ndataset: a.jsonl\nepcohs: 7\n")
+    with pytest.raises(ManifestError, match=wording("did-you-mean-epochs")):
+        read_manifest(path)
+    path.write_text("base_model: X\ndataset: a.jsonl\ntraining: {config: {epochs: 7}}\n")
+    assert read_manifest(path).manifest.training.config.epochs == 7
+    with pytest.raises(ManifestError, match=wording("did-you-mean-training")):
+        read_manifest(path, overrides=("epcohs=7",))
+    told = read_manifest(path, overrides=("training.config.epochs=8",))
+    assert told.manifest.training.config.epochs == 8
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("temperature", "'temperature' belongs under training.decoding"),
+        ("max_bad_rows", "'max_bad_rows' belongs under training.dataset"),
+        ("rope_scaling", wording("belongs-in-entry")),
+    ],
+)
+def test_where_a_misplaced_key_belongs_is_reported_so_that_it_can_be_written(tmp_path, key, told):
+    path = tmp_path / "manifest.yaml"
+    path.write_text(f"base_model: X\ndataset: a.jsonl\n{key}: 7\n")
+    assert [note.text for note in read_manifest(path).notices if note.kind == "warning"] == [
+        wording("kept-as-metadata", told=told)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"), [("training.config.epochs", "epochs"), ("training.dataset.path", "training")]
+)
+def test_a_path_of_a_setting_is_neither_a_key_nor_metadata(tmp_path, key, meant):
+    """As somebody writes it who was told where a key belongs."""
+    path = tmp_path / "manifest.yaml"
+    path.write_text(f"base_model: X\ndataset: a.jsonl\n{key}: 7\n")
+    with pytest.raises(ManifestError, match=wording("unknown-key-did-you", key=key, meant=meant)):
+        read_manifest(path)
+
+
+def test_a_file_of_rows_that_is_named_for_a_manifest_is_distinguished_from_one(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("question,answer\n1,2\n")
+    with pytest.raises(ManifestError, match=wording("expert-new-name-makes")):
+        read_manifest(path)
+
+
+@pytest.mark.parametrize("more", ["", "lr: 0.1\ntraining: {config: {seed: 1}}\n"])
+@pytest.mark.parametrize(
+    ("key", "meant"), [("epoch", "epochs"), ("sed", "seed"), ("warmup_step", "warmup_steps")]
+)
+def test_a_key_near_a_setting_is_refused_where_settings_stand_at_the_top(
+    tmp_path, more, key, meant
+):
+    path = tmp_path / "manifest.yaml"
+    path.write_text(f"base_model: X\ndataset: a.jsonl\n{key}: 1\n{more}")
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(path)
+    assert [str(problem) for problem in caught.value.problems] == [
+        wording("line-unknown-key", key=key, meant=meant)
+    ]
+
+
+def test_a_key_near_a_setting_is_asked_about_where_settings_stand_elsewhere(tmp_path):
+    path = tmp_path / "manifest.yaml"
+    path.write_text("base_model: X\ntraining: {dataset: a.jsonl}\nepoch: 1\n")
+    assert [notice.path for notice in read_manifest(path).notices if notice.kind == "warning"] == [
+        "epoch"
+    ]
+
+
+def test_a_misspelt_path_is_named_instead_of_missing_data(tmp_path):
+    path = tmp_path / "manifest.yaml"
+    path.write_text("base_model: X\ndataset: {pth: a.jsonl}\n")
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(path)
+    assert [str(problem) for problem in caught.value.problems] == [
+        wording("line-unknown-key-did-you")
+    ]

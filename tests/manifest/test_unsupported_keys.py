@@ -1,0 +1,324 @@
+"""Keys that people bring from elsewhere: honoured, converted with a notice, or refused with what to
+write instead; never "unknown key" alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from expert.manifest.migrate.aliases import CONFIG_ALIASES, CONFIG_KEYS, DATASET_KEYS, SPECIAL_NAMES
+from expert.manifest.peers.converted_keys import CONVERTED
+from expert.manifest.peers.sections import SECTIONS
+from expert.manifest.peers.unsupported_keys import ANSWERS, FAMILIES, answer_to
+from tests.manifest.reading import MINIMAL, error_of, notices_of, read
+from tests.wording import wording
+
+WHOLE = "name: x\nbase_model: tiny\ntraining:\n  dataset: a.jsonl\n  config:\n    epochs: 1\n"
+
+
+def config_of(text: str) -> Any:
+    return read(MINIMAL + text).manifest.training.config
+
+
+# --- every answer --------------------------------------------------------------------------------
+
+
+def test_no_name_of_ours_has_an_answer_of_others():
+    ours = CONFIG_KEYS | DATASET_KEYS | set(CONFIG_ALIASES) | set(SPECIAL_NAMES)
+    assert not ours & (set(ANSWERS) | set(SECTIONS))
+    assert not ours & set(CONVERTED)
+    assert not set(ANSWERS) & set(CONVERTED)
+    assert not [key for key in ours if answer_to(key)]
+
+
+KEYS = [*ANSWERS, *(f"{start}x" for start in FAMILIES)]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [MINIMAL, MINIMAL + "training:\n  ", WHOLE + "    "],
+    ids=["top", "training", "config"],
+)
+def test_every_answer_is_given_wherever_the_key_stands(before):
+    """A value that no trainer has: whatever happens here, it is not that."""
+    answers = {key: answer for key in KEYS if (answer := answer_to(key))}
+    assert [*answers] == KEYS
+    indent = before[before.rindex("\n") + 1 :]
+    noted = [key for key, answer in answers.items() if answer.kind is not None]
+    notices = read(before + f"\n{indent}".join(f"{key}: odd-value" for key in noted)).notices
+    told = {n.path.rpartition(".")[2]: (n.kind, n.text) for n in notices}
+    assert {key: told.get(key) for key in noted} == {
+        key: (answers[key].kind, answers[key].text) for key in noted
+    }
+    for key in answers.keys() - noted:
+        text = error_of(f"{before}{key}: odd-value\n")
+        assert answers[key].text in text
+        assert answers[key].fix in text
+        assert "unknown key" not in text
+
+
+def test_an_empty_key_of_another_trainer_says_nothing():
+    keys = [*KEYS, *CONVERTED]
+    notices = read(MINIMAL + "".join(f"{key}:\n" for key in keys)).notices
+    assert {n.path for n in notices} & {*keys} == set()
+
+
+def test_of_several_keys_for_one_thing_the_first_is_reported_and_the_others_go_with_it():
+    text = error_of(MINIMAL + "use_galore: true\ngalore_rank: 8\ngalore_scale: 2.0\n")
+    assert wording("line-true-optimizer-not") in text
+    assert wording("line-goes-with-refused") in text
+    assert text.count("not built") == 1
+
+
+def test_words_that_describe_an_expert_are_left_alone_in_a_whole_manifest():
+    text = WHOLE + "tokens: [a]\nstrict: high\nmodel_type: coder\n"
+    told = [each for each in notices_of(text) if "metadata" in each]
+    assert len(told) == 1
+    for word in ("tokens", "strict", "model_type"):
+        assert word in told[0]
+
+
+# --- bits and precision --------------------------------------------------------------------------
+
+
+def test_nf4_with_double_quantisation_is_what_int4_is():
+    text = "load_in_4bit: true\nbnb_4bit_quant_type: nf4\nbnb_4bit_use_double_quant: true\n"
+    made = read(MINIMAL + text)
+    assert made.manifest.base_models[0].quantization == "int4"
+    told = [str(n) for n in made.notices]
+    assert "line 4: bnb_4bit_quant_type: note: quantization: int4 is NF4" in told
+    assert any("bnb_4bit_use_double_quant: note: quantization: int4 quantises" in t for t in told)
+
+
+def test_fp4_is_refused():
+    assert wording("not-built-quantization") in error_of(MINIMAL + "bnb_4bit_quant_type: fp4\n")
+
+
+def test_scales_that_are_not_quantised_are_reported_to_be():
+    told = notices_of(MINIMAL + "bnb_4bit_use_double_quant: false\n")
+    assert any(wording("superseded-always-quantises-scales") in each for each in told)
+
+
+@pytest.mark.parametrize(
+    ("value", "flags"), [("torch.bfloat16", (True, False)), ("float16", (False, True))]
+)
+def test_the_type_to_compute_in_is_the_precision_of_the_run(value, flags):
+    config = config_of(f"bnb_4bit_compute_dtype: {value}\n")
+    assert (config.bf16, config.fp16) == flags
+
+
+def test_a_type_to_compute_in_beside_a_precision_is_superseded():
+    made = read(MINIMAL + "bf16: true\nbnb_4bit_compute_dtype: float16\n")
+    assert made.manifest.training.config.bf16 is True
+    assert any(
+        n.kind == "superseded" and wording("precision-of-the-run") in n.text for n in made.notices
+    )
+
+
+def test_a_section_for_bitsandbytes_is_read_like_its_keys():
+    text = "quantization_config:\n  load_in_4bit: true\n  bnb_4bit_quant_type: nf4\n"
+    text += "  bnb_4bit_quant_storage: bfloat16\n"
+    made = read(MINIMAL + text)
+    assert made.manifest.base_models[0].quantization == "int4"
+    assert any(n.path.endswith("quant_storage") and n.kind == "superseded" for n in made.notices)
+
+
+def test_not_8_bits_says_nothing_against_4():
+    made = read(MINIMAL + "load_in_8bit: false\nload_in_4bit: true\n")
+    assert made.manifest.base_models[0].quantization == "int4"
+    assert [n.path for n in made.notices if "quantization" in n.text] == ["load_in_4bit"]
+    made = read(MINIMAL + "load_in_8bit: false\n")
+    assert made.manifest.base_models[0].quantization == "none"
+    made = read(MINIMAL + "quantization: int4\nload_in_8bit: false\n")
+    assert made.manifest.base_models[0].quantization == "int4"
+
+
+# --- names of one key ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("allow_tf32: true", "use_tf32", True),
+        ("accumulation_steps: 4", "gradient_accumulation_steps", 4),
+        ("neat_packing: true", "packing", True),
+        ("random_state: 7", "seed", 7),
+        ("r: 8", "rank", 8),
+        ("report_to: wandb", "trackers", ["tensorboard"]),
+        ("report_to: [wandb, tensorboard]", "trackers", ["tensorboard"]),
+        ("warmup_steps: 0.1", "warmup_ratio", 0.1),
+        ("optim: paged_adamw_32bit", "optim", "adamw_torch"),
+        ("flash_attn: fa2", "attention", "flash"),
+        ("flash_attn: disabled", "attention", "eager"),
+        ("flash_attn: true", "attention", "flash"),
+        ("attn: kernels-community/vllm-flash-attn3", "attention", "flash"),
+        ("eager_attention: true", "attention", "eager"),
+        ("full_finetuning: true", "adapter_type", "full"),
+        ("use_peft: false", "adapter_type", "full"),
+        ("use_peft: true", "adapter_type", "lora"),
+        ("use_gradient_checkpointing: unsloth", "gradient_checkpointing", "auto"),
+        ("use_gradient_checkpointing: true", "gradient_checkpointing", True),
+        ("pure_bf16: true", "bf16", True),
+        ("completion_only_loss: false", "train_on_prompt", True),
+        ("assistant_only_loss: true", "train_on_prompt", False),
+        ("packing: true\npacking_strategy: wrapped", "packing", "concat"),
+        ("lora:\n  r: 4\n  alpha: 8", "rank", 4),
+        ("dataloader: {num_workers: 3}", "dataloader_num_workers", 3),
+        ("data: {num_workers: 3, prefetch_factor: 5}", "dataloader_prefetch_factor", 5),
+        ("training: {data: {num_workers: 3}}", "dataloader_num_workers", 3),
+        ("training_args: {num_train_epochs: 2}", "epochs", 2),
+        ("use_cpu: true", "device", "cpu"),
+        ("precision: 16-mixed", "fp16", True),
+    ],
+)
+def test_a_name_of_others_means_the_key_of_ours(line, key, value):
+    assert getattr(config_of(line + "\n"), key) == value
+
+
+def test_rank_stabilised_scaling_is_refused_with_the_alpha_that_gives_it():
+    text = error_of(MINIMAL + "lora_r: 16\nlora_alpha: 16\nuse_rslora: true\n")
+    assert wording("write-alpha-for-same") in text
+    assert config_of("lora_r: 16\nuse_rslora: false\n").rank == 16
+
+
+def test_a_regular_expression_of_layers_is_refused_with_the_names_to_write():
+    text = error_of(MINIMAL + "lora_target_modules: '.*(q|v)_proj'\n")
+    assert wording("regular-expression-list-names") in text
+
+
+def test_a_number_of_validation_rows_is_refused_with_the_share_to_write():
+    text = error_of(MINIMAL + "val_size: 500\n")
+    assert wording("got-number-rows-share") in text
+
+
+def test_parts_of_a_hub_set_are_put_into_its_path():
+    text = "base_model: tiny\ndataset_name: owner/set\ndataset_config: en\n"
+    text += "dataset_train_split: train_sft\ndataset_test_split: test_sft\n"
+    data = read(text).manifest.training.dataset
+    assert (data.path, data.validation_path) == (
+        "owner/set::train_sft::en",
+        "owner/set::test_sft::en",
+    )
+    text = error_of("base_model: tiny\ndataset: a.jsonl\ndataset_config: en\n")
+    assert wording("part-not-given") in text
+
+
+def test_a_streamed_set_is_streamed():
+    text = "base_model: tiny\ndataset_name: owner/set\ndataset_streaming: true\nmax_steps: 3\n"
+    assert read(text).manifest.training.dataset.streaming is True
+
+
+# --- lines of Python -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("per_device_train_batch_size: int = 24  # Reduced", "batch_size", 24),
+        ("learning_rate: float = 1e-4", "learning_rate", 1e-4),
+        ('attn_implementation: str = "flash_attention_2"', "attention", "flash"),
+        ("bf16: Optional[bool] = None", "bf16", "auto"),
+        ("torch_compile: bool = True", "torch_compile", True),
+        ("warmup_steps: int | None = 200", "warmup_steps", 200),
+        ("betas: Tuple[float, float] = (0.9, 0.95)", "betas", (0.9, 0.95)),
+        ('target_modules: list[str] = ["q_proj"]', "target_modules", ["q_proj"]),
+        ("seed: typing.Optional[int] = 3", "seed", 3),
+    ],
+)
+def test_a_line_of_a_dataclass_has_its_value(line, key, value):
+    assert getattr(config_of(line + "\n"), key) == value
+    assert any(wording("a-line-of-python") in each for each in notices_of(MINIMAL + line + "\n"))
+
+
+def test_a_line_of_python_that_is_not_a_value_is_refused():
+    text = error_of(MINIMAL + "epochs: int = EPOCHS\n")
+    assert "epochs: got 'int = EPOCHS', expected a value  (write epochs: VALUE)" in text
+    assert "open(" in error_of(MINIMAL + "epochs: int = open('/etc/passwd')\n")
+
+
+def test_texts_with_an_equals_sign_are_left_alone():
+    made = read("base_model: tiny\ndataset: a=b.jsonl\ndescription: 'speed = 3, str = 4'\n")
+    assert made.manifest.training.dataset.path == "a=b.jsonl"
+    assert made.manifest.description == "speed = 3, str = 4"
+
+
+# --- paths from Windows --------------------------------------------------------------------------
+
+
+def test_relative_paths_from_windows_name_the_same_files_everywhere():
+    text = r"""
+base_model: models\tiny-one
+soft_prompts: [{name: p, path: 'prompts\p.bin'}]
+training:
+  dataset:
+    path: datasets\train.jsonl
+    validation_path: datasets\valid.jsonl
+    test_path: datasets\test.jsonl
+  config:
+    pretokenized_cache: datasets_optimized\expert-json\tokenized
+    output_dir: weights\new
+"""
+    made = read(text).manifest
+    data, config = made.training.dataset, made.training.config
+    assert (data.path, data.validation_path, data.test_path) == (
+        *("datasets/train.jsonl", "datasets/valid.jsonl"),
+        "datasets/test.jsonl",
+    )
+    assert config.pretokenized_cache == "datasets_optimized/expert-json/tokenized"
+    assert config.output_dir == "weights/new"
+    assert made.base_models[0].name == "models/tiny-one"
+    assert made.soft_prompts[0].path == "prompts/p.bin"
+
+
+def test_paths_of_tasks_and_from_the_command_line_too():
+    text = "base_model: tiny\ntraining: {dataset: {tasks: {a: {train: 'a\\b.jsonl'}}}}\n"
+    made = read(text, overrides=[r"training.config.output_dir=x\y"]).manifest
+    assert (made.training.dataset.tasks or {})["a"].train == "a/b.jsonl"
+    assert made.training.config.output_dir == "x/y"
+
+
+def test_a_drive_stays_as_it_was_written():
+    text = "base_model: 'F:\\models\\Qwen3-0.6B'\ndataset: 'D:\\rows.jsonl'\n"
+    made = read(text).manifest
+    assert made.base_models[0].name == "F:\\models\\Qwen3-0.6B"
+    assert made.training.dataset.path == "D:\\rows.jsonl"
+
+
+def test_a_backslash_that_json_took_for_a_tab_is_reported_as_one():
+    text = '{"base_model": "tiny", "dataset": "data\\train.jsonl"}'
+    assert wording("backslash-before-t-n") in error_of(text, "json")
+
+
+# --- models that read images ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Qwen/Qwen2-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B", "llava-hf/llava-1.5-7b-hf"),
+        *("HuggingFaceTB/SmolVLM-256M", "meta-llama/Llama-3.2-11B-Vision", "x/InternVL3-8B"),
+        *(
+            "mistralai/Pixtral-12B-2409",
+            "google/gemma-3-4b-it",
+            "google/gemma-3n-E2B-it",
+            "Qwen/Qwen2.5-Omni-7B",
+        ),
+        *("openai/whisper-small", "C:\\models\\Qwen3-VL-4B", "deepseek-ai/deepseek-vl2"),
+    ],
+)
+def test_a_model_that_reads_images_is_refused_by_its_name(name):
+    text = error_of(f"base_model: '{name}'\ndataset: a.jsonl\n")
+    assert wording("reads-images-sound-only") in text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Qwen/Qwen3-0.6B", "mistralai/Devstral-Small-2507", "evolve/evolver-1b", "x/VLite"),
+        *("google/gemma-3-1b-it", "HuggingFaceTB/SmolLM2-135M", "tiny", "org/provision-7b"),
+        *("microsoft/phi-2", "x/revision-1b", "Salesforce/codegen-350M-mono"),
+    ],
+)
+def test_a_model_for_text_is_not(name):
+    assert read(f"base_model: {name}\ndataset: a.jsonl\n").manifest.base_models[0].name == name

@@ -1,0 +1,259 @@
+"""The job behind `expert plan` and `expert.plan`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import expert
+from expert.data.splits import data_order
+from expert.planning.run_plan import RunPlan
+from tests.run.test_preparing import ROWS, an_expert, lines
+from tests.wording import wording
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "expert-json" / "manifest.json"
+
+
+def test_a_path_and_a_manifest_that_was_read_give_the_same_plan():
+    read = expert.read_manifest(EXAMPLE)
+    assert expert.plan(EXAMPLE, gpu="rtx-4090") == expert.plan(read, gpu="rtx-4090")
+
+
+def test_overrides_count_for_a_path():
+    plan = expert.plan(EXAMPLE, gpu="rtx-4090", overrides=("epochs=9",))
+    assert plan.length.epochs == 9
+
+
+def test_overrides_for_a_manifest_that_was_read_come_too_late():
+    read = expert.read_manifest(EXAMPLE)
+    with pytest.raises(ValueError, match=wording("overrides-belong-to")):
+        expert.plan(read, overrides=("epochs=9",))
+
+
+def test_the_package_shows_what_it_has_and_nothing_else():
+    for name in expert.__all__:
+        assert getattr(expert, name)
+    with pytest.raises(AttributeError, match=wording("module-expert-has-no")):
+        expert.nonsense  # noqa: B018
+
+
+def test_dir_of_the_package_lists_what_it_has():
+    assert {*expert.__all__, "__version__"} <= set(dir(expert))
+    assert {"sample", "export", "train", "prepare"} <= set(expert.__all__)
+
+
+# --- rows that can be counted before a run -------------------------------------------------------
+
+
+def _expert(folder: Path, rows: int, **dataset: object) -> Path:
+    lines = [
+        json.dumps({"instruction": f"{'Add. ' * (n % 7)}{n} and 3?", "response": str(n + 3)})
+        for n in range(rows)
+    ]
+    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    training = {"dataset": {"path": "rows.jsonl", **dataset}, "config": {"max_seq_length": 128}}
+    data = {"name": "adder", "base_model": {"name": "tiny"}, "training": training}
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+def _reason(plan: RunPlan, path: str) -> str:
+    return next(decision.because for decision in plan.decisions if decision.path == path)
+
+
+def test_tokens_are_counted_on_a_sample_where_a_tokenizer_is_at_hand(tmp_path):
+    path = _expert(tmp_path, 5000)
+    plan = expert.plan(path)
+    assert _reason(plan, "length.tokens_per_epoch") == wording("counted-on-sample-rows")
+    exact = expert.prepare(path).train.index.statistics().tokens
+    # Samples of real data were off by 3.3 % at most; these rows are more like each other.
+    assert plan.length.tokens_per_epoch == pytest.approx(exact, rel=0.03)
+
+
+def test_rows_that_grow_longer_towards_the_end_are_counted_as_well(tmp_path):
+    path = _expert(tmp_path, 2000)
+    rows = tmp_path / "rows.jsonl"
+    lines = sorted(rows.read_text(encoding="utf-8").splitlines(), key=len)
+    rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    plan = expert.plan(path)
+    exact = expert.prepare(path).train.index.statistics().tokens
+    assert plan.length.tokens_per_epoch == pytest.approx(exact, rel=0.03)
+
+
+def test_few_rows_are_all_counted(tmp_path):
+    path = _expert(tmp_path, 200)
+    plan = expert.plan(path, overrides=("validation_split=0",))
+    assert _reason(plan, "length.tokens_per_epoch") == "counted"
+    made = expert.prepare(path, overrides=("validation_split=0",))
+    assert plan.length.tokens_per_epoch == made.train.index.statistics().tokens
+
+
+def test_max_samples_is_planned_and_prepared_alike(tmp_path):
+    path = _expert(tmp_path, 2000, validation_split=0)
+    rows = tmp_path / "rows.jsonl"
+    lines = sorted(rows.read_text(encoding="utf-8").splitlines(), key=len)
+    rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    whole = expert.prepare(path)
+    limited = ("max_samples=250",)
+    plan = expert.plan(path, overrides=limited)
+    assert _reason(plan, "length.tokens_per_epoch") == wording("counted-on-first-rows")
+    made = expert.prepare(path, overrides=limited)
+    assert (whole.train.index.examples, made.train.index.examples) == (2000, 250)
+    assert plan.length.tokens_per_epoch == made.train.index.statistics().tokens
+
+
+def test_rows_of_csv_over_several_lines_are_told_by_the_first_ones(tmp_path):
+    path = _expert(tmp_path, 1)
+    cells = '"Add\n2 and 3?",5\n' * 400
+    (tmp_path / "rows.csv").write_text(f"instruction,response\n{cells}", encoding="utf-8")
+    plan = expert.plan(path, overrides=("training.dataset.path=rows.csv",))
+    assert _reason(plan, "length.tokens_per_epoch") == wording("counted-on-first")
+
+
+def test_a_plan_writes_nothing_but_the_hash_of_the_data(tmp_path):
+    path = _expert(tmp_path, 50)
+    expert.plan(path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["manifest.json", "rows.jsonl"]
+
+
+def test_prepared_tokens_give_the_plan_the_numbers_of_the_run(tmp_path):
+    path = _expert(tmp_path, 500)
+    made = expert.prepare(path).train
+    plan = expert.plan(path)
+    order = data_order(plan, made)
+    assert plan.length.tokens_per_epoch == made.index.statistics().tokens
+    assert plan.length.steps_per_epoch == order.steps_per_epoch
+    assert plan.length.total_steps == order.updates_in(plan.length.epochs)
+    assert plan.length.rows == made.index.examples == 450
+    assert _reason(plan, "length.total_steps").startswith("prepared: 450 rows")
+
+
+def test_a_plan_neither_reads_the_tokens_nor_writes_what_rows_are_recognised_by(tmp_path):
+    path = _expert(tmp_path, 500)
+    cache = expert.prepare(path).train.index_file.parent
+    (keys,) = cache.glob("rows-*.npy")
+    keys.unlink()  # as an earlier version left it
+    before = sorted(cache.iterdir())
+    plan = expert.plan(path)
+    assert sorted(cache.iterdir()) == before
+    assert _reason(plan, "length.tokens_per_epoch") == "prepared"
+
+
+def test_tokens_prepared_for_other_sequences_still_count(tmp_path):
+    path = _expert(tmp_path, 500)
+    expert.prepare(path)
+    plan = expert.plan(path, overrides=("max_seq_length=256",))
+    assert _reason(plan, "length.tokens_per_epoch") == "prepared"
+
+
+def test_rows_that_changed_after_they_were_prepared_are_sampled_again(tmp_path):
+    path = _expert(tmp_path, 500)
+    expert.prepare(path)
+    _expert(tmp_path, 300)
+    plan = expert.plan(path)
+    assert _reason(plan, "length.tokens_per_epoch") == "counted"
+    assert plan.length.rows == 270
+
+
+def test_a_model_that_is_not_here_leaves_the_bytes_to_go_by(tmp_path):
+    path = _expert(tmp_path, 20)
+    plan = expert.plan(path, gpu="rtx-4090", overrides=("base_models[0].name=some/model",))
+    assert _reason(plan, "length.tokens_per_epoch").startswith(wording("from-bytes-file"))
+
+
+def test_data_that_cannot_be_read_leaves_a_plan_all_the_same(tmp_path):
+    path = _expert(tmp_path, 20)
+    (tmp_path / "rows.jsonl").write_bytes(b"{broken\n" * 20)
+    assert _reason(expert.plan(path), "length.tokens_per_epoch").startswith("from bytes")
+
+
+def test_the_only_row_is_trained_on_and_draws_no_warning(tmp_path):
+    plan = expert.plan(_expert(tmp_path, 1))
+    assert plan.length.rows == 1
+    assert [remark.text for remark in plan.remarks if remark.path == "length.rows"] == []
+    assert expert.prepare(tmp_path / "manifest.json").train.index.examples == 1
+
+
+# --- max_steps that the epochs do not come to -----------------------------------------------------
+
+
+@pytest.mark.parametrize(("epochs", "words"), [(1, "1 epoch ends"), (2, "2 epochs end")])
+def test_a_plan_says_that_the_epochs_end_before_max_steps(tmp_path, epochs, words):
+    manifest = _expert(tmp_path, 80)
+
+    def planned(steps: int) -> tuple[RunPlan, list[str]]:
+        plan = expert.plan(manifest, overrides=(f"epochs={epochs}", f"max_steps={steps}"))
+        return plan, [each.text for each in plan.remarks if each.path == "length.max_steps"]
+
+    for prepared in (False, True):
+        if prepared:
+            expert.prepare(manifest)
+        plan, told = planned(600)
+        total = plan.length.total_steps
+        assert told == [wording("after-updates-before-more", words=words, total=total)]
+        assert total is not None
+        assert planned(total)[1] == planned(total - 1)[1] == []
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.parquet", "rows.jsonl.gz"])
+def test_rows_of_files_without_lines_are_counted_and_have_a_time(tmp_path, name):
+    import gzip
+
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    file = an_expert(tmp_path, dataset={"path": name}, model="tiny")
+    place = tmp_path / name
+    if name.endswith("json"):
+        place.write_text(json.dumps(ROWS), encoding="utf-8")
+    elif name.endswith("gz"):
+        place.write_bytes(gzip.compress(lines(ROWS).encode()))
+    else:
+        pyarrow.parquet.write_table(pa.Table.from_pylist(ROWS), place)
+    made = expert.plan(file)
+    by_lines = expert.plan(an_expert(tmp_path, model="tiny"))
+    assert made.length.rows == by_lines.length.rows == 108
+    assert made.length.tokens_per_epoch == by_lines.length.tokens_per_epoch
+    assert made.length.expected_seconds is not None
+    elsewhere = expert.plan(
+        an_expert(tmp_path, dataset={"path": name}, model="Qwen/Qwen3-0.6B"), gpu="rtx-4090"
+    )
+    assert elsewhere.length.rows == 108
+    assert elsewhere.length.expected_seconds is not None
+
+
+def test_more_rows_than_are_read_are_told_by_their_bytes_or_their_footer(tmp_path, monkeypatch):
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    monkeypatch.setattr("expert.data.count.MOST_READ", 50)
+    (tmp_path / "rows.json").write_text(json.dumps(ROWS), encoding="utf-8")
+    made = expert.plan(an_expert(tmp_path, dataset={"path": "rows.json"}))
+    assert made.length.rows == pytest.approx(108, rel=0.1)
+    pyarrow.parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
+    exact = expert.plan(an_expert(tmp_path, dataset={"path": "rows.parquet"}))
+    assert exact.length.rows == 108
+
+
+def test_prepared_rows_change_the_expected_time_by_their_tokens(tmp_path):
+    from expert.run.open import as_packed, prepare
+
+    file = an_expert(tmp_path)
+    split = prepare(file).train
+    before = expert.plan(file).with_values(
+        {
+            "length.tokens_per_epoch": 2 * split.index.statistics().tokens,
+            "length.expected_seconds": [11.0, 25.0],
+            "length.expected_parts": {"start": [1.0, 5.0], "train": [10.0, 20.0]},
+        },
+        "estimated: a test",
+        "machine",
+    )
+    made = as_packed(before, split)
+    assert made.length.expected_parts == {"start": (1.0, 5.0), "train": (5.0, 10.0)}
+    assert made.length.expected_seconds == (6.0, 15.0)
+    told = next(each for each in made.decisions if each.path == "length.expected_seconds")
+    assert (told.because, told.source) == ("estimated: a test", "machine")

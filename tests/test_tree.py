@@ -1,0 +1,116 @@
+"""The shape of the source tree: no circles of files, folders one can look over, a true picture."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.test_generated_documents import drawing, read
+
+SOURCE = Path(__file__).parent.parent / "src" / "expert"
+MOST_FILES = 20
+"""In one folder, without subfolders; 5 to 15 is the aim, cli has one for each command."""
+LONGEST_FILE = 600
+FORBIDDEN_NAMES = {"utils", "helpers", "misc", "common"}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def files() -> dict[str, Path]:
+    found = {module_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
+    assert len(found) > 100
+    return found
+
+
+def imported_files(code: str, known: Iterable[str]) -> set[str]:
+    """Modules among `known` that a file imports, inside functions and for types too."""
+    known, found = set(known), set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & known
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found |= {full if full in known else node.module} & known
+    return found
+
+
+def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
+    """Groups of files that reach each other, by Tarjan's algorithm."""
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        number[name] = low[name] = len(number)
+        stack.append(name)
+        for other in sorted(imports.get(name, ())):
+            if other not in number:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], number[other])
+        if low[name] == number[name]:
+            at = stack.index(name)
+            group, stack[at:] = stack[at:], []
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for name in sorted(imports):
+        if name not in number:
+            visit(name)
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle():
+    known = files()
+    imports = {
+        name: imported_files(path.read_text(encoding="utf-8"), known) - {name, "expert"}
+        for name, path in known.items()
+    }
+    assert circles(imports) == []
+
+
+def test_the_check_finds_a_circle_of_three_and_follows_imports_inside_functions():
+    known = ("p.a", "p.b", "p.c")
+    code = {
+        "p.a": "def f():\n    from p import b",
+        "p.b": "from p.c import x",
+        "p.c": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import p.b\nimport p.a",
+    }
+    imports = {name: imported_files(text, known) for name, text in code.items()}
+    assert circles(imports) == [["p.a", "p.b", "p.c"]]
+    del imports["p.c"]
+    assert circles(imports) == []
+
+
+def folders() -> list[Path]:
+    return sorted({path.parent for path in SOURCE.rglob("*.py")} - {SOURCE})
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_folder_says_what_it_is_for_and_can_be_looked_over(folder: Path):
+    found = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(found) <= MOST_FILES, f"{len(found)} files: make it two folders"
+    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+    assert not FORBIDDEN_NAMES & {path.stem for path in found}
+
+
+def test_a_file_is_one_thing():
+    sizes = {name: len(path.read_text("utf-8").splitlines()) for name, path in files().items()}
+    assert {name: lines for name, lines in sizes.items() if lines > LONGEST_FILE} == {}
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_the_picture_of_the_tree_is_what_the_tree_is(name: str):
+    draw = drawing("draw_tree")
+    assert read(name) == draw.document(read(name), draw.PICTURES[name]()), (
+        "run .venv/bin/python docs/draw_tree.py"
+    )
