@@ -1,4 +1,4 @@
-"""What a judging process gives up before it reads a row of strangers: files, network, programs.
+"""What a judging process gives up before it reads a foreign row: files, network, programs.
 
 Limits (`setrlimit`) everywhere but on Windows. On Linux, where the kernel has them, Landlock leaves
 only the folders to read that Python or a compiler lives in, and a seccomp filter refuses sockets,
@@ -163,7 +163,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 _LOAD, _EQUAL, _SET, _RETURN, _AT_LEAST = 0x20, 0x15, 0x45, 0x06, 0x35
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_NUMBER, _ARCHITECTURE = 0, 4  # where they lie in struct seccomp_data; arguments from 16 on
+_NUMBER, _ARCHITECTURE = 0, 4  # their offsets in struct seccomp_data; arguments from 16 on
 
 
 def _seccomp(libc: ctypes.CDLL, *, program: bool) -> None:
@@ -212,7 +212,7 @@ def _filter(machine: str, *, program: bool) -> bytes:
         refuse(numbers)
     look(_OPEN, 1, _SET, _WRITING, holds=True)
     look(_OPENAT, 2, _SET, _WRITING, holds=True)
-    refuse(_OPENAT2, errno.ENOSYS)  # its flags lie where a filter cannot look
+    refuse(_OPENAT2, errno.ENOSYS)  # a filter cannot read its flags
     if not program:
         look(_CLONE, 0, _SET, _CLONE_THREAD, holds=False)
         refuse(_CLONE3, errno.ENOSYS)  # as above: libraries fall back to clone

@@ -132,7 +132,7 @@ def evaluated(
 
 
 class _Chunks:
-    """The places to learn from in groups of one size; the last is filled up with places that
+    """The labelled positions in groups of one size; the last is padded with positions that
     have no label, so that every group has the same shape and can be captured or compiled."""
 
     def __init__(self, labels: Tensor, target_places: Tensor, targets: int, size: int) -> None:
@@ -149,7 +149,7 @@ class _Chunks:
 
 
 class _FusedLoss(torch.autograd.Function):
-    """Loss and gradients in one go: two products a chunk, three where the head learns."""
+    """Loss and gradients in one go: two products a chunk, three where the head is trained."""
 
     @staticmethod
     def forward(

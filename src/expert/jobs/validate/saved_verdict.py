@@ -50,7 +50,7 @@ class SavedVerdict:
     demands: tuple[str, ...] = ()
     """All that it asked for, in words."""
     base_loss: float | None = None
-    """Of the base on the same rows, where open text was held to it."""
+    """Of the base on the same rows, where open text was compared with it."""
     token_accuracy: float | None = None
     mean_score: float | None = None
     """Of a judge command."""
@@ -114,7 +114,7 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
         found = json.loads(folder.validation.read_text(encoding="utf-8"))
         gate, part = found["gate"], found.get("partial") or {}
         told, settings = found.get("rows") or {}, found.get("settings") or {}
-        told = found.get("new_rows") or told  # what the gate was judged by
+        told = found.get("new_rows") or told  # what the gate counted
         ends, asked = found.get("interval"), settings.get("min_accuracy")
         cases = found["cases"] if isinstance(found.get("cases"), list) else None
         return SavedVerdict(

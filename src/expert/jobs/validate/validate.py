@@ -48,7 +48,7 @@ class _Task:
     test: TestSet
     cases: tuple[Case, ...]
     learnt: frozenset[str]
-    """Ids of the cases that the run has learnt."""
+    """Ids of the cases that the run was trained on."""
     way: JudgeChoice
     strict: bool
     decoding: DecodingSettings
@@ -91,13 +91,13 @@ def validate(
     device: str = "auto",
     tell: Tell = lambda what, done, of: None,
 ) -> Validation:
-    """Judge an expert by rows it has not learnt, and write validation.json into its run folder.
+    """Judge an expert by rows it was not trained on, and write validation.json into its run folder.
 
     `expert`: a run folder, a folder of runs, or the folder of a manifest, whose newest run is
     taken. `baseline`: "base" for the same base untrained, or another run. `checkpoints`: "all".
     `min_accuracy`: 0.95 where it is not named; rows without answers have none, and no gate on it.
-    Open text is held to its base by loss and token accuracy: `min_improvement`, as a share of the
-    base's loss, and `min_token_accuracy` ask for more. `judge_command`: a program that scores the
+    Open text is compared with its base by loss and token accuracy: `min_improvement`, as a share of
+    the base's loss, and `min_token_accuracy` ask for more. `judge_command`: a program that scores the
     answers (see expert.judging.judge_command); `min_score` is the mean that is asked for.
     """
     from expert.jobs.sample.decoding import settle_decoding
@@ -185,7 +185,7 @@ def _rows(
     baseline: str | Path | None,
     tell: Tell,
 ) -> TestSet:
-    """The rows to judge by, which a baseline has not learnt either."""
+    """The rows to judge by, which the baseline was not trained on either."""
     from expert.jobs.validate.test_sets import find_test_set
 
     tell("reading the test set", 0, 0)
@@ -236,7 +236,7 @@ def _reach(folder: RunFolder, plan: RunPlan, choice: Choice, task: _Task) -> Rea
 
 
 def _baseline(folder: RunFolder, plan: RunPlan, named: str, task: _Task) -> Reached:
-    """Ask the base of the run without what it learnt, or another run."""
+    """Ask the untrained base of the run, or another run."""
     from expert.run.stored.choose_checkpoint import BASE, choose
     from expert.run.stored.load import load_base, read_plan
 
@@ -249,7 +249,7 @@ def _baseline(folder: RunFolder, plan: RunPlan, named: str, task: _Task) -> Reac
 
 
 def _look_for_baseline(named: str | Path | None) -> None:
-    """Raise where the baseline is no run with a finished state, before anything is loaded."""
+    """Raise where the baseline is not a run with a finished state, before anything is loaded."""
     from expert.run.stored.choose_checkpoint import BASE, choose
     from expert.run.stored.load import read_plan
 
@@ -280,7 +280,7 @@ def _refuse_what_the_baseline_learnt(
 def _learnt(
     folder: RunFolder, plan: RunPlan, beside: Path | None, test: TestSet
 ) -> tuple[frozenset[str], str]:
-    """Cases that the run has learnt; where that cannot be told, a note that says why."""
+    """Cases the run was trained on; where that is unknown, a note that says why."""
     from expert.jobs.validate.held_out import Run, learnt_cases
     from expert.jobs.validate.test_sets import data_folder
 
@@ -350,7 +350,7 @@ def _scored(cases: list[Case], answers: list[str], name: str, task: _Task) -> li
 
 
 def _new_rows(trained: Trained, task: _Task) -> EvalResult | None:
-    """Loss on the rows that were not learnt, where the loss decides and some of them were."""
+    """Loss on the rows not trained on, where the loss decides and some of them were."""
     pairs = zip(task.test.examples, task.test.cases, strict=True)
     new = [row for row, own in pairs if not any(case.id in task.learnt for case in own)]
     enough = len(new) >= min(ENOUGH_NEW_CASES, len(task.test.examples))
@@ -360,7 +360,7 @@ def _new_rows(trained: Trained, task: _Task) -> EvalResult | None:
 
 
 def _base_rows(plan: RunPlan, task: _Task, before: Reached | None) -> EvalResult:
-    """Loss of the base on the rows by which the expert is held to it; it is asked nothing."""
+    """Loss of the base on the rows used for the comparison; it is asked nothing."""
     from expert.run.stored.choose_checkpoint import BASE
     from expert.run.stored.load import load_base
 
