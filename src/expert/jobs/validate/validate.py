@@ -97,8 +97,8 @@ def validate(
     taken. `baseline`: "base" for the same base untrained, or another run. `checkpoints`: "all".
     `min_accuracy`: 0.95 where it is not named; rows without answers have none, and no gate on it.
     Open text is compared with its base by loss and token accuracy: `min_improvement`, as a share of
-    the base's loss, and `min_token_accuracy` ask for more. `judge_command`: a program that scores the
-    answers (see expert.judging.judge_command); `min_score` is the mean that is asked for.
+    the base's loss, and `min_token_accuracy` ask for more. `judge_command`: a program that scores
+    the answers (see expert.judging.judge_command); `min_score` is the mean that is asked for.
     """
     from expert.jobs.sample.decoding import settle_decoding
     from expert.judging.domain import is_strict
