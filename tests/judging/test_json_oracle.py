@@ -31,7 +31,7 @@ def test_the_same_value_is_right_however_it_is_written(expected, answer):
     ("expected", "answer", "reason"),
     [
         ('{"a": 1}', '{"a": true}', wording("true-false-instead-number")),
-        ('{"a": 1}', '{"b": 1}', "$: an object without 'a'"),
+        ('{"a": 1}', '{"b": 1}', wording("object-without-key")),
         ('{"a": 1}', '{"a": 1, "b": 2}', wording("object-with-b-not")),
         ("[1, 2]", "[2, 1]", "$[0]: 2 instead of 1"),
         ("[1, 2]", "[1]", wording("entries-instead-of")),

@@ -35,7 +35,7 @@ class Case:
     row: str = ""
     """The row it is of, whose other answers are cases too; "": it is one by itself."""
     turn: int = 0
-    """Which turn of the row the expected answer is, from 1; 0: it is not told."""
+    """Which turn of the row the expected answer is, from 1; 0: unknown."""
 
     @property
     def prompt(self) -> str:

@@ -1,4 +1,4 @@
-"""What a judging process gives up before it reads a row of strangers: files, network, programs.
+"""What a judging process gives up before it reads a foreign row: files, network, programs.
 
 Limits (`setrlimit`) everywhere but on Windows. On Linux, where the kernel has them, Landlock leaves
 only the folders to read that Python or a compiler lives in, and a seccomp filter refuses sockets,
@@ -138,63 +138,22 @@ def _checked(result: int) -> int:
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # Names with their numbers on x86_64 and aarch64; 0: it has none there.
+_CALLS = """
+    socket:41:198 io_uring_setup:425:425 ptrace:101:117 process_vm_readv:310:270
+    process_vm_writev:311:271 kill:62:129 tkill:200:130 pidfd_send_signal:424:424 bpf:321:280
+    perf_event_open:298:241 userfaultfd:323:282 add_key:248:217 keyctl:250:219 mount:165:40
+    umount2:166:39 unshare:272:97 setns:308:268 chroot:161:51 open_by_handle_at:304:265
+    creat:85:0 truncate:76:45 ftruncate:77:46 fallocate:285:47 rename:82:0 renameat:264:38
+    renameat2:316:276 mkdir:83:0 mkdirat:258:34 rmdir:84:0 unlink:87:0 unlinkat:263:35 link:86:0
+    linkat:265:37 symlink:88:0 symlinkat:266:36 mknod:133:0 mknodat:259:33 chmod:90:0 fchmod:91:52
+    fchmodat:268:53 fchmodat2:452:452 chown:92:0 lchown:94:0 fchown:93:55 fchownat:260:54
+    utime:132:0 utimes:235:0 futimesat:261:0 utimensat:280:88 setxattr:188:5 lsetxattr:189:6
+    fsetxattr:190:7 removexattr:197:14 lremovexattr:198:15 fremovexattr:199:16
+"""
+"""The second half changes files; opening one to write is looked at below."""
 _REFUSED = {
-    "socket": (41, 198),
-    "io_uring_setup": (425, 425),
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "kill": (62, 129),
-    "tkill": (200, 130),
-    "pidfd_send_signal": (424, 424),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "add_key": (248, 217),
-    "keyctl": (250, 219),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "chroot": (161, 51),
-    "open_by_handle_at": (304, 265),
-    # Changes of files; opening one to write is looked at below.
-    "creat": (85, 0),
-    "truncate": (76, 45),
-    "ftruncate": (77, 46),
-    "fallocate": (285, 47),
-    "rename": (82, 0),
-    "renameat": (264, 38),
-    "renameat2": (316, 276),
-    "mkdir": (83, 0),
-    "mkdirat": (258, 34),
-    "rmdir": (84, 0),
-    "unlink": (87, 0),
-    "unlinkat": (263, 35),
-    "link": (86, 0),
-    "linkat": (265, 37),
-    "symlink": (88, 0),
-    "symlinkat": (266, 36),
-    "mknod": (133, 0),
-    "mknodat": (259, 33),
-    "chmod": (90, 0),
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "fchmodat2": (452, 452),
-    "chown": (92, 0),
-    "lchown": (94, 0),
-    "fchown": (93, 55),
-    "fchownat": (260, 54),
-    "utime": (132, 0),
-    "utimes": (235, 0),
-    "futimesat": (261, 0),
-    "utimensat": (280, 88),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "removexattr": (197, 14),
-    "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16),
+    name: (int(x86_64), int(aarch64))
+    for name, x86_64, aarch64 in (entry.split(":") for entry in _CALLS.split())
 }
 _PROGRAMS = {"execve": (59, 221), "execveat": (322, 281), "fork": (57, 0), "vfork": (58, 0)}
 _OPEN, _OPENAT, _OPENAT2 = (2, 0), (257, 56), (437, 437)
@@ -204,7 +163,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 _LOAD, _EQUAL, _SET, _RETURN, _AT_LEAST = 0x20, 0x15, 0x45, 0x06, 0x35
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_NUMBER, _ARCHITECTURE = 0, 4  # where they lie in struct seccomp_data; arguments from 16 on
+_NUMBER, _ARCHITECTURE = 0, 4  # their offsets in struct seccomp_data; arguments from 16 on
 
 
 def _seccomp(libc: ctypes.CDLL, *, program: bool) -> None:
@@ -253,7 +212,7 @@ def _filter(machine: str, *, program: bool) -> bytes:
         refuse(numbers)
     look(_OPEN, 1, _SET, _WRITING, holds=True)
     look(_OPENAT, 2, _SET, _WRITING, holds=True)
-    refuse(_OPENAT2, errno.ENOSYS)  # its flags lie where a filter cannot look
+    refuse(_OPENAT2, errno.ENOSYS)  # a filter cannot read its flags
     if not program:
         look(_CLONE, 0, _SET, _CLONE_THREAD, holds=False)
         refuse(_CLONE3, errno.ENOSYS)  # as above: libraries fall back to clone

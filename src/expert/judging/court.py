@@ -48,7 +48,7 @@ def judge_all(
     notice: Callable[[str], None] = lambda text: None,
 ) -> list[Judgement]:
     """Judge every answer by its case; in their order. `tsc`: the compiler, where there is one.
-    `notice` is told what the system could not close to the judges."""
+    `notice` gets what the system could not block for the judges."""
     pairs = list(zip(cases, answers, strict=True))
     several = max(
         1,
@@ -143,7 +143,7 @@ class Bench:
             self.stop()
             self._child = self._start()
         begun, ends_at = False, time.monotonic() + self._seconds
-        self._child.ask(asked)  # where it has ended, the next line tells
+        self._child.ask(asked)  # if it has ended, the next line notices
         while True:
             told = self._child.next(ends_at)
             if told is None:
@@ -168,7 +168,7 @@ class Bench:
 
     def _start(self) -> Child:
         self._folder = tempfile.TemporaryDirectory(prefix="expert-judge-")
-        # -P: the folder a person stands in is no place to import from.
+        # -P: nothing is imported from the user's current folder.
         return Child(
             [sys.executable, "-P", "-m", "expert.judging.server"],
             cwd=Path(self._folder.name),

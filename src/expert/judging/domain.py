@@ -17,7 +17,7 @@ NAMES = {
     "tsx": "typescript",
 }
 WRITTEN = {**NAMES, "text": "text", "open": "open"}
-"""What grammar_type may say besides. A tag like format:text is no word on how to judge."""
+"""What grammar_type may say besides. A tag like format:text does not say how to judge."""
 STRICT = ("parser-strict", "schema-strict")
 
 
@@ -52,7 +52,7 @@ LONGEST_LABEL = 200
 
 
 def kind_of_answers(expected: Sequence[str]) -> tuple[str, str]:
-    """ "text" for answers that are held to the expected one, "open" for others; and why."""
+    """ "text" for answers compared with the expected one, "open" for others; and why."""
     answers = [normalised(text) for text in expected]
     count, different = len(answers), len(set(answers))
     short = sum(

@@ -11,9 +11,9 @@ from expert.judging.score import Score
 MIN_ACCURACY = 0.95
 MAX_REGRESSION = 0.05
 MOST_WITHOUT_ORACLE = 0.05
-"""Share of the cases. They are no part of the accuracy; with more of them it says too little."""
+"""Share of the cases. They do not count for accuracy; with more of them it says too little."""
 ENOUGH_NEW_CASES = 10
-"""So many cases must be left for those that were learnt to be left out: of fewer one alone decides,
+"""Cases that must remain before those trained on are left out: of fewer a single one decides,
 at an accuracy of 95 % that is asked for."""
 
 
@@ -22,7 +22,7 @@ class Demands:
     """What is asked of an expert."""
 
     min_accuracy: float = MIN_ACCURACY
-    """Of the answers that could be judged; the share itself is held to it, not its interval."""
+    """Of the answers that could be judged; compared with the share itself, not its interval."""
     max_regression: float = MAX_REGRESSION
     """How much worse than the baseline it may be, as a share of the baseline's accuracy."""
     min_improvement: float = 0.0
@@ -65,7 +65,7 @@ class Gate:
 
 
 def score_for_the_gate(every: Score, new: Score) -> Score:
-    """What an expert is held to: the cases it has not learnt, where enough of them are left."""
+    """What the gate counts: the cases the run was not trained on, where enough of them are left."""
     return new if new.cases >= min(ENOUGH_NEW_CASES, every.cases) else every
 
 
@@ -78,7 +78,7 @@ def gate_of(
 ) -> Gate:
     """Hold what a model reached to what is asked, and to the baseline where there is one. Rows
     without answers have no accuracy that could be asked for; answers without an oracle have. Open
-    text is held to its `base`."""
+    text is compared with its `base`."""
     parts = []
     if now.scores is not None:
         parts.append(_of_scores(demands, now.scores))

@@ -81,8 +81,8 @@ def adapter_config(model: Any, plan: AdapterPlan, *, total_steps: int | None) ->
 
 
 def adalora_schedule(rank: int, total_steps: int | None) -> dict[str, int]:
-    """Ranks and updates of AdaLoRA: half as much rank again at first, nothing pruned in the first
-    tenth, and a last quarter to learn with the ranks that are left."""
+    """Ranks and steps of AdaLoRA: half as much rank again at first, nothing pruned in the first
+    tenth, and a last quarter to train with the ranks that are left."""
     if total_steps is None or total_steps < 2:
         length = "unknown" if total_steps is None else f"{total_steps} step"
         what = f"adalora prunes ranks over the whole run and needs its length, which is {length}"
@@ -161,7 +161,7 @@ def _are_conv1d(targets: list[str], layers: dict[str, nn.Module], kind: str) -> 
 
 
 class AdaLoraRanks:
-    """The pruning of AdaLoRA: its penalty, what it does after an update, and what it remembers."""
+    """The pruning of AdaLoRA: its penalty, what it does after a step, and its state."""
 
     def __init__(self, wrapped: Any) -> None:
         self._tuner = wrapped.base_model
@@ -188,9 +188,9 @@ class AdaLoraRanks:
         return weighed
 
     def after_update(self, step: int) -> None:
-        """Prune after update number `step`, counted from 1, while its gradients are still there.
+        """Prune after step number `step`, counted from 1, while its gradients are still there.
 
-        Those of an update that was not made because they are not finite count as zero: in PEFT's
+        Those of a step that was skipped because they are not finite count as zero: in PEFT's
         running averages they would stay for ever.
         """
         for parameter in self._parameters:
@@ -198,9 +198,9 @@ class AdaLoraRanks:
                 torch.nan_to_num_(parameter.grad, 0.0, 0.0, 0.0)
         last = self.config.total_step - self.config.tfinal
         if step > last and self._tuner.rankallocator.exp_avg_ipt:
-            step = last  # PEFT settles the ranks in this very update, which was passed over
+            step = last  # PEFT fixes the ranks in this very step, which was skipped
         if step > last and self.config.rank_pattern is None:
-            return  # every update that prunes was passed over: all ranks stay
+            return  # every pruning step was skipped: all ranks stay
         self._tuner.update_and_allocate(step)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -214,7 +214,7 @@ class AdaLoraRanks:
         return found
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take up what `tensors` gave."""
+        """Restore what `tensors` gave."""
         allocator = self._tuner.rankallocator
         device = self._vectors[0][0].device
         allocator.reset_ipt()

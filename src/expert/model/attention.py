@@ -291,7 +291,7 @@ def _score_rule(window: int | None, softcap: float | None) -> Callable[..., Tens
 
 
 def _varlen_options(left: int) -> dict[str, Any]:
-    """How this version of varlen_attn is told: causal, `left` places back, grouped heads."""
+    """Arguments for this version of varlen_attn: causal, `left` places back, grouped heads."""
     if _VARLEN_ATTN is None:
         raise KernelUnavailable("flash", "needs torch 2.10 or newer", "set attention: flex")
     options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _VARLEN_TAKES else {}
@@ -345,7 +345,7 @@ def attention_works(
         return f"{type(error).__name__}: {error}"
     tolerance = attention_tolerance(dtype)
     for name, error_size in errors.items():
-        if not error_size <= tolerance:  # also where it is no number
+        if not error_size <= tolerance:  # also where it is NaN
             return f"{name} is off by {error_size:.2g}, {tolerance:.2g} is allowed for {dtype}"
     return ""
 

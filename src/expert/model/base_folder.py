@@ -29,7 +29,7 @@ def built_in_folder(name: str) -> Path | None:
 
 def base_reference(model: ModelPlan) -> tuple[str, str | None]:
     """What others find the base by, and its revision: a hub id where it has one, else the folder
-    it lies in on this machine. A folder of the hub cache is named by its repository and commit."""
+    it is in on this machine. A folder of the hub cache is named by its repository and commit."""
     if model.place == "built-in":
         return str(built_in_folder(model.name) or model.location), None
     if model.place == "hub":
@@ -93,7 +93,7 @@ def runs_its_own_program(model: ModelPlan, folder: Path, *, allowed: bool) -> bo
     if not config.get("auto_map") or config.get("model_type") in CONFIG_MAPPING:
         return False
     pinned = re.fullmatch(r"[0-9a-f]{40}", model.revision or "") is not None
-    # A snapshot's folder has the name of its commit; what lies in another one nobody has pinned.
+    # A snapshot's folder has the name of its commit; the contents of any other are not pinned.
     if allowed and pinned and folder.name == model.revision:
         return True
     what = "its config.json (auto_map) asks to run code that comes with the model"

@@ -1,4 +1,4 @@
-"""The repeated blocks of a model: finding them, recomputing them, compiling them.
+"""The repeated blocks of a model: finding, checkpointing and compiling them.
 
 Both change how a block's forward is run and nothing else: parameters, their names and the modules
 stay where they are, and every change can be undone.
@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 # Graphs that one block may have: first layer or not, learning or not, masked or not, each kind of
-# layer. Past torch's own limit of 8 it would silently go on without compiling.
+# layer. Past torch's own limit of 8 it would silently continue without compiling.
 RECOMPILE_LIMIT = 64
 
 
@@ -48,7 +48,7 @@ def compile_blocks(
     *,
     fullgraph: bool = False,
 ) -> Callable[[], None]:
-    """Compile every block for fixed shapes, inside its recomputation; gives back what undoes it."""
+    """Compile every block for fixed shapes, inside its checkpointing; returns what undoes it."""
     config = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
 

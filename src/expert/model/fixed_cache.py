@@ -84,7 +84,7 @@ def _capped(
 
 
 def can_be_fixed(model: Any) -> bool:
-    """Whether every layer of a model remembers everything, and positions can be told to it."""
+    """Whether every layer of a model keeps all keys and values, and it takes positions."""
     cache = importlib.import_module("transformers.cache_utils")
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return False

@@ -41,11 +41,11 @@ class ModelInput(Protocol):
 
     @property
     def real_tokens(self) -> int:
-        """How many places are no padding."""
+        """How many positions are not padding."""
 
     @property
     def examples(self) -> int:
-        """How many examples of the data set lie in the rows."""
+        """How many examples of the data set are in the rows."""
 
     @property
     def whole_rows(self) -> bool:

@@ -44,7 +44,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model ready to train. Every tensor lies on the run's device."""
+    """A model ready to train. Every tensor is on the run's device."""
 
     plan: ModelPlan
     adapter: AdapterPlan
@@ -56,7 +56,7 @@ class LoadedModel:
     """What gives hidden states: the model without its head."""
     soft_prompts: SoftPrompts | None
     trainable: list[tuple[str, nn.Parameter]]
-    """Everything that learns, in the model's own order, by names that do not change."""
+    """Everything trainable, in the model's own order, by names that do not change."""
     weights: dict[str, Tensor]
     """What is saved, by the module's own names as they were when it was loaded."""
     blocks: list[nn.Module]
@@ -127,7 +127,7 @@ class LoadedModel:
                 self.module.train()
 
     def after_update(self, step: int) -> None:
-        """To be called after update number `step`, counted from 1, before gradients are cleared."""
+        """To be called after step number `step`, counted from 1, before gradients are cleared."""
         if self.ranks is not None:
             self.ranks.after_update(step)
 
@@ -221,9 +221,9 @@ def load_model(
 def _dtype_beside_the_base(
     adapter: AdapterPlan, asked: torch.dtype | None, of_the_base: torch.dtype
 ) -> torch.dtype:
-    """In which type adapters and soft prompts learn."""
+    """The dtype in which adapters and soft prompts are trained."""
     if adapter.type == "adalora":
-        return torch.float32  # its pruning reads the very weights and gradients that learn
+        return torch.float32  # its pruning reads the trained weights and gradients themselves
     return of_the_base if asked is None else asked
 
 

@@ -21,7 +21,7 @@ _BLOCK = 64
 
 
 def quantization_config(quantization: str, compute_dtype: torch.dtype) -> Any | None:
-    """What transformers must be told to quantise every linear layer but the head while it loads;
+    """What makes transformers quantise every linear layer but the head while it loads;
     None where the base stays as it is."""
     if quantization == "fp8":
         raise ModelError(_WHERE, "fp8 base weights are not supported yet", "use int8")
@@ -49,7 +49,7 @@ def settle_quantised(model: nn.Module, quantization: str) -> None:
     for name, layer in list(model.named_modules()):
         if isinstance(layer, bnb.nn.Linear4bit):
             # In evaluation on a CPU with AVX512-BF16 the layer would repack its weight into a form
-            # that has no gradient, and training would go on with it.
+            # that has no gradient, and training would continue with it.
             layer.support_avx512bf16_for_cpu = False
             _refuse_uneven_rows(name, layer)
         elif isinstance(layer, bnb.nn.Linear8bitLt):
@@ -57,7 +57,7 @@ def settle_quantised(model: nn.Module, quantization: str) -> None:
 
 
 def _refuse_uneven_rows(name: str, layer: Any) -> None:
-    """bitsandbytes 0.50 reads NF4 back wrongly on a CPU where rows are no whole blocks: the error
+    """bitsandbytes 0.50 reads NF4 back wrongly on a CPU where rows are not whole blocks: the error
     of a 32 x 32 matrix is 20 to 37 % of its spread instead of 9 %."""
     if layer.weight.device.type == "cpu" and layer.in_features % _BLOCK:
         what = f"int4 on a CPU needs rows of whole {_BLOCK}s; {name} has rows of"

@@ -106,7 +106,7 @@ def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_trainable(loaded: LoadedModel, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what a checkpoint keeps of a model: all that learns, and what AdaLoRA remembers.
+    """Restore what a checkpoint keeps of a model: all trainable tensors, and AdaLoRA's state.
     Anything missing, left over or of another size is an error, and then nothing was changed."""
     own = {name: value for name, value in tensors.items() if not name.startswith(_ADALORA)}
     wanted = dict(loaded.trainable)

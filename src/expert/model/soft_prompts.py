@@ -1,4 +1,4 @@
-"""Virtual tokens in front of every document, learnt as rows beside the embedding."""
+"""Virtual tokens in front of every document, trained as rows beside the embedding."""
 
 from __future__ import annotations
 

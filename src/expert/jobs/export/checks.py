@@ -119,7 +119,7 @@ def refuse_place(to: Path) -> None:
 
 @contextmanager
 def naming(to: Path) -> Iterator[None]:
-    """What cannot be written is told by the name that the user gave, not by that of a temporary."""
+    """Errors of writing name the folder the user gave, not the temporary one."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What an export is, and how far it lies from what was trained."""
+"""What an export is, and how far it is from what was trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Kind = Literal["adapter", "merged", "model"]
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written, and how far it lies from what was trained."""
+    """What was written, and how far it is from what was trained."""
 
     run: Path
     folder: Path
@@ -26,11 +26,11 @@ class Exported:
     share: float
     """The same, as a share of the logits' spread."""
     tolerance: float
-    """The largest share that is let pass."""
+    """The largest share that is accepted."""
     adapter_effect: float | None
     """How far the adapter itself moves the logits, as a share of their spread."""
     quantised_share: float | None
-    """How far the base as it was quantised in training lies from the full one, as a share."""
+    """How far the base as quantised in training is from the full one, as a share."""
     validation: str = ""
     """What is to be said of its validation; "" where it passed the gate or never was validated."""
     judged: str = ""

@@ -214,7 +214,7 @@ def _step_of(done: Exported, events: Sequence[Event]) -> int | None:
 
 
 def _answers(verdict: SavedVerdict | None) -> list[tuple[str, str]]:
-    """What `expert validate` found; a reader who cannot judge answers is told that nobody did."""
+    """What `expert validate` found; where nobody judged the answers, it says so."""
     if verdict is None or verdict.cases is None:
         return [("answers", "not judged: expert validate was not run")]
     if verdict.outdated:

@@ -24,7 +24,7 @@ class PortableBase(NamedTuple):
     name: str
     """For people: a hub id, or the name of the folder."""
     hub_id: str | None
-    """None: it is on no hub, or nobody knows whether it is."""
+    """None: it is on no hub, or unknown whether it is."""
     imports: tuple[str, ...]
     """Lines of Python that `lines` needs."""
     lines: tuple[str, ...]
@@ -42,7 +42,7 @@ def portable_base(model: ModelPlan, *, needed: bool = True) -> PortableBase:
 
     name = short_name(model)
     if model.place == "built-in":
-        line = f'base = f"{{folder}}/{COPY}"  # {name} comes with Expert; a copy lies in here'
+        line = f'base = f"{{folder}}/{COPY}"  # {name} comes with Expert; this is a copy'
         note = f"The base, `{name}`, comes with Expert and is on no hub: `{COPY}/` is a copy of it."
         return PortableBase(name, None, (), (line,), note)
     if model.name == SMOLLM2:

@@ -26,7 +26,7 @@ CLEAR_BELOW = 0.75
 """Rows that have ended stay in the batch until this share of it is left: taking them out copies the
 whole cache."""
 CLEAR_RECORDED_BELOW = 0.5
-"""The same where the step must be recorded anew afterwards."""
+"""The same where the step must be captured again afterwards."""
 ENDLESS = 2**31
 """Context of a model that does not tell where its own ends."""
 ROOM = {"cpu": 32, "cuda": 128}
@@ -112,7 +112,7 @@ def read(speaker: Speaker, group: Group) -> tuple[Any, Tensor, Tensor]:
 
 
 class Steps(Protocol):
-    """Rows that go on token by token."""
+    """Rows continued token by token."""
 
     scores: Tensor
     """Of the next token of every row."""
@@ -142,7 +142,7 @@ class GrowingSteps:
         import torch
 
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
-        # Places that have ended go on past the context, and are not looked at.
+        # Rows that have ended continue past the context, and are ignored.
         positions = (self._mask.sum(1, keepdim=True) - 1).clamp(max=self._speaker.context - 1)
         output = self._speaker.model(
             input_ids=tokens[:, None],
@@ -244,8 +244,8 @@ class FixedSteps:
         self.scores = scores
 
     def _step(self) -> tuple[Tensor]:
-        """One step: everything it changes lies on the device."""
-        # Rows that have ended go on past the context, and are not looked at.
+        """One step: everything it changes is on the device."""
+        # Rows that have ended continue past the context, and are ignored.
         self._positions.add_(1).clamp_(max=self._speaker.context - 1)
         self._mask.index_fill_(3, self._cache.place, True)
         output = self._speaker.model(

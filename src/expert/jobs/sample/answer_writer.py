@@ -23,7 +23,7 @@ def begun_stop(text: str, stops: Sequence[str]) -> int:
 
 
 class AnswerWriter:
-    """Follows the tokens of one answer, tells its text, and knows when it has ended."""
+    """Follows the tokens of one answer, reports its text, and knows when it has ended."""
 
     def __init__(
         self, tokenizer: Any, ends: Sequence[int], stops: Sequence[str], tell: Tell, *, strip: bool

@@ -75,7 +75,7 @@ def sample(
     tell: Tell = lambda piece: None,
     **how: Any,
 ) -> Samples:
-    """Answer every prompt with what a run has learnt.
+    """Answer every prompt with what a run trained.
 
     `how`: what `ready` takes. `begin` and `tell` follow the work.
     """
@@ -105,10 +105,10 @@ def ready(
     tools: Path | None = None,
     loading: Callable[[str], None] = lambda what: None,
 ) -> Ready:
-    """What a run has learnt, loaded to answer; what cannot be answered is told before that.
+    """A trained run, loaded to answer; what cannot be answered is refused before that.
 
     `decoding` holds what differs from the manifest's; `plain` continues prompts as they stand, None
-    decides by the data. `tools` is a file that names them; None: those of the first row learnt.
+    decides by the data. `tools` is a file that names them; None: those of the first training row.
     """
     from expert.data.plain_text import FirstRow, trained_on_text
     from expert.run.stored.choose_checkpoint import choose
@@ -140,7 +140,7 @@ def ready(
 
 
 def _offered(first: FirstRow, file: Path | None, *, continues: bool) -> tuple[str, list[str]]:
-    """The tools of a prompt, and what is to be said of them: a run that has learnt calls expects
+    """The tools of a prompt, and notes on them: a run trained on calls expects
     some."""
     from expert.data.examples.tools import tool_names
 
@@ -287,7 +287,7 @@ def _say(
 
 
 def _room_left(speaker: Speaker, prompt_tokens: int, model: str) -> int:
-    """Tokens that an answer may have; what a model has not learnt to look back to is no context."""
+    """Tokens that an answer may have; positions beyond its context were never trained."""
     taken = prompt_tokens + speaker.lead
     if taken >= speaker.context:
         raise CannotSample(

@@ -131,7 +131,7 @@ class _Work:
         self.ended = [False] * len(self.prompts)
 
     def forget(self, rows: Sequence[int]) -> int:
-        """Begin anew with these rows; how many of them were done."""
+        """Start over with these rows; returns how many of them were done."""
         count = sum(self._is_over(row) for row in rows)
         for row in rows:
             self.said[row], self.ended[row] = [], False

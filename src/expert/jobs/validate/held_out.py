@@ -1,4 +1,4 @@
-"""The rows that a run held out of its training rows, found again, and whether another learnt them.
+"""The rows a run held out of its training rows, and whether another run was trained on them.
 
 Only in the very rows that a run saw: a row more, and another share would be drawn.
 """
@@ -38,7 +38,7 @@ class NoTestSet(ExpertError):
 
 
 class CannotBeTold(Exception):
-    """Which rows a run learnt is not known any more; the text says why."""
+    """Which rows a run was trained on is unknown; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Run:
 
 
 def refuse_rows_of_the_baseline(judged: Sequence[Example], name: str, run: Run, other: Run) -> None:
-    """Raise NoTestSet where the baseline may have learnt rows that the run only held out."""
+    """Raise NoTestSet where the baseline may be trained on rows that the run held out."""
     ours, theirs = learnt_rows(run.folder), learnt_rows(other.folder)
     if theirs.same_as(ours):
         return
@@ -126,7 +126,7 @@ def refuse_rows_of_the_baseline(judged: Sequence[Example], name: str, run: Run, 
             f"{where} may have been trained on the rows it would be judged by ({name}): "
             f"{error}  ({remedy}, or restore the data as it was)"
         ) from error
-    # A row that stands twice in the data may be learnt and held out: of that the run knows, too.
+    # A row that occurs twice may be both trained on and held out; that holds for the run, too.
     known -= _learnt_among(known, run) if known else frozenset()
     count = sum(example in known for example in judged)
     if count:
@@ -137,7 +137,7 @@ def refuse_rows_of_the_baseline(judged: Sequence[Example], name: str, run: Run, 
 
 
 def _learnt_among(judged: frozenset[Example], run: Run) -> frozenset[Example]:
-    """Those of the judged rows that the run has learnt."""
+    """Those of the judged rows that the run was trained on."""
     from expert.data.records import BadRow
     from expert.manifest.schema.dataset import DatasetSpec
 
@@ -170,7 +170,7 @@ def understood(
 def learnt_cases(
     rows: Sequence[tuple[tuple[Case, ...], Example]], run: Run, *, make: bool
 ) -> tuple[frozenset[str], str]:
-    """The ids of the cases that were learnt, and why that cannot be told where it cannot; without
+    """The ids of the cases trained on, and why that is unknown where it is; without
     `make` tokens that are gone are not made again.
 
     Cases are written and tokenised as the rows of the run were, and recognised by their tokens:
@@ -206,7 +206,7 @@ def learnt_cases(
 
 
 def _written(line: Line, examples: Sequence[Example]) -> list[list[Segment]]:
-    """The examples as training writes them; what a template cannot write was never learnt."""
+    """The examples as training writes them; what a template cannot write was never trained on."""
     from expert.data.records import Segment
     from expert.data.template.templates import TemplateError
 

@@ -77,9 +77,9 @@ class JudgeChoice:
     """Some answers are open text, and no judge command scores them."""
     has_cases: bool
     is_held: bool
-    """Some answers are held to an oracle or to the expected text."""
+    """Some answers are judged by an oracle or by the expected text."""
     to_base: bool
-    """The loss on the rows is held to that of the base."""
+    """The loss on the rows is compared with that of the base."""
 
     def settings(self, demands: Demands) -> dict[str, Any]:
         """The demands as validation.json has them: those that do not apply are None."""
@@ -105,7 +105,7 @@ def way_of(
     judge = asked.judge()
     name, because = _decided(folder, plan, whole, domain)
     for each in {name, *(case.domain for case in cases if case.domain)}:
-        oracle_for(each)  # an unknown one is told before anything is loaded
+        oracle_for(each)  # an unknown one is reported before anything is loaded
     kinds = {case.domain or name for case in cases}
     is_open = OPEN in kinds and judge is None
     loss_asked = asked.min_improvement is not None or asked.min_token_accuracy is not None

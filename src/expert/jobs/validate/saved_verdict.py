@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,27 +30,27 @@ class SavedVerdict:
     passed: bool | None
     """None: there was nothing to judge, neither an answer nor a baseline."""
     reasons: str
-    checkpoint: str
-    test_set: str
+    checkpoint: str = ""
+    test_set: str = ""
     """Of the whole set, where only some of it was judged."""
-    cases: int | None
-    rows: int | None
+    cases: int | None = None
+    rows: int | None = None
     """That the cases are of; answers of one row say less than as many of several."""
-    of: int | None
+    of: int | None = None
     """Cases of the whole set, where only some of it was judged."""
-    accuracy: float | None
-    interval: tuple[float, float] | None
-    learnt: Mapping[str, Any]
-    loss: float | None
+    accuracy: float | None = None
+    interval: tuple[float, float] | None = None
+    learnt: Mapping[str, Any] = field(default_factory=dict)
+    loss: float | None = None
     """On the rows."""
-    examples: int | None
+    examples: int | None = None
     """Rows that the loss is of."""
     asked: float | None = None
     """The accuracy that the gate asked for."""
     demands: tuple[str, ...] = ()
     """All that it asked for, in words."""
     base_loss: float | None = None
-    """Of the base on the same rows, where open text was held to it."""
+    """Of the base on the same rows, where open text was compared with it."""
     token_accuracy: float | None = None
     mean_score: float | None = None
     """Of a judge command."""
@@ -114,7 +114,7 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
         found = json.loads(folder.validation.read_text(encoding="utf-8"))
         gate, part = found["gate"], found.get("partial") or {}
         told, settings = found.get("rows") or {}, found.get("settings") or {}
-        told = found.get("new_rows") or told  # what the gate was judged by
+        told = found.get("new_rows") or told  # what the gate counted
         ends, asked = found.get("interval"), settings.get("min_accuracy")
         cases = found["cases"] if isinstance(found.get("cases"), list) else None
         return SavedVerdict(
@@ -138,20 +138,7 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
             outdated=outdated(found, folder),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-        return SavedVerdict(
-            passed=False,
-            reasons="the file cannot be read",
-            checkpoint="",
-            test_set="",
-            cases=None,
-            rows=None,
-            of=None,
-            accuracy=None,
-            interval=None,
-            learnt={},
-            loss=None,
-            examples=None,
-        )
+        return SavedVerdict(passed=False, reasons="the file cannot be read")
 
 
 def _rows(cases: Sequence[Mapping[str, Any]]) -> int:

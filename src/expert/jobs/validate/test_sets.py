@@ -32,7 +32,7 @@ __all__ = ["NoTestSet", "TestSet", "data_folder", "find_test_set"]
 
 @dataclass(frozen=True, kw_only=True)
 class TestSet:
-    """Rows that were not learnt; each answer in them is a case."""
+    """Rows that were not trained on; each answer in them is a case."""
 
     __test__ = False  # pytest would take it for a class of tests
 
@@ -44,9 +44,9 @@ class TestSet:
     cases: tuple[tuple[Case, ...], ...]
     """For each example, one for every answer in it; none for plain text, which asks nothing."""
     drawn: bool = False
-    """Held out of the training rows by the run: another may have drawn others, and learnt these."""
+    """Held out of the training rows by the run: another run may have been trained on these."""
     left_out: int = 0
-    """Rows that were held out too, of which nothing could have been learnt: they are not asked."""
+    """Rows that were held out too, but whose answers do not fit the length: they are not asked."""
     part_of: TestSet | None = None
     """The whole set, where only some of it is judged."""
 
@@ -93,7 +93,7 @@ def find_test_set(
     folder: RunFolder, plan: RunPlan, *, beside: Path | None, named: Path | None
 ) -> TestSet:
     """The rows to judge by: those of `named`, else the manifest's test rows, else its cases, else
-    the rows it was validated by while it learnt.
+    the validation rows of its training.
 
     `beside`: the folder of the manifest, where it is known.
     """
@@ -257,10 +257,10 @@ def _of_rows(
 
 
 def _cases(example: Example, row: Row, name: str) -> tuple[Case, ...]:
-    """The cases in a row: every answer that is to be learnt from such a row, asked for with the
+    """The cases in a row: every answer that training would use, asked for with the
     turns before it as they stand there.
     What the row says of its task, its domain and its check holds of each of them; an answer that
-    calls tools is held to its calls."""
+    calls tools is judged by its calls."""
     from expert.data.examples.tools import calls_of, with_calls
     from expert.judging.cases import Case
     from expert.judging.oracles.calls import CALLS, check_of
@@ -315,7 +315,7 @@ _NAME = "zq0called"
 
 
 def as_written(asked: Sequence[tuple[Case, Example]], template: Template) -> list[Case]:
-    """The cases; of those that expect calls, the expected answer is the text that was learnt."""
+    """The cases; of those that expect calls, the expected answer is what was trained on."""
     if not any(example.turns[-1].extra for _, example in asked):
         return [case for case, _ in asked]
     marks = _marks(template)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     import torch
 
     from expert.core.rundir import RunFolder
+    from expert.data.records import Example
     from expert.jobs.sample.decoding import DecodingSettings
     from expert.jobs.validate.answering import GivenAnswer
     from expert.jobs.validate.test_sets import TestSet
     from expert.judging.cases import Case
     from expert.judging.judge_command import Scored
     from expert.judging.oracles.oracle import Judgement
-    from expert.judging.score import Comparison
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.choose_checkpoint import Choice
     from expert.run.stored.load import Trained
@@ -48,7 +48,7 @@ class _Task:
     test: TestSet
     cases: tuple[Case, ...]
     learnt: frozenset[str]
-    """Ids of the cases that the run has learnt."""
+    """Ids of the cases that the run was trained on."""
     way: JudgeChoice
     strict: bool
     decoding: DecodingSettings
@@ -57,6 +57,18 @@ class _Task:
     tell: Tell
     found: list[str] = field(default_factory=list)
     """What was noticed while they were asked."""
+
+    def losses(self, trained: Trained, rows: Sequence[Example]) -> EvalResult:
+        """Loss and token accuracy of a model on rows."""
+        from expert.jobs.validate.row_losses import row_losses
+
+        what = f"{trained.choice.name}: loss on held-out rows"
+        return row_losses(
+            trained,
+            rows,
+            tell=lambda done, of: self.tell(what, done, of),
+            note=self.found.append,
+        )
 
 
 def validate(
@@ -79,20 +91,24 @@ def validate(
     device: str = "auto",
     tell: Tell = lambda what, done, of: None,
 ) -> Validation:
-    """Judge an expert by rows it has not learnt, and write validation.json into its run folder.
+    """Judge an expert by rows it was not trained on, and write validation.json into its run folder.
 
     `expert`: a run folder, a folder of runs, or the folder of a manifest, whose newest run is
     taken. `baseline`: "base" for the same base untrained, or another run. `checkpoints`: "all".
     `min_accuracy`: 0.95 where it is not named; rows without answers have none, and no gate on it.
-    Open text is held to its base by loss and token accuracy: `min_improvement`, as a share of the
-    base's loss, and `min_token_accuracy` ask for more. `judge_command`: a program that scores the
-    answers (see expert.judging.judge_command); `min_score` is the mean that is asked for.
+    Open text is compared with its base by loss and token accuracy: `min_improvement`, as a share of
+    the base's loss, and `min_token_accuracy` ask for more. `judge_command`: a program that scores
+    the answers (see expert.judging.judge_command); `min_score` is the mean that is asked for.
     """
     from expert.jobs.sample.decoding import settle_decoding
+    from expert.judging.domain import is_strict
     from expert.run.stored.choose_checkpoint import choose
     from expert.run.stored.load import base_remark, pick_device, read_plan
 
-    _refuse_unknown(checkpoints)
+    if checkpoints not in (None, ALL):
+        raise CannotValidate(
+            f"--checkpoints {checkpoints}: is not known  (write --checkpoints all)"
+        )
     asked = Requirements(
         min_accuracy=min_accuracy,
         max_regression=max_regression,
@@ -113,9 +129,18 @@ def validate(
     test = _rows(folder, plan, beside, named=named, limit=limit, baseline=baseline, tell=tell)
     how, _ = settle_decoding(plan, {})  # it speaks of characters that are drawn; here none are
     way = way_of(folder, plan, test, domain, asked)
-    task = _task(plan, test, way, how, seed=seed, device=pick_device(device), tell=tell)
     learnt, untold = _learnt(folder, plan, beside, test)
-    task = replace(task, learnt=learnt)
+    task = _Task(
+        test=test,
+        cases=tuple(case for own in test.cases for case in own),
+        learnt=learnt,
+        way=way,
+        strict=is_strict(plan.decoding),
+        decoding=how,
+        seed=seed,
+        device=pick_device(device),
+        tell=tell,
+    )
     reached = _reach(folder, plan, chosen, task)
     others = _reach_all(folder, plan, task, {chosen.path: reached}) if checkpoints else ()
     before = _baseline(folder, plan, str(baseline), task) if baseline is not None else None
@@ -132,7 +157,9 @@ def validate(
         weights=weights,
         reached=reached,
         baseline=before,
-        comparison=_compared(reached, before),
+        comparison=compare(reached.verdicts(), before.verdicts(), reached.rows_of_cases())
+        if before is not None
+        else None,
         base=base,
         gate=gate_of(demands, reached.standing, theirs, base=_as_standing(base)),
         because=way.because,
@@ -148,12 +175,6 @@ def validate(
     return done
 
 
-def _compared(reached: Reached, before: Reached | None) -> Comparison | None:
-    if before is None:
-        return None
-    return compare(reached.verdicts(), before.verdicts(), reached.rows_of_cases())
-
-
 def _rows(
     folder: RunFolder,
     plan: RunPlan,
@@ -164,7 +185,7 @@ def _rows(
     baseline: str | Path | None,
     tell: Tell,
 ) -> TestSet:
-    """The rows to judge by, which a baseline has not learnt either."""
+    """The rows to judge by, which the baseline was not trained on either."""
     from expert.jobs.validate.test_sets import find_test_set
 
     tell("reading the test set", 0, 0)
@@ -175,43 +196,11 @@ def _rows(
     return test
 
 
-def _refuse_unknown(checkpoints: str | None) -> None:
-    if checkpoints not in (None, ALL):
-        raise CannotValidate(
-            f"--checkpoints {checkpoints}: is not known  (write --checkpoints all)"
-        )
-
-
 def _notes(task: _Task, reached: Reached) -> list[str]:
     from expert.jobs.validate.validation import few_cases, notes_on
 
     known = notes_on(task.cases, task.way.domain, left_out=task.test.left_out)
     return [*known, "" if reached.is_scored else few_cases(reached.standing.score)]
-
-
-def _task(
-    plan: RunPlan,
-    test: TestSet,
-    way: JudgeChoice,
-    how: DecodingSettings,
-    *,
-    seed: int,
-    device: Any,
-    tell: Tell,
-) -> _Task:
-    from expert.judging.domain import is_strict
-
-    return _Task(
-        test=test,
-        cases=tuple(case for own in test.cases for case in own),
-        learnt=frozenset(),
-        way=way,
-        strict=is_strict(plan.decoding),
-        decoding=how,
-        seed=seed,
-        device=device,
-        tell=tell,
-    )
 
 
 def _settings(demands: Demands, task: _Task, limit: int | None) -> dict[str, Any]:
@@ -247,7 +236,7 @@ def _reach(folder: RunFolder, plan: RunPlan, choice: Choice, task: _Task) -> Rea
 
 
 def _baseline(folder: RunFolder, plan: RunPlan, named: str, task: _Task) -> Reached:
-    """Ask the base of the run without what it learnt, or another run."""
+    """Ask the untrained base of the run, or another run."""
     from expert.run.stored.choose_checkpoint import BASE, choose
     from expert.run.stored.load import load_base, read_plan
 
@@ -260,7 +249,7 @@ def _baseline(folder: RunFolder, plan: RunPlan, named: str, task: _Task) -> Reac
 
 
 def _look_for_baseline(named: str | Path | None) -> None:
-    """Raise where the baseline is no run with a finished state, before anything is loaded."""
+    """Raise where the baseline is not a run with a finished state, before anything is loaded."""
     from expert.run.stored.choose_checkpoint import BASE, choose
     from expert.run.stored.load import read_plan
 
@@ -291,7 +280,7 @@ def _refuse_what_the_baseline_learnt(
 def _learnt(
     folder: RunFolder, plan: RunPlan, beside: Path | None, test: TestSet
 ) -> tuple[frozenset[str], str]:
-    """Cases that the run has learnt; where that cannot be told, a note that says why."""
+    """Cases the run was trained on; where that is unknown, a note that says why."""
     from expert.jobs.validate.held_out import Run, learnt_cases
     from expert.jobs.validate.test_sets import data_folder
 
@@ -305,7 +294,6 @@ def _learnt(
 
 def _ask(trained: Trained, run: str, task: _Task) -> Reached:
     """Loss on the rows, answers to the cases, and what becomes of them."""
-    from expert.jobs.validate.row_losses import row_losses
     from expert.jobs.validate.test_sets import as_written
     from expert.judging.court import judge_all
 
@@ -315,12 +303,7 @@ def _ask(trained: Trained, run: str, task: _Task) -> Reached:
             f"{run}: the character model only continues text, and the rows are "
             f"conversations ({task.test.name})  (name a text file with --test-set FILE)"
         )
-    rows = row_losses(
-        trained,
-        task.test.examples,
-        tell=lambda done, of: task.tell(f"{name}: loss on held-out rows", done, of),
-        note=task.found.append,
-    )
+    rows = task.losses(trained, task.test.examples)
     new_rows = _new_rows(trained, task)
     began = time.monotonic()
     answers = _answers(trained, task)
@@ -367,20 +350,17 @@ def _scored(cases: list[Case], answers: list[str], name: str, task: _Task) -> li
 
 
 def _new_rows(trained: Trained, task: _Task) -> EvalResult | None:
-    """Loss on the rows that were not learnt, where the loss decides and some of them were."""
-    from expert.jobs.validate.row_losses import row_losses
-
+    """Loss on the rows not trained on, where the loss decides and some of them were."""
     pairs = zip(task.test.examples, task.test.cases, strict=True)
     new = [row for row, own in pairs if not any(case.id in task.learnt for case in own)]
     enough = len(new) >= min(ENOUGH_NEW_CASES, len(task.test.examples))
     if not task.way.to_base or not enough or len(new) == len(task.test.examples):
         return None
-    return row_losses(trained, new, note=task.found.append)
+    return task.losses(trained, new)
 
 
 def _base_rows(plan: RunPlan, task: _Task, before: Reached | None) -> EvalResult:
-    """Loss of the base on the rows by which the expert is held to it; it is asked nothing."""
-    from expert.jobs.validate.row_losses import row_losses
+    """Loss of the base on the rows used for the comparison; it is asked nothing."""
     from expert.run.stored.choose_checkpoint import BASE
     from expert.run.stored.load import load_base
 
@@ -388,12 +368,7 @@ def _base_rows(plan: RunPlan, task: _Task, before: Reached | None) -> EvalResult
         return before.new_rows or before.rows
     task.tell(f"loading {plan.model.name} alone", 0, 0)
     base = load_base(plan, device=task.device)
-    return _new_rows(base, task) or row_losses(
-        base,
-        task.test.examples,
-        tell=lambda done, of: task.tell("base: loss on held-out rows", done, of),
-        note=task.found.append,
-    )
+    return _new_rows(base, task) or task.losses(base, task.test.examples)
 
 
 def _as_standing(rows: EvalResult | None) -> ModelResult | None:

@@ -1,4 +1,4 @@
-"""What a validation found, and how validation.json tells it."""
+"""What a validation found, and its form in validation.json."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Judged:
     normalised: bool
     """The same but for white space and a Markdown fence."""
     learnt: bool = False
-    """Prompt and answer stand among the rows that the run has learnt."""
+    """Prompt and answer are among the rows the run was trained on."""
     score: float | None = None
     """Of a judge command."""
 
@@ -68,7 +68,7 @@ class Reached:
     seconds: float
     """For generating them."""
     new_rows: EvalResult | None = None
-    """Of the rows that were not learnt, where some of them were and enough others are left."""
+    """Of the rows not trained on, where some of them were and enough others are left."""
 
     @property
     def score(self) -> Score:
@@ -76,7 +76,7 @@ class Reached:
 
     @property
     def new_score(self) -> Score:
-        """Of the cases that were not learnt."""
+        """Of the cases not trained on."""
         return _score([each for each in self.cases if not each.learnt])
 
     @property
@@ -97,7 +97,7 @@ class Reached:
 
     @property
     def scores(self) -> Scores:
-        """What a judge command said, of the cases that were not learnt where enough are left."""
+        """Scores of a judge command, of the cases not trained on where enough are left."""
         new = [each for each in self.cases if not each.learnt]
         asked = new if len(new) >= min(ENOUGH_NEW_CASES, len(self.cases)) else self.cases
         known = [each.score for each in asked if each.score is not None]
@@ -136,12 +136,12 @@ class Validation:
     domain: str
     test_set: str
     weights: str
-    """A sha256 of the weights that were judged: a run that goes on has others."""
+    """A sha256 of the weights that were judged: a resumed run has others."""
     reached: Reached
     baseline: Reached | None
     comparison: Comparison | None
     base: EvalResult | None
-    """The base on the same rows, where open text is held to it."""
+    """The base on the same rows, where open text is compared with it."""
     gate: Gate
     because: str
     """Why the answers are judged as they are."""
@@ -171,7 +171,7 @@ class Validation:
 
     @property
     def learnt(self) -> dict[str, Any] | None:
-        """How many cases the run has learnt, and what it reached without them; None: none."""
+        """How many cases the run was trained on, and its accuracy without them; None: none."""
         count = sum(each.learnt for each in self.reached.cases)
         if not count:
             return None
@@ -184,7 +184,7 @@ class Validation:
         }
 
     def learnt_remark(self) -> str:
-        """The same in words; "" where none was learnt."""
+        """The same in words; "" where there are none."""
         learnt = self.learnt
         if learnt is None:
             return ""
@@ -333,7 +333,7 @@ def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[s
 
 
 def few_cases(score: Score) -> str:
-    """How little an accuracy of few cases tells; "" where there are enough of them, or none."""
+    """How inconclusive an accuracy of few cases is; "" where there are enough of them, or none."""
     rows = score.judged if score.rows is None else score.rows
     if score.interval is None or rows >= ENOUGH_CASES:
         return ""

@@ -34,19 +34,19 @@ class NotACall(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class CallMarks:
-    """How calls are told from text."""
+    """How calls are distinguished from text."""
 
     opening: str = "<tool_call>"
     """"": an answer that is JSON is a call."""
     closing: str = "</tool_call>"
-    """"": a call goes on to the next one, or to the end."""
+    """"": a call extends to the next one, or to the end."""
     arguments: str = "arguments"
     """The name of the field with the arguments."""
 
 
 def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     """`check` of a case: `calls`, those that are expected, and `marks`, what stands around them.
-    Without `calls` they are read in the expected answer; one without any is held to its text."""
+    Without `calls` they are read in the expected answer; one without any is compared as text."""
     marks = CallMarks(**case.check.get("marks") or {})
     given = case.check.get("calls")
     try:
@@ -91,7 +91,7 @@ def calls_in(answer: str, marks: CallMarks) -> list[Call]:
 
 def marks_of(written: str, name: str) -> CallMarks | None:
     """What a template puts around calls, by an answer of it that is one call of `name` and nothing
-    else; None where that cannot be told."""
+    else; None where that is unknown."""
     text = written.rpartition("</think>")[2].strip()
     decoder = json.JSONDecoder()
     for place in (at for at, letter in enumerate(text) if letter in "{["):

@@ -3,7 +3,7 @@
 Queries are parsed by openCypher's grammar, tables by a reader of Ladybug's CREATE NODE TABLE and
 CREATE REL TABLE, which that grammar does not have. Nothing else is a statement here: LOAD, COPY,
 EXPORT, IMPORT, INSTALL, ATTACH, USE, CALL, macros and settings are refused, in a setup, an expected
-query and an answer alike. What reaches the database is written anew from the tokens that were
+query and an answer alike. What reaches the database is rewritten from the tokens that were
 understood, so that a comment, a quotation mark or an escape cannot mean something else to it.
 """
 
@@ -68,7 +68,7 @@ Token = tuple[str, str]
 
 
 class NotCypher(Exception):
-    """Text that is no Cypher query, and why."""
+    """Text that is not a Cypher query, and why."""
 
 
 class _Ambiguous(Exception):
@@ -82,7 +82,7 @@ class Parsed:
     tokens: tuple[Token, ...]
     """Without blanks and comments."""
     safe: str
-    """The statement written anew, for the database; "" where it may not be run."""
+    """The statement rewritten for the database; "" where it may not be run."""
     refused: str = ""
     """Why it may not be run; "" where it may."""
 
@@ -220,7 +220,7 @@ def _shown(words: Sequence[Token]) -> str:
 
 
 def _split(tokens: Sequence[Token]) -> Iterator[list[Token]]:
-    """Statement by statement: a semicolon in a string is no token."""
+    """Statement by statement: a semicolon in a string is not a token."""
     part: list[Token] = []
     for token in tokens:
         if token[0] == "SEMI":

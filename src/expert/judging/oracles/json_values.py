@@ -26,7 +26,7 @@ SHOWN = 60
 
 
 class NotJson(Exception):
-    """Text that is no JSON, and why."""
+    """Text that is not JSON, and why."""
 
 
 class _TooLong(Exception):
@@ -94,7 +94,7 @@ def parse(text: str) -> Any:
 def difference(expected: Any, value: Any, path: str = "$") -> str | None:
     """Where two values differ, in words; None where they are equal.
 
-    The order of keys does not matter. Numbers are compared by value, 1 is 1.0, and true is no 1.
+    The order of keys does not matter. Numbers are compared by value, 1 is 1.0, and true is not 1.
     """
     kinds = _kind(expected), _kind(value)
     if kinds[0] != kinds[1]:

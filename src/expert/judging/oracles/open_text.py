@@ -1,4 +1,4 @@
-"""Open text: many answers are right, and no text alone tells which; the loss on it does."""
+"""Open text: many answers are right, and a text alone cannot show which; the loss on it can."""
 
 from __future__ import annotations
 

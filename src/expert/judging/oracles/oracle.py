@@ -22,7 +22,7 @@ class UnknownDomain(ExpertError):
 
 
 class NoOracle(Exception):
-    """There is nothing that tells right from wrong in this case; the text says why."""
+    """This case cannot tell right from wrong; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Judgement:
     reason: str
     """Why not; "" where it passed without more to say."""
     kind: str
-    """What told: "equal", "rows", "state", "parse", "run", "schema", "types", "calls", "judge",
+    """What decided: "equal", "rows", "state", "parse", "run", "schema", "types", "calls", "judge",
     "none", …; "open": nothing can, nor has to."""
 
 

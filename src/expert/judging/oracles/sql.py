@@ -27,7 +27,7 @@ _UNDERLINES = re.compile(r"\x1b\[\d*m")  # with which sqlglot marks a place in a
 
 MADE = 3
 """Sets of rows that are made for empty tables: on one alone two maxima agree by chance."""
-_WORST = (False, True, None)  # a set of rows that tells nothing says nothing against the others
+_WORST = (False, True, None)  # a set of rows that decides nothing does not count against the others
 
 
 class NotSql(Exception):

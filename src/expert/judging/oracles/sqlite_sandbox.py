@@ -64,7 +64,7 @@ class Column(NamedTuple):
 
 
 class NotAllowed(Exception):
-    """A statement that SQLite refuses, or that it was told to refuse."""
+    """A statement that SQLite refuses, or that it is set to refuse."""
 
 
 class TooMuch(Exception):

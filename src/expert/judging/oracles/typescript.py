@@ -31,7 +31,7 @@ _MEMBERS = frozenset({"object_type", "interface_body"})
 
 
 class NotTypeScript(Exception):
-    """Text that is no TypeScript, and why."""
+    """Text that is not TypeScript, and why."""
 
 
 def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
