@@ -49,7 +49,7 @@ def _alone_on_the_cores() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_waiting_for_the_disk() -> Iterator[None]:
-    """No machine loses power during a test: 20 tests of whole runs took 19.4 s with fsync and 12.0 s
+    """No machine loses power during a test: 20 tests of whole runs took 19.4 s with fsync, 12.0 s
     without. Tests about durability watch or break `os.fsync` themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
