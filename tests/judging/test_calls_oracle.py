@@ -45,7 +45,7 @@ def test_the_same_calls_are_right_whatever_is_said_beside_them(answer):
         (f"{CALL}\n{OTHER}\n{OTHER}", "3 calls instead of 2"),
         (CALL.removesuffix("</tool_call>"), "call 1: </tool_call> is missing"),
         (f"{CALL}\n<tool_call>\n{{}}\n</tool_call>", wording("call-names-no-function")),
-        ("<tool_call>f(2)</tool_call>", "call 1: no JSON: "),
+        ("<tool_call>f(2)</tool_call>", "call 1: not JSON: "),
         ('<tool_call>{"name": "f"}</tool_call>', "call 1: f has no arguments"),
         ('<tool_call>{"name": "f", "arguments": "x"}</tool_call>', wording("arguments-f-no")),
         ('{"name": "f", "arguments": {}}', wording("no-call-where-f")),
