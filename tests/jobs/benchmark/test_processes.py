@@ -189,3 +189,32 @@ def test_a_host_that_runs_ahead_does_not_make_steps_look_short():
     """Compiled in nine seconds, launched in 50 ms while the device was busy, then at its pace."""
     lines = [{"event": "step", "updates": 1, "seconds": seconds} for seconds in (9.0, 0.05, 0.6)]
     assert child._step_seconds([*lines, {"event": "saved"}]) == 0.6
+
+
+LEAVES_A_SEMAPHORE = """
+import multiprocessing, time
+
+from expert.jobs.benchmark import processes
+
+def leaves(connection):
+    kept = multiprocessing.get_context("spawn").Semaphore()
+    connection.send(kept is not None)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    processes._track_quietly()
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=leaves, args=(there,))
+    process.start()
+    here.recv()
+    process.kill()
+    process.join()
+"""
+
+
+def test_a_killed_process_leaves_no_warning_of_pythons_resource_tracker(tmp_path):
+    script = tmp_path / "leaves.py"
+    script.write_text(LEAVES_A_SEMAPHORE, encoding="utf-8")
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr) == ("", "")

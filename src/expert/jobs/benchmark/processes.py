@@ -159,6 +159,7 @@ class SettingProcess:
 
     def _start(self, target: Callable[..., None], job: Job, method: str) -> None:
         context: Any = multiprocessing.get_context(method)
+        _track_quietly()
         if method == "forkserver":
             # Importing peft imports bitsandbytes, which initialises CUDA: then each process
             # imports peft by itself, in two seconds.
@@ -206,6 +207,22 @@ class SettingProcess:
         ended = how_it_ended(code) if code is not None else "ended"
         words = f": {_last_words(self._log)}" if code is not None and code >= 0 else ""
         return SettingLost(f"its process {ended}{words}")
+
+
+def _track_quietly() -> None:
+    """Start Python's resource tracker without its warning: a process that is killed leaves
+    semaphores, which the tracker cleans up and would report to the user at the end."""
+    from multiprocessing import resource_tracker
+
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker:UserWarning"
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def _last_words(log: Path) -> str:
