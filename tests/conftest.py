@@ -47,6 +47,15 @@ def _alone_on_the_cores() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """No machine loses power during a test: 20 tests of whole runs took 19.4 s with fsync, 12.0 s
+    without. Tests about durability watch or break `os.fsync` themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _onednn_stays_on() -> Iterator[None]:
     """On a CPU without bfloat16 products the first one makes torch switch oneDNN off for the whole

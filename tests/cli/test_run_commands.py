@@ -128,7 +128,7 @@ def test_an_export_that_is_refused_is_reported_before_torch_is_imported(what, tm
     (tmp_path / "file").touch()
     if what == "taken":
         shutil.copytree(folder, to)
-        words = wording("is-there-already-2", to=to)
+        words = f"{to}: exists already"
     elif what == "gate":
         gate = {"gate": {"passed": False, "reasons": ["too bad"]}}
         (folder / "validation.json").write_text(json.dumps(gate), encoding="utf-8")

@@ -23,7 +23,7 @@ NEW = [{"instruction": f"spell {n}", "response": "letters " * n} for n in range(
 SPLITS = ("validation", "test")
 
 
-def an_expert(folder: Path, *, base: Path | str = "tiny", **files: list[dict[str, Any]]) -> Path:
+def an_expert(folder: Path, *, base: Any = "tiny", **files: Any) -> Path:
     """An expert with files of its own for the splits that are named."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in files.items():

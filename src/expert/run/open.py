@@ -249,8 +249,8 @@ def refuse_absent_gpu(opened: Opened) -> None:
     asked = opened.read.manifest.training.config.device
     if asked == "cuda" and opened.plan.kernels.device == "cpu":
         raise NoGpuHere(
-            "device: cuda was asked for, and no GPU was found: see expert machine  (use --device "
-            "cpu, or auto)"
+            "device is cuda, but no GPU was found  (use --device cpu or auto; expert machine "
+            "shows why)"
         )
 
 

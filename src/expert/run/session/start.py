@@ -120,8 +120,6 @@ def _cut_short(length: LengthPlan) -> dict[str, Any]:
 def report_data(session: Session) -> None:
     """Report of every prepared folder whether it was there, and why or why not; then every
     warning of the plan that runs, and about its rows."""
-    from expert.planning.choose.length import MAX_STEPS
-
     data, emit = session.data, session.emit
     for split in data.splits():
         for prepared in split.folders:
@@ -138,9 +136,7 @@ def report_data(session: Session) -> None:
             )
     for text in data.columns:
         emit("columns", text=text)
-    # Only now it is known where the epochs end.
-    end = [remark.text for remark in session.plan.remarks if remark.path == MAX_STEPS]
-    for text in dict.fromkeys((*session.plan.warnings, *end, *data.doubts)):
+    for text in dict.fromkeys((*session.plan.warnings, *data.doubts)):
         emit("warning", text=text)
 
 
