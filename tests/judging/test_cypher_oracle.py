@@ -84,7 +84,7 @@ def test_what_is_not_plain_cypher_never_reaches_the_database(answer, tmp_path, m
             {},
             wording("returns-no-rows"),
         ),
-        ("MATCH (a:P {id: 9}) DELETE a", "MATCH (a:P {id: 8}) DELETE a", {}, "change nothing"),
+        ("MATCH (a:P {id: 9}) DELETE a", "MATCH (a:P {id: 8}) DELETE a", {}, "changes nothing"),
         ("MATCH (a) WHERE a.x =~ 'b' RETURN a", KNOWN, {}, wording("not-in-grammar")),
         (KNOWN, "MATCH (a:P) RETURN a.id", {"setup": ["CREATE NODE"]}, wording("cannot-be-made")),
     ],

@@ -54,7 +54,10 @@ class DrawnAgain:
         source."""
         import numpy as np
 
+        from expert.data.examples.column_survey import survey_rows
+        from expert.data.examples.columns import columns_of
         from expert.data.line import reading_of
+        from expert.data.read.sources import iterate
         from expert.data.tokens.documents import DocumentStore
 
         first = 0
@@ -66,9 +69,11 @@ class DrawnAgain:
             reading = reading_of(self.line, source)
             if source in self.line.chosen.tokens:
                 raise NoTestSet(TOKENS_ONLY.format(source.name))
-            assert reading.columns is not None
+            columns = reading.columns  # characters are read without any
+            if columns is None:
+                columns = columns_of(survey_rows(iterate(source)), self.line.spec)
             rows = enumerate(reading.rows())
-            yield [row for number, row in rows if number in numbers], reading.columns
+            yield [row for number, row in rows if number in numbers], columns
             first += count
 
 

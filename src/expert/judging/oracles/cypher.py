@@ -102,9 +102,9 @@ def _held_to(
     if place is not None:
         return wrong("rows" if wanted.reads else "state", place)
     if wanted.reads and not expected:
-        return unknown("the expected query and the answer both return no rows")
+        return unknown("the expected query returns no rows, as does the answer")
     if untouched:
-        return unknown("the expected statement and the answer both change nothing")
+        return unknown("the expected statement changes nothing, as does the answer")
     return right("rows" if wanted.reads else "state")
 
 
