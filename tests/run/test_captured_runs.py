@@ -65,7 +65,7 @@ def test_a_run_that_cannot_be_recorded_continues_without(base, tmp_path, monkeyp
     def refuses(passes):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(recording, "_cannot_record", lambda *_, **__: "")
+    monkeypatch.setattr(recording, "_cannot_capture", lambda *_, **__: "")
     monkeypatch.setattr(
         building, "capture_for", lambda plan, device: refuses if plan.kernels.cuda_graphs else None
     )

@@ -167,7 +167,9 @@ def test_a_model_that_is_not_here_leaves_the_bytes_to_go_by(tmp_path):
 def test_data_that_cannot_be_read_leaves_a_plan_all_the_same(tmp_path):
     path = _expert(tmp_path, 20)
     (tmp_path / "rows.jsonl").write_bytes(b"{broken\n" * 20)
-    assert _reason(expert.plan(path), "length.tokens_per_epoch").startswith("from bytes")
+    assert _reason(expert.plan(path), "length.tokens_per_epoch").startswith(
+        wording("tokens-from-file-size")
+    )
 
 
 def test_the_only_row_is_trained_on_and_draws_no_warning(tmp_path):

@@ -75,8 +75,8 @@ LOOKED_AT = (
          consequence=WOULD_NOT_START, fix="check training.dataset.path"),
     Rule(name="data-size", title="the data was counted", severity="note"),
     Rule(name="storage", title="the storage keeps up", severity="good"),
-    Rule(name="no-ending", title="the trainer ended without a word: killed, or the machine went "
-                                 "down", severity="error"),
+    Rule(name="no-ending", severity="error",
+         title="the trainer ended without a final event: killed, or the machine went down"),
 )
 # fmt: on
 RULES: tuple[Rule, ...] = (

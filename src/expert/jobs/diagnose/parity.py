@@ -184,8 +184,7 @@ def parity(
     plan, data = prepared_plan(read, model=model, vram=vram)
     if data.train is None:
         raise NoParity(
-            "--parity: streamed rows cannot be looked at twice  (set training.dataset.streaming: "
-            "false)"
+            "--parity: streamed rows cannot be read twice  (set training.dataset.streaming: false)"
         )
     return _Comparison(plan, data, data.train, allow_remote_code, tell).all()
 
