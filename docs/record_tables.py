@@ -78,7 +78,7 @@ def _settings(values: Record) -> str:
 
 
 def _cost_of_lines(record: Record) -> str:
-    """A line and TensorBoard for every update, against one for twenty."""
+    """A line and TensorBoard for every step, against one for twenty."""
     rates = {
         one["case"].partition(", ")[2]: one["tokens_per_second"]
         for run in record["runs"]
@@ -88,7 +88,7 @@ def _cost_of_lines(record: Record) -> str:
     if few is None or many is None:
         return ""
     return (
-        f"A line and TensorBoard's values for every update changed the rate by "
+        f"A line and TensorBoard's values for every step changed the rate by "
         f"{100 * (many / few - 1):+.1f} %, against a line for every 20."
     )
 
@@ -111,8 +111,8 @@ def char_gpt(record: Record) -> str:
     return "\n\n".join(
         [
             f"### The character GPT on one {_card(record['environment'])}",
-            _table(("an update", "samples/s", "ms", "GPU use"), speed),
-            _table(("seed", "best validation loss", "at update"), loss),
+            _table(("a step", "samples/s", "ms", "GPU use"), speed),
+            _table(("seed", "best validation loss", "at step"), loss),
         ]
     )
 
@@ -139,7 +139,7 @@ def rounding(record: Record) -> str:
     ]
     count, where = len(losses["float32"]), _place(record["environment"])
     text = (
-        f"{record['model']}, {count} updates of the same rows; the last in float32 is "
+        f"{record['model']}, {count} steps of the same rows; the last in float32 is "
         f"{losses['float32'][-1]:.4f}."
     )
     head = ("arithmetic", "loss above float32's, first half", "second half", "last loss")
@@ -358,10 +358,10 @@ def four_experts(record: Record) -> str:
         )
     head = ("rows", "tokens/s", "plain", "times as fast", "right", "tokens right", "loss")
     text = (
-        f"{record['model']}: the manifests as they are against the first rung of the ladder, four "
+        f"{record['model']}: the manifests as they are against the baseline of the benchmark, four "
         f"rows at once; both learn the same rows and answer the same {record['judged_rows']} "
-        "held-out ones. Rates of some updates, alone on the card. Of both: as the manifest says / "
-        "the plain way."
+        "held-out ones. Rates of some steps, alone on the card. Of both: as the manifest says / "
+        "the baseline."
     )
     title = f"### The experts on one {_card(record['environment'])}"
     return f"{title}\n\n{text}\n\n{_table(head, rows)}"
@@ -373,7 +373,7 @@ def _both(one: Record, what: str, style: str) -> str:
 
 
 def small_updates(record: Record) -> str:
-    """What launching costs: the same updates run, compiled, and recorded."""
+    """What launching costs: the same steps eager, compiled, and captured."""
     plain = {o["case"]: o["milliseconds"] for o in record["results"] if o["way"] == "run"}
     rows = [
         (
@@ -386,12 +386,12 @@ def small_updates(record: Record) -> str:
         )
         for one in record["results"]
     ]
-    head = ("an update", "way", "tokens/s", "ms", "times as fast", "loss")
+    head = ("a step", "way", "tokens/s", "ms", "times as fast", "loss")
     text = (
         "Updates so small that a card waits for its host, which launches thousands of kernels: "
         "run, recorded as CUDA graphs, compiled, both. Made-up rows, random weights."
     )
-    title = f"### Small updates on one {_card(record['environment'])}"
+    title = f"### Short steps on one {_card(record['environment'])}"
     return f"{title}\n\n{text}\n\n{_table(head, rows)}"
 
 
