@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from expert.cli.progress import ProgressView
+from expert.cli.show.progress import ProgressView
 
 STARTED = {
     "event": "started",

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from expert.cli.app import IN_ORDER_OF_USE
-from expert.cli.display import nobody_reads
+from expert.cli.show.display import nobody_reads
 from expert.core.errors import EXIT_MEANINGS
 from tests.cli.running import EXAMPLES, EXPERT_JSON
 from tests.wording import wording

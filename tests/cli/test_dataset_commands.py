@@ -209,7 +209,7 @@ def test_what_a_benchmark_wrote_is_not_data_and_without_manifests_there_are_no_u
 
 def test_the_table_of_three_splits_with_long_rows_stays_a_table():
     from expert.cli.dataset import _facts
-    from expert.cli.display import Sheet, plain_lines
+    from expert.cli.show.display import Sheet, plain_lines
     from expert.data.inspect.audit import SplitReport
 
     sizes = dict.fromkeys(("p50", "p90", "p95", "p99", "longest", "examples"), 12_345)
@@ -272,7 +272,7 @@ def test_a_terminal_has_colours_instead_of_brackets(tmp_path):
 
     from rich.console import Console
 
-    from expert.cli.rows import show_rows
+    from expert.cli.show.rows import show_rows
     from expert.data.inspect.pick_rows import RowsToShow
     from expert.jobs.datasets.check import check_dataset
 

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from expert.cli.display import Sheet, bar_of, plain_lines, show_sheet
+from expert.cli.show.display import Sheet, bar_of, plain_lines, show_sheet
 from expert.core.text import count, counted, duration, gib, value_in_words
 from tests.wording import wording
 

@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from expert.cli.progress import ProgressView, fitting
+from expert.cli.show.progress import ProgressView, fitting
 from expert.insight.event_text import step_parts
 from tests.cli.screens import EPOCH, PLAIN_STEP, STARTED, STEP, Screen, plain
 

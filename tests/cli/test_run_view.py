@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from expert.cli.progress import SECONDS_BETWEEN_LINES, PreparingView, RunView
+from expert.cli.show.progress import SECONDS_BETWEEN_LINES, PreparingView, RunView
 from tests.wording import wording
 
 

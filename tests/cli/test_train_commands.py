@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from expert.cli.options import asked_manifest, flag_overrides
+from expert.cli.show.options import asked_manifest, flag_overrides
 from expert.cli.train import _show_stopping
 from expert.core.interrupts import Interrupted
 from expert.run.session.finish import RunResult

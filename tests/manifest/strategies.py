@@ -12,10 +12,10 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
-from expert.manifest.check.rules import _SCHEDULE_OPTIONS
 from expert.manifest.migrate.aliases import CONFIG_ALIASES
 from expert.manifest.reader import understand
 from expert.manifest.schema.expectations import resolve, schema
+from expert.manifest.schema.kinds import SCHEDULES
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.manifest.text.document import Document, parse_document
 from expert.manifest.text.write import to_json
@@ -218,7 +218,7 @@ def _settle_config(data: dict[str, Any]) -> None:
             del config["tokenize"]
     if data["training"]["dataset"].get("streaming") and "epochs" in config:
         config["epochs"] = math.ceil(config["epochs"])
-    allowed = _SCHEDULE_OPTIONS[config.get("lr_scheduler", "cosine")]
+    allowed = SCHEDULES[config.get("lr_scheduler", "cosine")].options
     options = config.get("lr_scheduler_kwargs", {})
     for key in [key for key in options if key not in allowed]:
         del options[key]

@@ -24,7 +24,7 @@ from expert.cli import (
     validate,
     watch,
 )
-from expert.cli.display import write_line
+from expert.cli.show.display import write_line
 from expert.core.errors import EXIT_MEANINGS
 from expert.core.version import __version__
 

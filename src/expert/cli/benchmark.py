@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli import options
-from expert.cli.display import (
+from expert.cli.show import options
+from expert.cli.show.display import (
     Sheet,
     make_console,
     show,
@@ -23,7 +23,7 @@ from expert.cli.display import (
     write_json,
     write_line,
 )
-from expert.cli.progress import PreparingView, facts_bar
+from expert.cli.show.progress import PreparingView, facts_bar
 from expert.core.interrupts import Interrupted
 from expert.core.text import counted, duration
 

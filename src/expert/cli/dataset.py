@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli.display import Sheet, make_console, show, show_problems, show_sheet, write_json
-from expert.cli.options import (
+from expert.cli.show.display import Sheet, make_console, show, show_problems, show_sheet, write_json
+from expert.cli.show.options import (
     BaseModelName,
     ManifestFile,
     Overrides,
@@ -19,7 +19,7 @@ from expert.cli.options import (
     manifest_option,
     one_manifest,
 )
-from expert.cli.rows import show_rows
+from expert.cli.show.rows import show_rows
 from expert.core.errors import EXIT_USAGE
 from expert.core.text import count, gib
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from expert.cli.display import Sheet, make_console, show, show_bars, show_sheet, write_json
-from expert.cli.options import (
+from expert.cli.show.display import Sheet, make_console, show, show_bars, show_sheet, write_json
+from expert.cli.show.options import (
     RUN_HELP,
     BaseModelName,
     Overrides,

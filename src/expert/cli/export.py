@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli.display import Line, make_console, show_lines, write_json
-from expert.cli.options import Device, RunFolder, WhereToCompute, checkpoint_option, json_option
-from expert.cli.progress import Stages
+from expert.cli.show.display import Line, make_console, show_lines, write_json
+from expert.cli.show.options import (
+    Device,
+    RunFolder,
+    WhereToCompute,
+    checkpoint_option,
+    json_option,
+)
+from expert.cli.show.progress import Stages
 from expert.core.text import gib
 
 if TYPE_CHECKING:

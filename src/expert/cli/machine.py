@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from expert.cli.display import Line, Sheet, make_console, show_lines, show_sheet, write_json
-from expert.cli.options import json_option
+from expert.cli.show.display import Line, Sheet, make_console, show_lines, show_sheet, write_json
+from expert.cli.show.options import json_option
 from expert.core.text import gib
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from expert import __version__
-from expert.cli.display import flush_outputs, nobody_reads, outputs, show_problems, silence
+from expert.cli.show.display import flush_outputs, nobody_reads, outputs, show_problems, silence
 from expert.core.errors import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE, ExpertError
 
 if TYPE_CHECKING:

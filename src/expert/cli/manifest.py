@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from expert.cli.display import (
+from expert.cli.plan import show_notice, show_notices, time_in_words
+from expert.cli.show.display import (
     Sheet,
     make_console,
     show,
@@ -17,8 +18,7 @@ from expert.cli.display import (
     write_json,
     write_line,
 )
-from expert.cli.options import Overrides, Strict, json_option, output_option
-from expert.cli.plan import show_notice, show_notices, time_in_words
+from expert.cli.show.options import Overrides, Strict, json_option, output_option
 from expert.core.errors import EXIT_USAGE
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli.display import Sheet, make_console, show, show_bars, show_sheet, write_line
-from expert.cli.options import (
+from expert.cli.show.display import Sheet, make_console, show, show_bars, show_sheet, write_line
+from expert.cli.show.options import (
     BaseModelName,
     ManifestFile,
     Overrides,

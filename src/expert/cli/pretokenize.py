@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli.display import Sheet, make_console, show, show_bars, show_problems, show_sheet
-from expert.cli.options import (
+from expert.cli.show.display import Sheet, make_console, show, show_bars, show_problems, show_sheet
+from expert.cli.show.options import (
     BaseModelName,
     ManifestFile,
     Overrides,
     manifest_option,
     one_manifest,
 )
-from expert.cli.progress import preparing_bars
+from expert.cli.show.progress import preparing_bars
 from expert.core.errors import EXIT_USAGE
 from expert.core.text import count
 

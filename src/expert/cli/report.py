@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli.display import Line, make_console, show_lines, write_json
-from expert.cli.options import RUN_HELP, json_option
+from expert.cli.show.display import Line, make_console, show_lines, write_json
+from expert.cli.show.options import RUN_HELP, json_option
 from expert.core.text import counted, gib
 
 if TYPE_CHECKING:

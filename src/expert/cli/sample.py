@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from expert.cli.display import make_console, show, write_json
-from expert.cli.options import Device, RunFolder, WhereToCompute, checkpoint_option, json_option
+from expert.cli.show.display import make_console, show, write_json
+from expert.cli.show.options import (
+    Device,
+    RunFolder,
+    WhereToCompute,
+    checkpoint_option,
+    json_option,
+)
 from expert.core.errors import ExpertError
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from expert.cli import options
-from expert.cli.display import make_console, show, write_json
 from expert.cli.plan import show_notices, show_plan, show_warnings
-from expert.cli.progress import PreparingView, RunView
-from expert.cli.rows import show_rows
+from expert.cli.show import options
+from expert.cli.show.display import make_console, show, write_json
+from expert.cli.show.progress import PreparingView, RunView
+from expert.cli.show.rows import show_rows
 from expert.core.errors import EXIT_DOES_NOT_FIT, EXIT_OK, ExpertError
 from expert.core.interrupts import Interrupted
 from expert.core.text import counted, gib

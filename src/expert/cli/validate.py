@@ -13,11 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from expert.cli.display import Line, Sheet, make_console, show, show_lines, show_sheet, write_json
-from expert.cli.options import Device, WhereToCompute, checkpoint_option, json_option
-from expert.cli.progress import SECONDS_BETWEEN_LINES
+from expert.cli.show.display import (
+    Line,
+    Sheet,
+    make_console,
+    show,
+    show_lines,
+    show_sheet,
+    write_json,
+)
+from expert.cli.show.options import Device, WhereToCompute, checkpoint_option, json_option
+from expert.cli.show.progress import SECONDS_BETWEEN_LINES
 from expert.core.errors import EXIT_GATE_FAILED
 from expert.core.text import counted, duration, loss
+from expert.judging.oracles.oracle import Domain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,18 +39,6 @@ SHOWN = 3
 """Examples of wrong answers, losses among them, and of wins."""
 SHOWN_CHARACTERS = 160
 _DOMAIN_NAMES = {"open": "open text"}
-
-
-class Domain(StrEnum):
-    """Who judges the answers."""
-
-    json = "json"
-    sql = "sql"
-    cypher = "cypher"
-    typescript = "typescript"
-    calls = "calls"
-    text = "text"
-    open = "open"
 
 
 class CheckpointChoice(StrEnum):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli.display import Sheet, make_console, show, show_sheet, write_json
-from expert.cli.options import RUN_HELP, json_option
-from expert.cli.progress import RunView
+from expert.cli.show.display import Sheet, make_console, show, show_sheet, write_json
+from expert.cli.show.options import RUN_HELP, json_option
+from expert.cli.show.progress import RunView
 from expert.core.text import duration, loss
 from expert.insight.event_text import bytes_in_words, three_digits, worded
 

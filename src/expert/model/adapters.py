@@ -15,7 +15,6 @@ from expert.model.lora.lora import settle_lora
 from expert.model.quantised import QUANTISED
 from expert.planning.run_plan import AdapterPlan
 
-ADAPTERS = ("lora", "dora", "ia3", "lokr", "adalora")
 ADAPTER = "default"
 """PEFT's name for the only adapter."""
 _TARGETS = "training.config.target_modules"

@@ -14,8 +14,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from expert.core.quiet import quiet_bitsandbytes, quiet_onednn
+from expert.manifest.schema.kinds import ADAPTERS
 from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape
-from expert.model.adapters import ADAPTERS, AdaLoraRanks, add_adapter
+from expert.model.adapters import AdaLoraRanks, add_adapter
 from expert.model.attention import (
     IMPLEMENTATIONS,
     attention_kwargs,

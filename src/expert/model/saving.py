@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from expert.core.files import write_text_atomically
-from expert.model.adapters import ADAPTER, ADAPTERS
+from expert.manifest.schema.kinds import ADAPTERS
+from expert.model.adapters import ADAPTER
 from expert.model.base_folder import base_reference, copy_tokenizer
 from expert.model.chargpt import CharGpt, save_char_gpt
 from expert.model.errors import ModelError

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.model.loss import kernel_for
 from expert.planning.run_plan import KernelPlan, RunPlan
 
@@ -80,16 +81,7 @@ def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
         _told(loss, kernels.fused_loss, why.get("kernels.fused_loss", "")),
         _told("compile", kernels.compile, why.get("kernels.compile", "")),
         _told("CUDA graphs", kernels.cuda_graphs, why.get("kernels.cuda_graphs", "")),
-        Switch(
-            name={
-                "adamw_torch_fused": "fused AdamW",
-                "adamw_torch": "AdamW",
-                "adamw_bnb_8bit": "8-bit AdamW",
-                "paged_adamw_8bit": "paged 8-bit AdamW",
-                "sgd": "SGD",
-            }[plan.optim.optimizer],
-            on=True,
-        ),
+        Switch(name=OPTIMIZERS[plan.optim.optimizer].title, on=True),
         _recomputation(plan, why.get("kernels.checkpointing", "")),
         _told("cuDNN autotuning", kernels.cudnn_benchmark, why.get("kernels.cudnn_benchmark", "")),
         Switch(name="gradients set to none", on=True),

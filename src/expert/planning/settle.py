@@ -8,13 +8,12 @@ from operator import attrgetter
 from typing import Any
 
 from expert.core.errors import ManifestError, Problem
+from expert.manifest.schema.kinds import SCHEDULES
 from expert.planning.choose.expected_time import scaled
 from expert.planning.choose.length import MAX_STEPS, not_reached
 from expert.planning.memory.calibration import Calibrations
 from expert.planning.memory.fitting import even_split, most_at_once
 from expert.planning.run_plan import LengthPlan, RunPlan
-
-NEEDS_AN_END = ("linear", "cosine", "cosine_with_restarts", "polynomial")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +124,8 @@ def with_an_end(plan: RunPlan) -> RunPlan:
     """
     if plan.length.total_steps is not None:
         return plan
-    optim, because = plan.optim, "the number of updates is not known; max_steps would tell it"
-    needs_end = optim.scheduler in NEEDS_AN_END
+    optim, because = plan.optim, "the number of steps is not known; set max_steps"
+    needs_end = SCHEDULES[optim.scheduler].needs_end
     asked = [
         f"training.config.{name}"
         for name, path, needs in (

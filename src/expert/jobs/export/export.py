@@ -117,7 +117,7 @@ def _load(source: _Source) -> tuple[Trained, _Expected]:
     """The trained model, and its logits on the checked texts."""
     from expert.jobs.export.card_code import asked_as
     from expert.jobs.export.comparison import checked_ids, compare, logits_of_trained
-    from expert.model.adapters import ADAPTERS
+    from expert.manifest.schema.kinds import ADAPTERS
     from expert.model.quantised import QUANTISED
 
     merged, quantised = source.kind == "merged", None

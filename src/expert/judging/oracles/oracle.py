@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, cast
 
 from expert.core.errors import ExpertError
@@ -56,7 +57,21 @@ class JudgeOptions:
 
 
 Oracle = Callable[[Case, str, JudgeOptions], Judgement]
-DOMAINS = ("json", "sql", "cypher", "typescript", "calls", "text", "open")
+
+
+class Domain(StrEnum):
+    """Who judges the answers."""
+
+    json = "json"
+    sql = "sql"
+    cypher = "cypher"
+    typescript = "typescript"
+    calls = "calls"
+    text = "text"
+    open = "open"
+
+
+DOMAINS = tuple(map(str, Domain))
 _FILES = {"json": "json_values", "open": "open_text"}
 PACKAGES = {
     "sql": ("sqlglot",),

@@ -9,16 +9,9 @@ from dataclasses import dataclass, field
 from expert.core.errors import Problem
 from expert.manifest.notices import Kind, Notice
 from expert.manifest.schema.config import TrainingConfig
+from expert.manifest.schema.kinds import SCHEDULES
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.manifest.text.item import Item
-
-_SCHEDULE_OPTIONS = {
-    "cosine": ("num_cycles", "min_lr"),
-    "cosine_with_restarts": ("num_cycles", "min_lr"),
-    "polynomial": ("power", "lr_end"),
-    "linear": (),
-    "constant": (),
-}
 
 
 @dataclass
@@ -165,7 +158,7 @@ def _precision(manifest: Manifest, found: Findings) -> None:
 
 def _schedule(manifest: Manifest, found: Findings) -> None:
     config = manifest.training.config
-    allowed = _SCHEDULE_OPTIONS[config.lr_scheduler]
+    allowed = SCHEDULES[config.lr_scheduler].options
     for key in sorted(config.lr_scheduler_kwargs.model_fields_set):
         if key not in allowed and getattr(config.lr_scheduler_kwargs, key) is not None:
             takes = f"{config.lr_scheduler} takes {' and '.join(allowed) or 'no options'}"

@@ -7,11 +7,11 @@ from dataclasses import replace
 from fractions import Fraction
 
 from expert.core.text import counted
+from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.planning.decisions import Remark
 from expert.planning.draft import PlanDraft
 from expert.planning.machine.cards import Card
 from expert.planning.measurements import MeasuredRate, find_rate, speed_settings
-from expert.planning.memory.memory import OPTIMIZER_BYTES_PER_WEIGHT
 from expert.planning.memory.workload import Workload, flops_per_token
 
 MAX_STEPS = "length.max_steps"
@@ -204,7 +204,7 @@ def settle_disk(draft: PlanDraft, work: Workload | None) -> None:
     if work is None:
         draft.unknown(draft.resolved.shape_from, "disk.checkpoint_bytes", "disk.total_bytes")
         return
-    state = 4 + OPTIMIZER_BYTES_PER_WEIGHT[work.optimizer]
+    state = 4 + OPTIMIZERS[work.optimizer].state_bytes
     checkpoint = int(work.trainable_parameters * state)
     because = f"{work.trainable_parameters:,} trainable weights with their optimizer state"
     draft.settle("disk.checkpoint_bytes", checkpoint, because)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from expert.manifest.schema.kinds import WITH_RANK
 from expert.manifest.schema.manifest import CharGptShape
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.models.resolve import basename
@@ -96,7 +97,7 @@ def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
     config, released = draft.config, draft.released_adapter
     kind, rank = config.adapter_type, 0
     draft.pass_on("adapter.type", "adapter_type")
-    if kind in ("lora", "dora", "lokr", "adalora"):
+    if kind in WITH_RANK:
         rank = _or_released(draft, "rank", released.r, DEFAULT_RANK, "the usual rank")
         _or_released(draft, "alpha", released.alpha, 2 * rank, "twice the rank")
     else:

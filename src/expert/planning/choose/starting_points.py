@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from expert.manifest.schema.config import TrainingConfig
+from expert.manifest.schema.kinds import WITH_RANK
 from expert.manifest.schema.manifest import BaseModelSpec
 from expert.planning.choose.recipe import ADAPTER_RATE, DEFAULT_RANK
 from expert.planning.models.resolve import TINY
@@ -19,7 +20,6 @@ LIKE_TINY_PARAMETERS = 30_000_000
 USUAL_SCALE, LARGEST_SCALE = 2.0, 8.0
 """alpha / r: 2 is usual, 4 is seen; `tiny` has 16."""
 LARGEST_RATE = 1e-3
-_WITH_RANK = ("lora", "dora", "lokr", "adalora")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def made_for_tiny(
     spec: BaseModelSpec, config: TrainingConfig, shape: ModelShape | None
 ) -> Iterator[tuple[str, str]]:
     """Values of the plan that suit `tiny` and not this base, each with what to do."""
-    if spec.name == TINY or config.adapter_type not in _WITH_RANK:
+    if spec.name == TINY or config.adapter_type not in WITH_RANK:
         return
     if shape is not None and shape.parameters <= LIKE_TINY_PARAMETERS:
         return

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from expert.manifest.schema.kinds import ADAPTERS, OPTIMIZERS
 from expert.planning.memory.workload import Workload
 
 GIB = 2**30
@@ -34,14 +35,6 @@ BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
 # NF4 with double quantisation: 4 bits a weight, an 8-bit scale for every 64 weights, and a float32
 # scale for every 256 of those: 0.5 + 1/64 + 4/(64*256).
 NF4_BYTES_PER_WEIGHT = 0.5 + 1 / 64 + 4 / (64 * 256)
-OPTIMIZER_BYTES_PER_WEIGHT = {
-    "adamw_torch": 8,
-    "adamw_torch_fused": 8,
-    "adamw_bnb_8bit": 2 + 8 / 256,  # two 8-bit moments, a float32 scale per 256 for each
-    "paged_adamw_8bit": 2 + 8 / 256,
-    "sgd": 4,  # momentum
-}
-ADAPTERS = ("lora", "dora", "ia3", "lokr", "adalora")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +99,7 @@ def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
         "base_weights": weights,
         "quantisation_tables": tables,
         "adapter": adapter_bytes(work),
-        "optimizer": OPTIMIZER_BYTES_PER_WEIGHT[work.optimizer] * trainable,
+        "optimizer": OPTIMIZERS[work.optimizer].state_bytes * trainable,
         "data_buffers": 4 * 4 * work.tokens * (2 + work.prefetch),
         "libraries": LIBRARY_BYTES,
     }

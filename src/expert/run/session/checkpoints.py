@@ -292,10 +292,10 @@ def load(path: Path) -> Loaded:
 
 def state_to_come(built: Built, plan: RunPlan) -> int:
     """Bytes of optimizer state that the first step will make; 0 where it is there already."""
-    from expert.planning.memory.memory import OPTIMIZER_BYTES_PER_WEIGHT
+    from expert.manifest.schema.kinds import OPTIMIZERS
     from expert.training.learner import LOSS_SCALE, OPTIMIZER
 
     if any(not name.startswith(LOSS_SCALE) for name in built.tensors()[OPTIMIZER]):
         return 0
     weights = sum(parameter.numel() for _, parameter in built.loaded.trainable)
-    return int(weights * OPTIMIZER_BYTES_PER_WEIGHT[plan.optim.optimizer])
+    return int(weights * OPTIMIZERS[plan.optim.optimizer].state_bytes)

@@ -247,7 +247,7 @@ def _take_final(loaded: LoadedModel, path: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
-    from expert.model.adapters import ADAPTERS
+    from expert.manifest.schema.kinds import ADAPTERS
 
     if loaded.adapter.type in ADAPTERS:
         from peft import set_peft_model_state_dict

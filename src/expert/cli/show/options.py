@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from expert.cli.display import make_console, show
+from expert.cli.show.display import make_console, show
 from expert.core.errors import ExpertError, ManifestError
 
 if TYPE_CHECKING:

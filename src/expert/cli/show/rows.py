@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from expert.cli.display import show
+from expert.cli.show.display import show
 from expert.core.text import counted, visible
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from expert.cli.display import GAP, show, show_lines, waiting
+from expert.cli.show.display import GAP, show, show_lines, waiting
 from expert.core.text import count, counted
 from expert.insight.event_text import Event, lines_of, number, step_parts, time_in_words, whole
 
