@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.data.pack.pack import bins_per_update, pack_best_fit, pack_concat
@@ -22,7 +22,6 @@ def packed(lengths: np.ndarray, length: int, examples: int, *, streaming: bool =
     return rows, index.statistics().fill
 
 
-@settings(max_examples=25)  # 0.4 s each
 @given(
     examples=st.integers(1, 80),
     mean=st.integers(8, 300),

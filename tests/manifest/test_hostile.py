@@ -223,7 +223,7 @@ def test_a_file_one_byte_too_large_is_refused_and_the_largest_is_read(tmp_path: 
 # --- anything at all --------------------------------------------------------------------------
 
 FUZZ = settings(
-    max_examples=20,
+    max_examples=40,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -31,7 +31,7 @@ def leaves(value: Any, path: str = "") -> dict[str, Any]:
     return {path: value}
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(any_manifest(), st.sampled_from([*(card.slug for card in CARDS), None]))
 def test_any_plan_is_settled_keeps_the_rows_per_step_and_knows_whether_it_fits(data, card):
     made = plan(data, card)
@@ -56,7 +56,7 @@ def test_any_plan_is_settled_keeps_the_rows_per_step_and_knows_whether_it_fits(d
         assert made.fits or any(text.startswith("memory.fits") for text in remarks(made, "warning"))
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(any_manifest(), st.sampled_from([card.slug for card in CARDS]))
 def test_any_plan_round_trips_through_json(data, card):
     made = plan(data, card)
