@@ -258,9 +258,12 @@ def test_a_fault_of_our_own_is_reported_in_plain_words_and_kept_in_a_file(run, m
     ("arguments", "code"),
     [
         ("--help", 0),
+        ("train --help", 0),
         ("nonsense 2>&1", 2),  # a complaint that nobody reads keeps its code
         ("plan nowhere.json 2>&1", 2),
         ("machine --cards --json", 0),  # written at once
+        ("machine --cards", 0),
+        ("manifest explain", 0),
         ("presets", 0),  # short enough to wait in a buffer until the end
         (f"plan -m {EXAMPLES / 'llama-8b' / 'manifest.yaml'} --vram 2GB --all", 3),
         (f"plan -m {EXAMPLES / 'llama-8b' / 'manifest.yaml'} --vram 2GB --json", 3),

@@ -263,7 +263,7 @@ def _resumed(read: ReadManifest, resume: str) -> Resumed:
     from expert.run.stored.locate import run_to_resume
     from expert.run.stored.trained_rows import learnt_rows
 
-    runs = read.folder / (read.manifest.training.config.output_dir or "runs")
+    runs = read.manifest.training.config.runs_beside(read.folder)
     folder, checkpoint = run_to_resume(resume, runs=runs, expert=read.manifest.name)
     same = not changed_since(folder, read.manifest)
     return Resumed(

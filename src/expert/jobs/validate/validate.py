@@ -42,6 +42,21 @@ Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What is validated, by which rows, and against what."""
+
+    test_set: Path | None
+    baseline: str | Path | None
+    checkpoint: str | None
+    every_checkpoint: bool
+    domain: str | None
+    limit: int | None
+    seed: int
+    device: str
+    tell: Tell
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Task:
     """What every model of a validation is asked, and how."""
 
@@ -100,11 +115,6 @@ def validate(
     the base's loss, and `min_token_accuracy` ask for more. `judge_command`: a program that scores
     the answers (see expert.judging.judge_command); `min_score` is the mean that is asked for.
     """
-    from expert.jobs.sample.decoding import settle_decoding
-    from expert.judging.domain import is_strict
-    from expert.run.stored.choose_checkpoint import choose
-    from expert.run.stored.load import base_remark, pick_device, read_plan
-
     if checkpoints not in (None, ALL):
         raise CannotValidate(
             f"--checkpoints {checkpoints}: is not known  (write --checkpoints all)"
@@ -118,17 +128,42 @@ def validate(
         judge_seconds=judge_seconds,
         min_score=min_score,
     )
-    began = time.monotonic()
+    request = _Request(
+        test_set=Path(test_set) if test_set is not None else None,
+        baseline=baseline,
+        checkpoint=checkpoint,
+        every_checkpoint=checkpoints == ALL,
+        domain=domain,
+        limit=limit,
+        seed=seed,
+        device=device,
+        tell=tell,
+    )
     folder, beside = find_expert(Path(expert) if expert is not None else None)
+    return _validated(folder, beside, request, asked)
+
+
+def _validated(
+    folder: RunFolder, beside: Path | None, request: _Request, asked: Requirements
+) -> Validation:
+    """The validation of a run, written into its folder."""
+    from expert.jobs.sample.decoding import settle_decoding
+    from expert.judging.domain import is_strict
+    from expert.run.stored.choose_checkpoint import choose
+    from expert.run.stored.load import base_remark, pick_device, read_plan
+
+    began, baseline, tell = time.monotonic(), request.baseline, request.tell
     plan = read_plan(folder)
     _look_for_baseline(baseline)
-    chosen = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
+    chosen = choose(folder, request.checkpoint or plan.watch.packaging_checkpoint)
     weights = weights_of(chosen.path)
     remark = base_remark(folder, plan)
-    named = Path(test_set) if test_set is not None else None
-    test = _rows(folder, plan, beside, named=named, limit=limit, baseline=baseline, tell=tell)
+    limit = request.limit
+    test = _rows(
+        folder, plan, beside, named=request.test_set, limit=limit, baseline=baseline, tell=tell
+    )
     how, _ = settle_decoding(plan, {})  # it speaks of characters that are drawn; here none are
-    way = way_of(folder, plan, test, domain, asked)
+    way = way_of(folder, plan, test, request.domain, asked)
     learnt, untold = _learnt(folder, plan, beside, test)
     task = _Task(
         test=test,
@@ -137,12 +172,14 @@ def validate(
         way=way,
         strict=is_strict(plan.decoding),
         decoding=how,
-        seed=seed,
-        device=pick_device(device),
+        seed=request.seed,
+        device=pick_device(request.device),
         tell=tell,
     )
     reached = _reach(folder, plan, chosen, task)
-    others = _reach_all(folder, plan, task, {chosen.path: reached}) if checkpoints else ()
+    others = (
+        _reach_all(folder, plan, task, {chosen.path: reached}) if request.every_checkpoint else ()
+    )
     before = _baseline(folder, plan, str(baseline), task) if baseline is not None else None
     theirs = before.standing if before is not None else None
     base = _base_rows(plan, task, before) if way.to_base else None

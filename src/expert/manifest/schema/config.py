@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -228,3 +229,7 @@ class TrainingConfig(StrictSection):
     """Where run folders are created; null: runs/ beside the manifest."""
     trackers: list[Literal["tensorboard"]] = ["tensorboard"]
     """Metrics for other tools; events.jsonl is always written."""
+
+    def runs_beside(self, folder: Path) -> Path:
+        """Where the run folders of a manifest in `folder` are created."""
+        return folder / (self.output_dir or "runs")

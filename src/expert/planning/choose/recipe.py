@@ -195,9 +195,7 @@ def settle_watching(draft: PlanDraft) -> None:
         draft.pass_on(f"watch.{key}", key)
     for key in ("on_not_finite", "max_skipped_updates", "on_loss_spike", "max_rollbacks"):
         draft.pass_on(f"stability.{key}", key)
-    draft.pass_on(
-        "watch.output_dir", "output_dir", str(draft.folder / (config.output_dir or "runs"))
-    )
+    draft.pass_on("watch.output_dir", "output_dir", str(config.runs_beside(draft.folder)))
     training = draft.manifest.training
     is_set = "packaging_checkpoint" in training.model_fields_set
     draft.settle(

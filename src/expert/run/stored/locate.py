@@ -79,7 +79,7 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
 def runs_folder(read: ReadManifest) -> Path:
     """Where the runs of a manifest go. The expert's folder may come from somebody else: a link in
     it on the way there is refused."""
-    runs = read.folder / (read.manifest.training.config.output_dir or "runs")
+    runs = read.manifest.training.config.runs_beside(read.folder)
     refuse_links(
         runs,
         below=read.folder,
