@@ -201,6 +201,13 @@ def test_a_living_holder_is_respected_and_a_dead_one_is_not(
     assert not run.lock_file.exists()
 
 
+def test_the_name_of_a_dead_holder_is_overwritten_to_its_last_letter(run: RunFolder):
+    longer = {"pid": 999_999_999, "host": "a-long-name." * 9, "since": "", "process": "gone"}
+    run.lock_file.write_text(json.dumps(longer))
+    with run.locked():
+        assert json.loads(run.lock_file.read_text())["pid"] == os.getpid()
+
+
 def test_the_lock_of_somebody_else_is_not_removed_with_ones_own(run: RunFolder):
     with run.locked():
         run.lock_file.unlink()  # a person was sure that it is gone

@@ -337,7 +337,8 @@ def _write(path: Path) -> os.stat_result:
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     holder = Holder(pid=pid, host=socket.gethostname(), since=since, process=_started(pid))
     try:
-        with open(open_plain(path, os.O_RDWR), "w", encoding="utf-8") as stream:
+        # Without O_TRUNC the end of a longer name stays behind, and the file then names nobody.
+        with open(open_plain(path, os.O_RDWR | os.O_TRUNC), "w", encoding="utf-8") as stream:
             json.dump(asdict(holder), stream)
             return os.fstat(stream.fileno())
     except OSError as error:
