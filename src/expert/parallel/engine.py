@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from expert.parallel.world import World
+from expert.core.world import World
 
 Groups = Mapping[str, Mapping[str, Tensor]]
 """Tensors by group and name, as a checkpoint keeps them."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from expert.parallel.engine import Applied, Groups, HasTargets
 from expert.parallel.graphs import Capture, CapturedPasses
-from expert.parallel.world import ALONE, World
+from expert.core.world import ALONE, World
 
 Phase = Callable[[str], AbstractContextManager[Any]]
 

@@ -158,6 +158,19 @@ class MemoryPlan(Slice):
     """What was estimated: memory.calibration makes a Workload of it again."""
 
 
+class ParallelPlan(Slice):
+    """How the processes of a run share its work; `micro_batch` and memory are those of one."""
+
+    engine: Literal["single", "replicated", "sharded"] = "single"
+    ranks: int = 1
+    """Processes of all machines together, each with a device of its own."""
+    nodes: int = 1
+    link: str | None = None
+    """The slowest link between two of them, where it is known."""
+    offload: bool = False
+    """Shards of weights and optimizer state wait in the memory of the host."""
+
+
 class DiskPlan(Slice):
     cache_bytes: int | None
     checkpoint_bytes: int | None
@@ -184,6 +197,8 @@ class RunPlan(BaseModel):
     decoding: dict[str, Any]
     memory: MemoryPlan
     disk: DiskPlan
+    parallel: ParallelPlan = ParallelPlan()
+    """Plans of older runs do not have it."""
     decisions: tuple[Decision, ...]
     remarks: tuple[Remark, ...]
 
