@@ -13,7 +13,9 @@ from expert.planning.memory.workload import Workload
 from expert.planning.models.known_models import find_known_model
 from expert.planning.run_plan import ParallelPlan
 
-LLAMA = find_known_model("Llama-3.1-8B").shape
+KNOWN = find_known_model("Llama-3.1-8B")
+assert KNOWN is not None
+LLAMA = KNOWN.shape
 LORA = Workload(shape=LLAMA, rows=1, row_tokens=2048, engine="replicated")
 SHARDED = replace(LORA, engine="sharded", shards=4)
 FULL = replace(SHARDED, adapter="full")

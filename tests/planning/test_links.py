@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from expert.planning.machine.host import Fact
 from expert.planning.machine.links import (
     LINKS,
+    Cluster,
     ImpossibleCluster,
     choose_cluster,
     share_of_target,
@@ -18,7 +20,7 @@ from tests.planning.planning import GIB, gpu, machine, target
 from tests.wording import wording
 
 
-def cluster(card: str | None = "rtx-4090", **asked: object):
+def cluster(card: str | None = "rtx-4090", **asked: Any) -> Cluster:
     return choose_cluster(target(card), **{"ranks": 4, "nodes": 1, "link": None, **asked})
 
 

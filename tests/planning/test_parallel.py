@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,7 +33,9 @@ ROWS = Survey(20_000, 20_000 * 400, "test")
 LLAMA = {"name": "Llama-3.1-8B"}
 
 
-def made(card: str = "rtx-4090", *, config=None, base=None, **options) -> RunPlan:
+def made(
+    card: str | None = "rtx-4090", *, config: Any = None, base: Any = None, **options: Any
+) -> RunPlan:
     data = manifest({"batch_size": 128, **(config or {})}, base_models=[base or LLAMA])
     return plan(data, card, survey=ROWS, **options)
 
@@ -48,7 +51,8 @@ def test_one_process_is_single_and_sends_nothing():
         1,
         None,
     )
-    assert parallel.sent_bytes is parallel.tokens_per_second is None
+    assert parallel.sent_bytes is None
+    assert parallel.tokens_per_second is None
 
 
 def test_an_adapter_on_a_base_that_fits_is_replicated():
@@ -128,8 +132,8 @@ def test_a_model_of_unknown_size_is_replicated_or_as_the_manifest_says():
 
 
 def test_full_fine_tuning_that_no_card_holds_is_offloaded_also_with_one():
-    for options in ({}, {"ranks": 2}):
-        found = made(config={"adapter_type": "full"}, **options)
+    for ranks in (1, 2):
+        found = made(config={"adapter_type": "full"}, ranks=ranks)
         assert (found.parallel.engine, found.parallel.offload) == ("sharded", True)
         assert found.fits
         assert found.parallel.host_bytes == 16 * 8_030_261_248
@@ -193,7 +197,7 @@ def test_rows_and_sequences_of_a_step_do_not_depend_on_the_ranks(data, card, ran
     paths = [d.path for d in several.decisions]
     assert len(paths) == len(set(paths))
     sequences = several.batch.sequences_per_update
-    if several.batch.accumulation is not None:
+    if several.batch.accumulation is not None and sequences is not None:
         share = -(-sequences // ranks)
         micro = several.batch.micro_batch
         assert several.batch.accumulation * micro >= share
@@ -279,17 +283,22 @@ def test_more_cards_are_faster_and_less_efficient_each():
         made("h200", config={"adapter_type": "full", "batch_size": 1024}, ranks=n)
         for n in (2, 4, 8)
     ]
-    rates = [p.parallel.tokens_per_second for p in plans]
+    rates = [p.parallel.tokens_per_second or (0, 0) for p in plans]
     assert all(after[0] > before[0] for before, after in pairwise(rates))
-    times = [p.length.expected_seconds for p in plans]
+    times = [p.length.expected_seconds or (0, 0) for p in plans]
     assert all(after[1] < before[1] for before, after in pairwise(times))
 
 
 def test_a_slower_link_is_slower():
-    config = {"adapter_type": "full"}
-    slow, fast = (made("h100", config=config, ranks=8, link=link) for link in ("pcie4", "nvlink"))
-    assert slow.parallel.communication_seconds > fast.parallel.communication_seconds
-    assert slow.parallel.efficiency[1] < fast.parallel.efficiency[1]
+    found = []
+    for link in ("pcie4", "nvlink"):
+        parallel = made("h100", config={"adapter_type": "full"}, ranks=8, link=link).parallel
+        assert parallel.communication_seconds is not None
+        assert parallel.efficiency is not None
+        found.append((parallel.communication_seconds, parallel.efficiency[1]))
+    (slow, little), (fast, much) = found
+    assert slow > fast
+    assert little < much
 
 
 def test_a_link_nobody_named_leaves_the_rate_unknown_with_the_reason():
@@ -304,8 +313,8 @@ def test_a_link_nobody_named_leaves_the_rate_unknown_with_the_reason():
 
 
 def test_the_floor_of_the_arithmetic_is_that_of_all_cards():
-    alone, four = made("h200"), made("h200", ranks=4)
-    assert four.length.seconds_at_peak == pytest.approx(alone.length.seconds_at_peak / 4)
+    alone, four = (made("h200", ranks=count).length.seconds_at_peak or 0 for count in (1, 4))
+    assert 0 < four == pytest.approx(alone / 4)
 
 
 RATE = {

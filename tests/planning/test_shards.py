@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,14 @@ from expert.planning.memory.shards import (
 from expert.planning.memory.workload import Workload
 from expert.planning.models.known_models import find_known_model
 
-LLAMA = find_known_model("Llama-3.1-8B").shape
+KNOWN = find_known_model("Llama-3.1-8B")
+assert KNOWN is not None
+LLAMA = KNOWN.shape
 LORA = Workload(shape=LLAMA, rows=1, row_tokens=2048)
 FULL = replace(LORA, adapter="full")
 
 
-def parts(work: Workload, **changes: object) -> dict[str, int]:
+def parts(work: Workload, **changes: Any) -> dict[str, int]:
     return estimate(replace(work, **changes)).parts()
 
 
