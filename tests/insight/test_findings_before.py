@@ -129,7 +129,7 @@ def test_what_is_planted_is_found_and_gone_with_its_fix(tmp_path, config, facts,
 
 
 def test_what_does_not_fit_is_an_error(tmp_path):
-    config = {**QUIET, "adapter_type": "full", "rank": "auto"}
+    config = {**QUIET, "adapter_type": "full", "rank": "auto", "distributed": "replicated"}
     manifest = write_expert(tmp_path, "meta-llama/Llama-3.1-8B", config)
     found = {each.name: each.severity for each in looked_at(manifest)}
     assert found["does-not-fit"] == "error"
