@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from expert.model.load import LoadedModel
     from expert.parallel.engine import Engine, Groups
     from expert.parallel.graphs import Capture
+    from expert.parallel.group import Group
     from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
     from expert.telemetry.timeline import Timeline
@@ -107,7 +108,12 @@ def check_attention(plan: RunPlan, loaded: LoadedModel, device: torch.device) ->
 
 
 def build(
-    plan: RunPlan, encoder: Encoder, *, device: torch.device, allow_remote_code: bool = False
+    plan: RunPlan,
+    encoder: Encoder,
+    *,
+    device: torch.device,
+    allow_remote_code: bool = False,
+    group: Group | None = None,
 ) -> Built:
     """Load the model, set the plan's switches, and put the optimizer behind an engine."""
     import torch
@@ -116,6 +122,7 @@ def build(
     from expert.model.chargpt import CharGpt
     from expert.model.load import DTYPES, load_model
     from expert.model.switches import set_switches
+    from expert.parallel.replicated import Replicated, take_from_first
     from expert.parallel.single_device import SingleDevice
     from expert.telemetry.timeline import Timeline
     from expert.training.learner import OptimizerLearner
@@ -149,6 +156,8 @@ def build(
         loaded.module.compile_hidden(plan.kernels.compile_mode, plan.kernels.compile_backend)
     elif plan.kernels.compile:
         compile_blocks(loaded.blocks, plan.kernels.compile_mode, plan.kernels.compile_backend)
+    if group is not None and group.world.size > 1:
+        take_from_first(parameter for _, parameter in loaded.trainable)
     capture = capture_for(plan, device)
     learner = OptimizerLearner(
         loaded.trainable,
@@ -158,15 +167,16 @@ def build(
         capture=capture,
     )
     timeline = Timeline(device)
-    engine = SingleDevice(
-        loaded,
-        learner,
-        device=device,
-        autocast=_autocast(loaded, precision),
-        phase=timeline.phase,
-        after_step=loaded.after_update,
-        capture=capture,
-    )
+    options: dict[str, Any] = {
+        "device": device,
+        "autocast": _autocast(loaded, precision),
+        "phase": timeline.phase,
+        "after_step": loaded.after_update,
+        "capture": capture,
+    }
+    engine: Engine = SingleDevice(loaded, learner, **options)
+    if group is not None and group.world.size > 1:
+        engine = Replicated(loaded, learner, group=group, **options)
     return Built(loaded=loaded, engine=engine, timeline=timeline)
 
 

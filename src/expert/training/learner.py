@@ -47,6 +47,7 @@ class OptimizerLearner:
         capture: Capture | None = None,
     ) -> None:
         """`capture`: the step is captured with it once gradients stay where they are."""
+        self._device = device
         self._masters = Masters(named)
         self._computing = [parameter for _, parameter in named]
         self._parameters = [parameter for _, parameter in self._masters.named]
@@ -78,6 +79,16 @@ class OptimizerLearner:
         """Add gradients that lie elsewhere and will be overwritten there."""
         self._masters.take(gradients)
         self._losses = loss.clone() if self._losses is None else self._losses + loss
+
+    def to_sum_over_ranks(self) -> list[Tensor]:
+        """What was accumulated, in the same order on every rank, and the sum of the losses: it
+        says whether the step is taken, which must be the same everywhere."""
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        losses = torch.zeros((), device=self._device) if self._losses is None else self._losses
+        self._losses = losses.clone()
+        return [*(parameter.grad for parameter in self._parameters), self._losses]  # type: ignore[list-item]
 
     def step(self, *, rate: float, max_norm: float) -> Applied:
         """One step with what was accumulated; none where it is not finite."""

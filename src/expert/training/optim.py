@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from expert.core.errors import ExpertError
 from expert.core.install import pip_install
+from expert.parallel.replicated import pieces
 from expert.planning.run_plan import OptimPlan
 
 Named = Sequence[tuple[str, Parameter]]
@@ -382,17 +383,3 @@ class Masters:
                 torch._foreach_copy_(
                     [pair.parameter for pair in self._pairs], [pair.master for pair in self._pairs]
                 )
-
-
-def pieces(sizes: Sequence[int], most: int) -> list[range]:
-    """Runs of neighbours whose sizes add up to at most `most`; a larger one is a run alone."""
-    found: list[range] = []
-    start, total = 0, 0
-    for index, size in enumerate(sizes):
-        if total + size > most and index > start:
-            found.append(range(start, index))
-            start, total = index, 0
-        total += size
-    if start < len(sizes):
-        found.append(range(start, len(sizes)))
-    return found
