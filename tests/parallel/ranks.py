@@ -56,6 +56,14 @@ def ranks(size: int, does: Callable[..., Any], *given: Any) -> list[Ended]:
     ]
 
 
+def fine(ended: list[Ended]) -> list[Any]:
+    """What every rank has made; what was raised where one has failed."""
+    for rank, each in enumerate(ended):
+        assert not each.raised, f"rank {rank}\n{each.raised}"
+        assert each.exit_code == 0, f"rank {rank} ended with {each.exit_code}"
+    return [each.made for each in ended]
+
+
 def _received(end: Connection) -> Ended | None:
     assert wait([end], LIMIT_SECONDS), "a rank hangs"
     try:
@@ -79,13 +87,19 @@ def _rank(world: World, port: int, end: Connection, does: Callable[..., Any], gi
 
 def trained(world: World, manifest: Path, options: dict[str, Any]) -> Any:
     """A run of a manifest by all ranks; its folder."""
+    from dataclasses import replace
+
     from expert.jobs.train import join, train
     from expert.parallel.group import open_group
+    from expert.run.open import open_run
 
-    limit = options.pop("limit", 60)
+    limit, engine = options.pop("limit", 60), options.pop("engine", "replicated")
     with open_group(world, device="cpu", limit=limit) as group:
         if world.is_first:
-            return train(manifest, group=group, **options).folder
+            opened = open_run(manifest, resume=options.pop("resume", None))
+            values = {"parallel.engine": engine, "parallel.ranks": world.size}
+            plan = opened.plan.with_values(values, "asked", "machine")
+            return train(replace(opened, plan=plan), group=group, **options).folder
         options.pop("resume", None)
         result = join(manifest, group, **options)
         return result.folder if result is not None else None

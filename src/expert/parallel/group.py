@@ -106,13 +106,17 @@ class Group:
             return make()
         store, key = dist.distributed_c10d._get_default_store(), f"made by first {self._waits}"
         self._waits += 1
+
+        def tell(found: Any) -> None:
+            store.set(key, pickle.dumps(found))  # type: ignore[arg-type]  # bytes are taken
+
         if self.world.is_first:
             try:
                 made = make()
             except BaseException as error:
-                store.set(key, pickle.dumps((None, f"{error}" or type(error).__name__)))
+                tell((None, f"{error}" or type(error).__name__))
                 raise
-            store.set(key, pickle.dumps((made, "")))
+            tell((made, ""))
             return made
         try:
             while not store.check([key]):
@@ -122,7 +126,7 @@ class Group:
             raise PeerFailed(0, None, "it ended without a word") from error
         if failed:
             raise PeerFailed(0, None, failed)
-        return made  # type: ignore[no-any-return]
+        return made
 
     def gather(self, mine: Any) -> list[Any]:
         """What every rank has made."""

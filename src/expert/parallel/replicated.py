@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from expert.core.world import World
 from expert.parallel.engine import Applied
 from expert.parallel.group import Group
 from expert.parallel.single_device import SingleDevice
@@ -41,15 +42,24 @@ class Replicated(SingleDevice):
     def step(self, *, step: int, rate: float, max_norm: float) -> Applied:
         self.group.agree()  # every rank has its gradients
         with self._phase("communication"):
-            sum_over_ranks(self._learner.to_sum_over_ranks())
+            self.sum_gradients()
         return super().step(step=step, rate=rate, max_norm=max_norm)
 
+    def sum_gradients(self) -> None:
+        """Every rank has the gradients of all, afterwards."""
+        sum_over_ranks(self._learner.to_sum_over_ranks())
 
-def take_from_first(weights: Iterable[Tensor]) -> None:
+
+def take_from_first(
+    weights: Iterable[tuple[str, Tensor]], world: World, device: torch.device
+) -> None:
     """Every rank starts with the weights of the first, however its own were drawn."""
     with torch.no_grad():
-        for weight in weights:
-            dist.broadcast(weight, src=0)
+        for _, weight in weights:
+            sent = weight.detach().to(device)  # NCCL sends nothing that lies in the host's memory
+            dist.broadcast(sent, src=0)
+            if not world.is_first:
+                weight.copy_(sent)
 
 
 def sum_over_ranks(tensors: Sequence[Tensor]) -> None:
@@ -61,7 +71,7 @@ def sum_over_ranks(tensors: Sequence[Tensor]) -> None:
             continue
         flat = torch.cat([tensor.reshape(-1) for tensor in some])
         dist.all_reduce(flat)
-        parts = flat.split([tensor.numel() for tensor in some])
+        parts = torch.split(flat, [tensor.numel() for tensor in some])
         torch._foreach_copy_(
             some, [part.view_as(tensor) for part, tensor in zip(parts, some, strict=True)]
         )

@@ -115,7 +115,10 @@ class SingleDevice:
     def gradients(self) -> dict[str, Tensor]:
         return self._learner.gradients()
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
+    def tensors(self, *, everywhere: bool = False) -> dict[str, dict[str, Tensor]]:
+        return self._learner.tensors()
+
+    def own_tensors(self) -> dict[str, dict[str, Tensor]]:
         return self._learner.tensors()
 
     def load(self, groups: Groups) -> None:

@@ -45,8 +45,12 @@ class OptimizerLearner:
         device: torch.device,
         loss_scaling: bool = False,
         capture: Capture | None = None,
+        total_norm: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """`capture`: the step is captured with it once gradients stay where they are."""
+        """`capture`: the step is captured with it once gradients stay where they are.
+        `total_norm`: where weights are spread over ranks, the norm of all gradients from the norms
+        of this rank's."""
+        self._total_norm = total_norm
         self._device = device
         self._masters = Masters(named)
         self._computing = [parameter for _, parameter in named]
@@ -107,7 +111,7 @@ class OptimizerLearner:
         """The norm of the gradients, and whether the weights were changed by them."""
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
-        norm = clip(self._parameters, max_norm)
+        norm = clip(self._parameters, max_norm, self._total_norm)
         if losses is not None:
             norm = norm + 0 * losses  # a loss that is not finite counts like its gradients
         applied = step_if_finite(self._optimizer, norm)

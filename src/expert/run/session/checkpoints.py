@@ -303,9 +303,10 @@ def load(path: Path) -> Loaded:
 def state_to_come(built: Built, plan: RunPlan) -> int:
     """Bytes of optimizer state that the first step will make; 0 where it is there already."""
     from expert.manifest.schema.kinds import OPTIMIZERS
-    from expert.training.learner import LOSS_SCALE, OPTIMIZER
+    from expert.training.learner import LOSS_SCALE, MODEL, OPTIMIZER
 
-    if any(not name.startswith(LOSS_SCALE) for name in built.tensors()[OPTIMIZER]):
+    own = built.engine.own_tensors()
+    if any(not name.startswith(LOSS_SCALE) for name in own[OPTIMIZER]):
         return 0
-    weights = sum(parameter.numel() for _, parameter in built.loaded.trainable)
+    weights = sum(parameter.numel() for parameter in own[MODEL].values())
     return int(weights * OPTIMIZERS[plan.optim.optimizer].state_bytes)

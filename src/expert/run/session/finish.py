@@ -186,7 +186,7 @@ def publish_final(session: Session) -> Path:
     from expert.model.saving import save_trained
     from expert.training.checkpoint import bytes_needed, check_space
 
-    loaded = model_of(session).loaded
+    loaded = model_of(session).whole()
     if session.group.world.is_first:
         check_space(session.folder.path, bytes_needed({"weights": loaded.weights}))
         with publishing(session.folder.final) as folder:

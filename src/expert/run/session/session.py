@@ -307,7 +307,7 @@ def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
         now.built.engine.discard()
         if any(path.startswith(REBUILD) for path in changed):
             if now.weights is None:
-                now.weights = copied(now.built.tensors())
+                now.weights = copied(now.built.tensors(everywhere=True))
             now.built = None
         if any(path.startswith((*REBUILD, "batch.micro_batch")) for path in changed):
             now.recorder.meter.resettle()
