@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+from expert.core.files import write_text_atomically
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Where torch elastic wants the message of a process that fails; it shows the first of them."""
 
 
 @dataclass(frozen=True)
@@ -29,3 +40,33 @@ class World:
 
 
 ALONE = World()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a process wrote about its own end."""
+
+    message: str
+    time: float
+
+
+def record_failure(message: str, env: Mapping[str, str] = os.environ) -> None:
+    """Leave the message of a process that is about to fail for whoever started it, torchrun or
+    `expert train --gpus`; nothing where nobody asks. The first message of a process stays."""
+    name = env.get(ERROR_FILE)
+    if not name or Path(name).exists():
+        return
+    told = {"message": message, "extraInfo": {"py_callstack": "", "timestamp": str(time.time())}}
+    with contextlib.suppress(OSError):  # the failure itself matters more
+        write_text_atomically(Path(name), json.dumps({"message": told}))
+
+
+def recorded_failure(file: Path) -> Failure | None:
+    """What a process has left there; None where it ended without a message."""
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))["message"]
+        if isinstance(told, str):
+            return Failure(told, file.stat().st_mtime)
+        return Failure(str(told["message"]), float(told["extraInfo"]["timestamp"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
