@@ -37,6 +37,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "lora, packed": {},
     "lora, padded": {"packing": False},
     "lora, sharded": {"engine": "sharded"},
+    "dora, sharded": {"engine": "sharded", "adapter_type": "dora"},
+    "int8, sharded": {"engine": "sharded", "quantization": "int8"},
+    "int4, sharded": {"engine": "sharded", "quantization": "int4"},
     "full, sharded": {"engine": "sharded", "adapter_type": "full", "learning_rate": 1e-3},
 }
 

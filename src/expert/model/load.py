@@ -35,7 +35,7 @@ from expert.model.chargpt import CharGpt, load_char_gpt
 from expert.model.errors import ModelError
 from expert.model.inputs import ModelInput
 from expert.model.loss import evaluated, kernel_for, summed_loss
-from expert.model.quantised import QUANTISED, quantization_config, settle_quantised
+from expert.model.quantised import QUANTISED, make_plain, quantization_config, settle_quantised
 from expert.model.soft_prompts import SoftPrompts, make_soft_prompts
 from expert.planning.run_plan import AdapterPlan, KernelPlan, ModelPlan
 
@@ -94,9 +94,10 @@ class LoadedModel:
         """[vocabulary, width]"""
         return self.module.head() if isinstance(self.module, CharGpt) else self._head.weight
 
-    def spread(self, over_ranks: Spread) -> LoadedModel:
+    def spread(self, over_ranks: Spread, device: torch.device) -> LoadedModel:
         """The same model with its base, or all that is trained, spread over ranks; adapters and
         soft prompts stay whole. Its weights are gathered while it is called, and not otherwise."""
+        make_plain(self.module, device)
         trains_all = self.adapter.type == "full"
         whole = set() if trains_all else {parameter for _, parameter in self.trainable}
         self.module.forward = lambda compute: compute()

@@ -218,7 +218,7 @@ def _spread(
 
     sharding = sharding_for(world, device)
     offload = plan.parallel.offload
-    loaded = loaded.spread(partial(shard, sharding=sharding, offload=offload))
+    loaded = loaded.spread(partial(shard, sharding=sharding, offload=offload), device)
     return loaded, Parts(loaded.trainable, sharding)
 
 
