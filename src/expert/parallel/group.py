@@ -35,9 +35,27 @@ class PeerFailed(ExpertError):
 
     exit_code = EXIT_RUN_FAILED
 
-    def __init__(self, rank: int, failure: Any, text: str) -> None:
+    def __init__(self, rank: int | None, failure: Any, text: str) -> None:
         self.rank, self.failure, self.text = rank, failure, text
-        super().__init__(f"rank {rank} failed: {text}")
+        who = "another rank" if rank is None else f"rank {rank}"
+        super().__init__(f"{who} failed: {text}")
+
+
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
+"""What gloo and NCCL say when another process has ended or does not answer."""
+
+
+def peer_lost(error: BaseException) -> PeerFailed | None:
+    """What is said where another rank has gone in the middle of an exchange or a sum."""
+    one: BaseException | None = error
+    while one is not None:
+        said = str(one)
+        if isinstance(one, dist.DistBackendError | dist.DistNetworkError) or any(
+            words in said for words in LOST
+        ):
+            return PeerFailed(None, None, "it has ended or does not answer any more")
+        one = one.__cause__
+    return None
 
 
 class Group:

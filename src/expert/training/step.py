@@ -11,6 +11,7 @@ from torch import Tensor
 
 from expert.parallel.engine import Engine, HasTargets
 from expert.parallel.graphs import GraphsUnavailable
+from expert.parallel.group import PeerFailed
 
 
 class StepInterrupted(Exception):
@@ -46,7 +47,7 @@ def train_step(
     sums = [engine.accumulate(batch, divisor=max(1, targets)) for batch in batches]
     try:
         done = engine.step(step=step, rate=rate, max_norm=max_norm)
-    except GraphsUnavailable:  # while it was captured; nothing has been changed
+    except (GraphsUnavailable, PeerFailed):  # before anything was changed
         raise
     except Exception as error:
         raise StepInterrupted(f"step {step} failed while changing the weights: {error}") from error

@@ -30,6 +30,7 @@ Through = Callable[[Iterable[Any]], Iterable[Any]]
 
 def run_session(session: Session, *, through: Through = iter) -> RunResult:
     """Attempt, and where that fails take the next plan, until the run has ended."""
+    from expert.parallel.group import peer_lost
     from expert.training.step import StepInterrupted
 
     announce(session)
@@ -41,6 +42,10 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
         except Exception as error:
             failure = failure_of(error, session.now.doing, session.plan)
             interrupted = isinstance(error, StepInterrupted)
+            lost = peer_lost(error) if session.group.world.size > 1 else None
+            if lost is not None:
+                session.emit("failed", step=session.state.done, error=str(lost))
+                raise lost from error
             if interrupted and session.group.world.size > 1:
                 raise  # the others are in the middle of a sum: nobody listens
             failure = agreed(session, failure, error)
