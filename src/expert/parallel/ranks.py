@@ -17,10 +17,9 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -42,7 +41,7 @@ from expert.core.errors import (
     EXIT_RUN_FAILED,
     EXIT_TERMINATED,
 )
-from expert.core.interrupts import show_cursor
+from expert.core.interrupts import passing_on, show_cursor
 from expert.core.process import how_it_ended
 from expert.core.world import ERROR_FILE, recorded_failure
 from expert.parallel.launch import LAUNCH_FOLDER, PARENT_PIPE, RUN_FILE, first_log, rank_log
@@ -91,7 +90,7 @@ def start_ranks(
     agent = None
     try:
         agent = _Agent(_spec(ranks, max_restarts), command, env, folder, tell)
-        with agent.signals_forwarded():
+        with contextlib.closing(agent), passing_on(agent.stop, agent.kill):
             agent.run()
         return Ended(exit_code=agent.exit_code, run=agent.run_folder())
     finally:
@@ -215,11 +214,10 @@ class _Agent(SimpleElasticAgent):
         return self._result(attempt, worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
-        self._shutdown()
+        self.kill()
 
     def _shutdown(self, *_: Any, **__: Any) -> None:
-        if self._attempts:
-            self._attempts[-1].kill()
+        self.kill()
 
     # --- processes
 
@@ -240,32 +238,19 @@ class _Agent(SimpleElasticAgent):
                 **options,
             )
 
-    @contextlib.contextmanager
-    def signals_forwarded(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM go to every rank once, so that they save and stop; a second one ends
-        everything at once."""
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number, handler in before.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, self._forward)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            for end in self._pipe:
-                os.close(end)
-
-    def _forward(self, number: int, _frame: FrameType | None) -> None:
-        attempt = self._attempts[-1] if self._attempts else None
-        if self._asked is not None:
-            if attempt is not None:
-                attempt.kill()
-            show_cursor()
-            os._exit(128 + number)
+    def stop(self, number: int) -> None:
+        """Ask every rank once to save and stop."""
         self._asked = number
-        if attempt is not None:
-            self._send(attempt, attempt.left, number)
+        if self._attempts:
+            self._send(self._attempts[-1], self._attempts[-1].left, number)
+
+    def kill(self) -> None:
+        if self._attempts:
+            self._attempts[-1].kill()
+
+    def close(self) -> None:
+        for end in self._pipe:
+            os.close(end)
 
     @staticmethod
     def _send(attempt: _Attempt, ranks: list[int], number: int) -> None:
