@@ -109,9 +109,9 @@ def inject(monkeypatch: Any, fault: Fault) -> Now:
     now = Now()
     loss_sum = LoadedModel.loss_sum
 
-    def seeded(number: int, step: int) -> None:
+    def seeded(number: int, step: int, rank: int = 0) -> None:
         now.update, now.micro_batch = step, 0
-        seed_step(number, step)
+        seed_step(number, step, rank)
 
     def faulty(self: LoadedModel, batch: Any) -> Tensor:
         loss = fault(loss_sum(self, batch), batch, now)

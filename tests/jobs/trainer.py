@@ -64,16 +64,16 @@ def _train(work: dict[str, Any]) -> int:
 
 
 def _holding(
-    seed_step: Callable[[int, int], None], folder: Path, update: int
-) -> Callable[[int, int], None]:
+    seed_step: Callable[[int, int, int], None], folder: Path, update: int
+) -> Callable[[int, int, int], None]:
     """What begins a step, and waits in the one after so many."""
 
-    def held(seed: int, number: int) -> None:
+    def held(seed: int, number: int, rank: int) -> None:
         if number == update:
             (folder / HELD).touch()
             while not (folder / GO_ON).exists():
                 time.sleep(0.005)
-        seed_step(seed, number)
+        seed_step(seed, number, rank)
 
     return held
 

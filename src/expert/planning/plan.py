@@ -28,6 +28,7 @@ from expert.planning.choose.length import (
     settle_length,
     settle_time,
 )
+from expert.planning.choose.parallel import settle_parallel
 from expert.planning.choose.recipe import (
     settle_adapter,
     settle_model,
@@ -119,6 +120,7 @@ def _settle_all(draft: PlanDraft) -> None:
     if work is not None:
         compiled, attention = draft["kernels.compile"], draft["kernels.attention"]
         work = replace(work, compiled=compiled, attention=attention)
+    settle_parallel(draft)
     work = settle_fit(draft, work, step.sequences)
     choose_graphs(draft, work)
     settle_widths(draft)

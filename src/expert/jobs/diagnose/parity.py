@@ -403,6 +403,7 @@ class _Comparison:
         import numpy as np
 
         from expert.data.feed.loader import on_device, padded_tensors
+        from expert.data.feed.order import Dealt
         from expert.data.pack.packing import PAD_ID
 
         pieces = self._pieces()
@@ -416,7 +417,7 @@ class _Comparison:
             (
                 on_device(
                     padded_tensors(index, some, store, pad_id=PAD_ID, width=width),
-                    some,
+                    Dealt(some),
                     self.device,
                     soft=self.data.soft,
                 )

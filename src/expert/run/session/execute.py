@@ -11,6 +11,7 @@ from expert.run.session.evaluate import evaluate_validation, probe
 from expert.run.session.failures import failure_of
 from expert.run.session.finish import RunResult, finished, stopped
 from expert.run.session.recover import (
+    agreed,
     follow_sign,
     recover_from_failure,
     recover_from_trouble,
@@ -29,6 +30,7 @@ Through = Callable[[Iterable[Any]], Iterable[Any]]
 
 def run_session(session: Session, *, through: Through = iter) -> RunResult:
     """Attempt, and where that fails take the next plan, until the run has ended."""
+    from expert.parallel.group import peer_lost
     from expert.training.step import StepInterrupted
 
     announce(session)
@@ -40,6 +42,13 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
         except Exception as error:
             failure = failure_of(error, session.now.doing, session.plan)
             interrupted = isinstance(error, StepInterrupted)
+            lost = peer_lost(error) if session.group.world.size > 1 else None
+            if lost is not None:
+                session.emit("failed", step=session.state.done, error=str(lost))
+                raise lost from error
+            if interrupted and session.group.world.size > 1:
+                raise  # the others are in the middle of a sum: nobody listens
+            failure = agreed(session, failure, error)
             if failure is None:
                 text = f"{type(error).__name__}: {error}"
                 session.emit("failed", step=session.state.done, error=text)
@@ -73,7 +82,8 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
     memory = MemoryWatch(now.plan, device, session.instruments.gpu, emit)
     emit("feed", step=now.state.done, **feed_facts(now.plan, now.data))
     timed = built.timeline.take_event if device.type == "cuda" else None
-    feed = training_feed(now.plan, now.data, now.state, device=device, new_event=timed)
+    world = session.group.world
+    feed = training_feed(now.plan, now.data, now.state, device=device, new_event=timed, world=world)
 
     def reached(state: TrainState) -> None:
         evaluated, stepped = state.evaluated != now.state.evaluated, state.done > now.state.done
@@ -90,7 +100,8 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
         evaluate=lambda step: evaluate_validation(session),
         save=lambda state, due: save(session, state, due),
         reached=reached,
-        stop_requested=lambda: session.signals.requested,
+        stop_requested=lambda: session.group.signal,
+        same_everywhere=session.group.first_of,
         rows_of=lambda bins: rows_behind(now.data, bins),
     )
     session.instruments.pressure.data.restart()

@@ -30,12 +30,24 @@ def recover_from_failure(session: Session, failure: Failure, *, interrupted: boo
 
 def plan_for(session: Session, failure: Failure) -> RunPlan | None:
     """The plan to try next; None where no other plan helps."""
-    from expert.training.recovery import OutOfMemory, plan_after
+    from expert.training.recovery import plan_after
+
+    return plan_after(session.plan, failure)
+
+
+def agreed(session: Session, failure: Failure | None, error: BaseException) -> Failure | None:
+    """The failure that all ranks answer, each with the same plan: this one's, told to the others,
+    or that of the rank which told us."""
+    from expert.parallel.group import PeerFailed
+    from expert.training.recovery import OutOfMemory
 
     built = session.now.built
+    if isinstance(error, PeerFailed):
+        return failure
     if isinstance(failure, OutOfMemory) and built is not None:
         failure = replace(failure, blocks=len(built.loaded.blocks))
-    return plan_after(session.plan, failure)
+    found: Failure | None = session.group.failed(failure, f"{type(error).__name__}: {error}")
+    return found
 
 
 def change_over(
@@ -165,7 +177,7 @@ def _roll_back(session: Session, trouble: Trouble) -> None:
         # A loss is that of the weights before its step: those at the first high loss were broken
         # already, most likely by the step before.
         first = max(0, first - 1)
-        if session.checkpoints is not None:
+        if session.checkpoints is not None and session.group.world.is_first:
             put_aside_after(session.checkpoints.folder, first)
     skipped = session.state.skipped.with_window(first, last)
     rollbacks = session.state.rollbacks + 1
