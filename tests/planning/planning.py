@@ -86,6 +86,9 @@ def plan(
     environ: Mapping[str, str] | None = None,
     survey: Survey | None = None,
     kept: Kept | None = None,
+    ranks: int = 1,
+    nodes: int = 1,
+    link: str | None = None,
     **options: Any,
 ) -> RunPlan:
     """The plan of plain manifest data for a card, without the caches of this machine."""
@@ -100,6 +103,9 @@ def plan(
         environ={**nothing, **(environ or {})},
         survey=survey,
         kept=kept,
+        ranks=ranks,
+        nodes=nodes,
+        link=link,
     )
 
 

@@ -138,6 +138,7 @@ CHANGES: dict[str, Any] = {
     "memory_clear_every": 5,
     "vram_limit": "9GB",
     "device": "cpu",
+    "distributed": "sharded",
     "on_not_finite": "skip",
     "max_skipped_updates": 2,
     "on_loss_spike": "ignore",

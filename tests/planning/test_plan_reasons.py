@@ -32,7 +32,7 @@ WAYS_OUT = [
     ({"fused_loss": False, "packing": False, "micro_batch_size": 16}, {}, "rtx-3060"),
     ({"gradient_checkpointing": False, "micro_batch_size": 9}, {"name": "Llama-3.1-8B"}, "a100"),
     ({"micro_batch_size": 8, "gradient_checkpointing": False}, {"name": "Llama-3.1-8B"}, "l40s"),
-    ({"adapter_type": "full"}, {"name": "Qwen3-8B"}, "rtx-4090"),
+    ({"adapter_type": "full", "distributed": "replicated"}, {"name": "Qwen3-8B"}, "rtx-4090"),
     ({"attention": "eager", "max_seq_length": 8192}, {"name": "Llama-3.2-1B"}, "rtx-3060"),
 ]
 

@@ -41,6 +41,15 @@ _DEFAULT = "the default"
 _REMARKS = {"warning": "bold yellow", "advice": "cyan", "superseded": "dim"}
 _NOTICES = {"warning": "bold yellow", "superseded": "cyan", "read as": "", "note": "dim"}
 _SAME_FOR_EVERY_CARD = ("training.dataset.", "base_models[", "training.config.max_seq_length")
+_OF_SEVERAL = (
+    "parallel.engine",
+    "parallel.shard_ranks",
+    "parallel.offload",
+    "parallel.sent_bytes",
+    "parallel.communication_seconds",
+    "parallel.tokens_per_second",
+    "parallel.efficiency",
+)
 _SIDE_BY_SIDE = (
     "model.quantization",
     "kernels.precision",
@@ -70,6 +79,18 @@ def plan(
         typer.Option(help="Plan for this card; repeat it to compare cards side by side."),
     ] = None,
     vram: Annotated[str | None, typer.Option(help='GPU memory, such as "16GB".')] = None,
+    gpus: Annotated[
+        str | None, typer.Option(metavar="N|all", help="Plan for so many GPUs on each machine.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Machines, each with --gpus.")] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME]",
+            help="What joins the GPUs of a machine, the machines, or both: pcie3, pcie4, pcie5, "
+            "nvlink; eth10, eth25, eth100, ib400.",
+        ),
+    ] = None,
     model: BaseModelName = None,
     overrides: Overrides = None,
     strict: Strict = False,
@@ -86,8 +107,21 @@ def plan(
         raise typer.BadParameter("give a manifest: expert plan FILE")
     read = read_manifest(chosen, overrides=overrides or (), strict=strict)
     here = describe_machine(read.folder)
+    ranks, machines = how_many(gpus, nodes, link, cards_here=len(here.gpus))
     cards: list[str | None] = [*gpu] if gpu else [None]
-    plans = [plan_job(read, gpu=card, vram=vram, model=model, machine=here) for card in cards]
+    plans = [
+        plan_job(
+            read,
+            gpu=card,
+            vram=vram,
+            model=model,
+            machine=here,
+            ranks=ranks,
+            nodes=machines,
+            link=link,
+        )
+        for card in cards
+    ]
     console = make_console()
     if as_json:
         texts = [one.model_dump_json(indent=2) for one in plans]
@@ -99,6 +133,34 @@ def plan(
         _show_side_by_side(plans, console)
     if not all(one.fits for one in plans):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def how_many(
+    gpus: str | None, nodes: int | None, link: str | None, *, cards_here: int
+) -> tuple[int, int]:
+    """Processes of all machines together, and machines; every problem of the options at once."""
+    from expert.planning.machine.links import ImpossibleCluster, cluster_problems
+
+    problems = []
+    count = 1
+    if gpus == "all" and not cards_here:
+        problems.append("--gpus all: there is no GPU here  (give a number, and a card with --gpu)")
+    elif gpus == "all":
+        count = cards_here
+    elif gpus is not None and not gpus.strip().lstrip("-").isdecimal():
+        problems.append(f"--gpus {gpus}: expected a number or all")
+    elif gpus is not None:
+        count = int(gpus)
+    if gpus is None and nodes is not None:
+        problems.append(f"--nodes {nodes}: how many GPUs each machine has is missing  (add --gpus)")
+    if gpus is None and nodes is None and link is not None:
+        problems.append(f"--link {link}: there is one GPU  (add --gpus)")
+    machines = 1 if nodes is None else nodes
+    found = cluster_problems(ranks=count * max(1, machines), nodes=machines, link=link)
+    problems += found
+    if problems:
+        raise ImpossibleCluster("\n".join(problems))
+    return count * machines, machines
 
 
 def show_notices(read: ReadManifest, console: Console, *, brief: bool) -> None:
@@ -135,7 +197,7 @@ def show_plan(plan: RunPlan, console: Console, *, everything: bool) -> None:
         if everything or _matters(one):
             row = (one.path, _value(one), one.because, one.source)
             sections.setdefault(one.path.split(".")[0], []).append(row)
-    columns, title = ("key", "value", "because", "source"), f"{plan.expert} on {plan.target}"
+    columns, title = ("key", "value", "because", "source"), f"{plan.expert} on {cards_of(plan)}"
     show_sheet(Sheet(columns, list(sections.values()), title, dim=("source",)), console)
     hidden = len(rows) - sum(map(len, sections.values()))
     if hidden:
@@ -143,6 +205,15 @@ def show_plan(plan: RunPlan, console: Console, *, everything: bool) -> None:
     _show_memory(plan, console)
     _show_time(plan, console)
     _show_remarks(plan, console)
+
+
+def cards_of(plan: RunPlan) -> str:
+    """`GeForce RTX 4090`, `4 × GeForce RTX 4090`, `2 machines with 4 × GeForce RTX 4090 each`."""
+    parallel, name = plan.parallel, plan.target
+    if parallel.ranks == 1:
+        return name
+    many = f"{parallel.ranks // parallel.nodes} × {name}"
+    return many if parallel.nodes == 1 else f"{parallel.nodes} machines with {many} each"
 
 
 def _value(decision: Decision) -> str:
@@ -168,17 +239,40 @@ def _show_memory(plan: RunPlan, console: Console) -> None:
         return
     bars = [(name.replace("_", " "), size, gib(size)) for name, size in parts.items() if size]
     bars.append(("total", plan.memory.peak_bytes or 0, gib(plan.memory.peak_bytes or 0)))
-    show(console, f"\npeak memory of a step, of {gib(budget)}", "bold")
+    each = " on each card" if plan.parallel.ranks > 1 else ""
+    show(console, f"\npeak memory of a step{each}, of {gib(budget)}", "bold")
     show_bars(bars, budget, console)
 
 
 def _show_time(plan: RunPlan, console: Console) -> None:
     """How long the run is expected to take, and its parts."""
+    _show_rate(plan, console)
     show(console, f"\n{time_in_words(plan)}", "bold")
     expected = plan.length.expected_parts or {}
     parts = [f"{name} {duration_range(*part)}" for name, part in expected.items() if part[1] >= 1]
     if len(parts) > 1:
         show(console, f"  {', '.join(parts)}", "dim")
+
+
+def _show_rate(plan: RunPlan, console: Console) -> None:
+    """What several cards reach together, and how much of it is communication."""
+    parallel = plan.parallel
+    if parallel.engine == "single":
+        return
+    said = {
+        key: value_in_words(f"parallel.{key}", getattr(parallel, key))
+        for key in ("sent_bytes", "communication_seconds", "tokens_per_second", "efficiency")
+    }
+    rate = f"{said['tokens_per_second']} tokens/s, efficiency {said['efficiency']}"
+    if parallel.tokens_per_second is None:
+        rate = _because(plan, "parallel.tokens_per_second")
+    how = f"{parallel.engine}, offloaded" if parallel.offload else parallel.engine
+    show(console, f"\n{how} on {cards_of(plan)}: {rate}", "bold")
+    if parallel.sent_bytes is not None:
+        lasts = said["communication_seconds"] if parallel.communication_seconds else "time unknown"
+        moves = "moves" if parallel.offload else "sends"
+        text = f"  each card {moves} {said['sent_bytes']} a step, {lasts}"
+        show(console, f"{text} ({_because(plan, 'parallel.sent_bytes')})", "dim")
 
 
 def time_in_words(plan: RunPlan) -> str:
@@ -188,7 +282,7 @@ def time_in_words(plan: RunPlan) -> str:
         return f"expected time: {because or 'unknown'}"
     kind = "estimated" if because.startswith("estimated") else "from a rate measured here before"
     expected = duration_range(*plan.length.expected_seconds)
-    return f"expected time: {expected} on {plan.target}, {kind}"
+    return f"expected time: {expected} on {cards_of(plan)}, {kind}"
 
 
 def _show_remarks(plan: RunPlan, console: Console) -> None:
@@ -198,19 +292,21 @@ def _show_remarks(plan: RunPlan, console: Console) -> None:
             if remark.kind == kind:
                 show(console, f"{kind}: {remark.path}: {remark.text}", style)
     needed, budget = gib(plan.memory.peak_bytes or 0), gib(plan.memory.budget_bytes)
+    where = f"each of {cards_of(plan)}" if plan.parallel.ranks > 1 else plan.target
     if plan.memory.fits is None:
         show(console, f"whether it fits is {_because(plan, 'memory.fits')}", "bold yellow")
     elif plan.memory.fits:
-        show(console, f"✓ fits: {needed} of {budget} on {plan.target}", "bold green")
+        show(console, f"✓ fits: {needed} of {budget} on {where}", "bold green")
     else:
-        show(console, f"✗ does not fit: needs {needed} of {budget} on {plan.target}", "bold red")
+        show(console, f"✗ does not fit: needs {needed} of {budget} on {where}", "bold red")
 
 
 def _show_side_by_side(plans: Sequence[RunPlan], console: Console) -> None:
     """Several cards next to each other: only what differs between cards."""
     decided = [{d.path: _value(d) for d in plan.decisions} for plan in plans]
-    rows = [[path, *(values[path] for values in decided)] for path in _SIDE_BY_SIDE]
-    columns = ("key", *(plan.target for plan in plans))
+    paths = (*_SIDE_BY_SIDE, *(() if plans[0].parallel.ranks == 1 else _OF_SEVERAL))
+    rows = [[path, *(values[path] for values in decided)] for path in paths]
+    columns = ("key", *map(cards_of, plans))
     show_sheet(Sheet(columns, [rows], plans[0].expert), console)
     for plan in plans:
         if not plan.fits:

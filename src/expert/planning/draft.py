@@ -11,6 +11,7 @@ from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.manifest import CHAR_GPT, Adapter, BaseModelSpec, Manifest
 from expert.planning.decisions import Decision, Remark, Source
+from expert.planning.machine.links import ONE_PROCESS, Cluster
 from expert.planning.machine.target import Target
 from expert.planning.measurements import MeasuredRate
 from expert.planning.memory.calibration import Calibrations
@@ -45,6 +46,7 @@ class PlanDraft:
     plain_text: bool | None = None
     """Whether the rows are texts without answers; None where nobody knows yet."""
     kept: Kept = Kept()
+    cluster: Cluster = ONE_PROCESS
     best: MeasuredRate | None = None
     """What a benchmark found fastest for this card, model and shape."""
     decisions: dict[str, Decision] = field(default_factory=dict)

@@ -126,12 +126,21 @@ def speed_settings(
     """What the rate of a run holds for, by path of the plan, or by name where it is not in it. The
     micro-batch size follows from the rest, unless the manifest sets it. `cores`: of a CPU."""
     found = {path: decisions[path].value for path in SPEED_OF_A_RUN if path in decisions}
+    ranks = decisions.get("parallel.ranks")
+    if ranks is not None and ranks.value > 1:
+        shared = ("parallel.engine", "parallel.ranks", "parallel.nodes")
+        found |= {path: decisions[path].value for path in shared}
     at_once = decisions["batch.micro_batch"]
     found["micro_batch_size"] = at_once.value if at_once.source == "manifest" else "auto"
     if cores is not None:
         found["cores"] = cores
         found["threads"] = next((environ[name] for name in NAMES if environ.get(name)), "auto")
     return found
+
+
+def ranks_of(rate: MeasuredRate) -> int:
+    """Processes that reached a rate together."""
+    return int(rate.settings.get("parallel.ranks", 1))
 
 
 def find_rate(

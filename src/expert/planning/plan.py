@@ -28,7 +28,7 @@ from expert.planning.choose.length import (
     settle_length,
     settle_time,
 )
-from expert.planning.choose.parallel import settle_parallel
+from expert.planning.choose.parallel import settle_communication, settle_engine
 from expert.planning.choose.recipe import (
     settle_adapter,
     settle_model,
@@ -39,6 +39,7 @@ from expert.planning.choose.sequences import settle_sequences, settle_step, sett
 from expert.planning.choose.starting_points import made_for_tiny
 from expert.planning.draft import SET, Kept, PlanDraft
 from expert.planning.machine.host import package_version
+from expert.planning.machine.links import choose_cluster, share_of_target
 from expert.planning.machine.target import Target
 from expert.planning.measurements import MeasuredRate, find_best, measurements_file, read_rates
 from expert.planning.memory.calibration import calibrations_file, calibrations_of
@@ -67,22 +68,30 @@ def make_plan(
     survey: Survey | None = None,
     plain_text: bool | None = None,
     kept: Kept | None = None,
+    ranks: int = 1,
+    nodes: int = 1,
+    link: str | None = None,
 ) -> RunPlan:
     """Settle everything the manifest leaves open for this target.
 
     Without measurements, what benchmarks found is left out: a benchmark measures for itself.
     `survey`: what is known of the rows; without one, files are looked at. `plain_text`: whether the
-    rows are texts without answers, where that is known. `kept`: of a run that is resumed.
+    rows are texts without answers, where that is known. `kept`: of a run that is resumed. `ranks`:
+    processes of all `nodes` together, each with a device like the target; `link`: what connects
+    them (planning/machine/links.py).
     """
     spec = choose_model(manifest, model)
     dataset, is_char_model = manifest.training.dataset, spec.name == CHAR_GPT
     torch = package_version("torch").value
+    cluster = choose_cluster(target, ranks=ranks, nodes=nodes, link=link)
+    target = share_of_target(target, cluster)
     draft = PlanDraft(
         manifest=manifest,
         folder=folder,
         model=spec,
         resolved=resolve_model(spec, folder, environ),
         target=target,
+        cluster=cluster,
         survey=survey or survey_data(dataset, folder, characters=is_char_model),
         rates=tuple(read_rates(measurements_file(environ))) if use_measurements else (),
         calibrations=calibrations_of(target.name, torch, calibrations_file(environ)),
@@ -120,8 +129,8 @@ def _settle_all(draft: PlanDraft) -> None:
     if work is not None:
         compiled, attention = draft["kernels.compile"], draft["kernels.attention"]
         work = replace(work, compiled=compiled, attention=attention)
-    settle_parallel(draft)
     work = settle_fit(draft, work, step.sequences)
+    settle_engine(draft, work)
     choose_graphs(draft, work)
     settle_widths(draft)
     settle_optimisation(draft)
@@ -129,6 +138,7 @@ def _settle_all(draft: PlanDraft) -> None:
         draft.warn(path, text)
     settle_watching(draft)
     settle_time(draft, work)
+    settle_communication(draft, work)
     settle_expected_time(draft, work)
     settle_arithmetic(draft, work)
     settle_disk(draft, work)

@@ -159,16 +159,41 @@ class MemoryPlan(Slice):
 
 
 class ParallelPlan(Slice):
-    """How the processes of a run share its work; `micro_batch` and memory are those of one."""
+    """How the processes of a run share its work; `micro_batch`, `accumulation` and memory are those
+    of one of them."""
 
     engine: Literal["single", "replicated", "sharded"] = "single"
     ranks: int = 1
     """Processes of all machines together, each with a device of its own."""
     nodes: int = 1
     link: str | None = None
-    """The slowest link between two of them, where it is known."""
+    """Between the cards of a machine, where it is known."""
+    network: str | None = None
+    """Between machines, where it is known."""
+    shard_ranks: int = 1
+    """Ranks that hold one copy of the weights between them: those of a machine, or all."""
+    host_link: str | None = None
+    """Between a card and the memory of its machine, where something is offloaded to it."""
     offload: bool = False
     """Shards of weights and optimizer state wait in the memory of the host."""
+    host_bytes: int | None = None
+    """Memory of each machine that they take there."""
+    sent_bytes: int | None = None
+    """That a card sends in a step."""
+    communication_seconds: float | None = None
+    """That sending them takes; part of it while the card computes."""
+    rank_tokens_per_second: tuple[float, float] | None = None
+    """Of one rank while it computes, from the slowest to the fastest to be expected."""
+    alone_tokens_per_second: tuple[float, float] | None = None
+    """Of one card that computes whole steps alone, where it can."""
+    tokens_per_second: tuple[float, float] | None = None
+    """Of all ranks together, communication included."""
+    efficiency: tuple[float, float] | None = None
+    """Share of what so many single cards would reach."""
+
+    def share_of(self, sequences: int) -> int:
+        """Sequences of a step that the busiest rank computes."""
+        return -(-sequences // self.ranks)
 
 
 class DiskPlan(Slice):

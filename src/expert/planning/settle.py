@@ -11,7 +11,8 @@ from expert.core.errors import ManifestError, Problem
 from expert.manifest.schema.kinds import SCHEDULES
 from expert.planning.choose.expected_time import scaled
 from expert.planning.choose.length import MAX_STEPS, not_reached
-from expert.planning.memory.calibration import Calibrations
+from expert.planning.choose.parallel import TOO_FEW, Estimates, too_few
+from expert.planning.memory.calibration import Calibrations, workload_of
 from expert.planning.memory.fitting import even_split, most_at_once
 from expert.planning.run_plan import LengthPlan, RunPlan
 
@@ -51,20 +52,48 @@ def settled_by_rows(plan: RunPlan, counted: PackedCounts, known: Calibrations) -
     most = plan.batch.micro_batch
     if _source_of(plan, "batch.micro_batch") == "machine":
         as_packed = plan.with_values({"data.sequence_length": counted.length}, "", "measurement")
-        most = most_at_once(as_packed, known, counted.sequences_per_step)
+        most = most_at_once(as_packed, known, plan.parallel.share_of(counted.sequences_per_step))
     values |= _batches_of(plan, counted.sequences_per_step, most)
     changed = {path: value for path, value in values.items() if attrgetter(path)(plan) != value}
     because = f"prepared: {counted.rows:,} rows in {counted.sequences:,} sequences"
     before = plan.length
     plan = plan.with_values(changed, because, "measurement") if changed else plan
-    return _with_time_of(plan, before)
+    return _with_time_of(_with_communication(plan), before)
 
 
 def settled_by_stream(plan: RunPlan, sequences: int) -> RunPlan:
     """The plan with the sequences of a step that the first rows of a stream make: a batch with
     room for more of them would be empty there."""
     values = _batches_of(plan, sequences, plan.batch.micro_batch)
-    return plan.with_values(values, "the first rows of the stream", "measurement")
+    return _with_communication(
+        plan.with_values(values, "the first rows of the stream", "measurement")
+    )
+
+
+def _with_communication(plan: RunPlan) -> RunPlan:
+    """The plan of several ranks with what they send in the steps that there are."""
+    work, parallel, length = workload_of(plan), plan.parallel, plan.length
+    if parallel.engine == "single":
+        return plan
+    remarks = tuple(remark for remark in plan.remarks if remark.path != TOO_FEW)
+    sequences, rows = plan.batch.sequences_per_update, plan.batch.examples_per_update
+    fewer = too_few(parallel.ranks, sequences, rows) if sequences else None
+    plan = plan.model_copy(update={"remarks": (*remarks, fewer) if fewer else remarks})
+    if work is None or _source_of(plan, "parallel.tokens_per_second") == "measurement":
+        return plan
+    tokens, steps = length.tokens_per_epoch, length.steps_per_epoch
+    known = Estimates(
+        parallel=parallel,
+        work=work,
+        micro_batches=plan.batch.accumulation,
+        sequences=sequences,
+        step_tokens=tokens / steps if tokens and steps else None,
+        card=plan.target,
+        estimated=_source_of(plan, "parallel.rank_tokens_per_second") == "machine",
+    )
+    for decision in known.decisions():
+        plan = plan.with_values({decision.path: decision.value}, decision.because, decision.source)
+    return plan
 
 
 def _with_time_of(plan: RunPlan, before: LengthPlan) -> RunPlan:
@@ -99,15 +128,16 @@ def _with_remark_on_max_steps(plan: RunPlan, steps: int) -> RunPlan:
 
 
 def _batches_of(plan: RunPlan, sequences: int, most: int) -> dict[str, int]:
-    """How the sequences of a step are divided into batches of at most `most`; as the manifest says
-    where it does, but no batch has room for more than there are."""
-    micro = min(plan.batch.micro_batch, sequences)
+    """How a rank's sequences of a step are divided into batches of at most `most`; as the manifest
+    says where it does, but no batch has room for more than there are."""
+    share = plan.parallel.share_of(sequences)
+    micro = min(plan.batch.micro_batch, share)
     if _source_of(plan, "batch.micro_batch") != "manifest":
-        micro, _ = even_split(sequences, most)
+        micro, _ = even_split(share, most)
     return {
         "batch.sequences_per_update": sequences,
         "batch.micro_batch": micro,
-        "batch.accumulation": math.ceil(sequences / micro),
+        "batch.accumulation": math.ceil(share / micro),
     }
 
 

@@ -113,6 +113,9 @@ def open_run(
     machine: Machine | None = None,
     use_measurements: bool = True,
     resume: str | None = None,
+    ranks: int = 1,
+    nodes: int = 1,
+    link: str | None = None,
     tell: Tell = lambda name, rows, tokens: None,
 ) -> Opened:
     """Open a manifest to run it (`prepared`: rows are tokenised and packed where they are not), to
@@ -121,7 +124,8 @@ def open_run(
 
     The plan is made once, and again when the rows are counted: whether compiling pays and how much
     has to be recomputed depends on them, and the rows are prepared by what the first plan settled.
-    `resume`: "auto", a checkpoint or a folder that means a run. `gpu`, `vram`: plan for this card.
+    `resume`: "auto", a checkpoint or a folder that means a run. `gpu`, `vram`: plan for this card;
+    `ranks`, `nodes`, `link`: for so many processes on so many machines (make_plan).
     """
     from expert.planning.machine.machine import describe_machine
     from expert.planning.machine.target import choose_target
@@ -137,7 +141,8 @@ def open_run(
     resumed = _resumed(read, resume) if resume is not None else None
     here = machine or describe_machine(read.folder)
     device = read.manifest.training.config.device
-    target = choose_target(here, gpu=gpu, vram=vram, device=device)
+    cards = ranks // nodes if nodes > 0 else ranks
+    target = choose_target(here, gpu=gpu, vram=vram, device=device, cards=cards)
     sources = _sources(read, fetch=data != "counted")
     plain_text = _are_plain_text(read, sources, fetch=data != "counted")
 
@@ -152,6 +157,9 @@ def open_run(
             survey=survey,
             plain_text=plain_text if asks else None,
             kept=resumed.kept if resumed else None,
+            ranks=ranks,
+            nodes=nodes,
+            link=link,
         )
 
     opened = Opened(
@@ -196,8 +204,12 @@ def plan(
     model: str | None = None,
     overrides: tuple[str, ...] = (),
     machine: Machine | None = None,
+    ranks: int = 1,
+    nodes: int = 1,
+    link: str | None = None,
 ) -> RunPlan:
-    """Settle a manifest for a card: the one named, one with so much memory, or this machine's own.
+    """Settle a manifest for a card: the one named, one with so much memory, or this machine's own;
+    or for so many of them (`ranks`, on `nodes` machines, joined by `link`).
 
     Rows that are prepared are counted, of others a sample; nothing is written.
     """
@@ -209,6 +221,9 @@ def plan(
         model=model,
         overrides=overrides,
         machine=machine,
+        ranks=ranks,
+        nodes=nodes,
+        link=link,
     )
     return opened.plan
 

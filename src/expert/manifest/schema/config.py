@@ -176,6 +176,10 @@ class TrainingConfig(StrictSection):
     """Use at most this much GPU memory, such as "16GB"."""
     device: Literal["cuda", "cpu"] | Auto = AUTO
     """Where to train; auto: on the GPU where there is one."""
+    distributed: Literal["replicated", "sharded"] | Auto = AUTO
+    """How several GPUs share a run: replicated (each holds the model, gradients are summed) or
+    sharded (weights, gradients and optimizer state are divided, as FSDP and ZeRO-3 do); auto:
+    replicated where everything fits each GPU."""
 
     # --- feeding it --------------------------------------------------------------------------
     dataloader_num_workers: CountFromZero | Auto = AUTO

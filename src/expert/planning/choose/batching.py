@@ -6,11 +6,14 @@ import math
 from dataclasses import replace
 
 from expert.core.text import counted
+from expert.planning.choose.communication import sending_seconds
+from expert.planning.choose.length import likely_pass_seconds
 from expert.planning.decisions import Source
 from expert.planning.draft import KEPT, SET, PlanDraft
 from expert.planning.memory.calibration import workload_as_dict
 from expert.planning.memory.fitting import (
     CPU_PLACES_AT_ONCE,
+    MARGIN,
     Fit,
     budget_of,
     estimate_here,
@@ -33,13 +36,14 @@ CHECKPOINTING = "kernels.checkpointing"
 def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -> Workload | None:
     """Settle quantisation, checkpointing and batches; returns the workload that will run."""
     examples = draft["batch.examples_per_update"]
-    most = min(sequences or examples, examples)
+    most = draft.cluster.share_of(min(sequences or examples, examples))
     if base is None:
         _settle_without_shape(draft, most, sequences)
         return None
     even = draft.packed or draft.is_char_model
     limit = worth_at_once(on_gpu=draft.on_gpu, even=even, row_tokens=base.row_tokens, most=most)
     fit = find_fit(draft, base, most, limit=limit)
+    fit = _with_fewer_micro_batches(draft, fit, most)
     _settle_quantization(draft, fit)
     _settle_checkpointing(draft, fit)
     _advise(draft, fit)
@@ -52,6 +56,23 @@ def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -
     _settle_eval_batch(draft, replace(work, row_tokens=places), largest)
     _settle_memory(draft, work)
     return work
+
+
+def _with_fewer_micro_batches(draft: PlanDraft, fit: Fit, most: int) -> Fit:
+    """Sharded weights are sent for each micro-batch. Where that takes longer than computing it,
+    every block is checkpointed, if that gives room for larger ones."""
+    free = draft.config.gradient_checkpointing == draft.config.micro_batch_size == "auto"
+    if not free or not fit.fits or fit.work.engine != "sharded" or fit.work.rows >= most:
+        return fit
+    computing = likely_pass_seconds(draft, fit.work)
+    sending = sending_seconds(fit.work, draft.cluster)
+    if computing is None or sending is None or sending <= computing:
+        return fit
+    work = replace(fit.work, recomputed_blocks=fit.work.shape.layers)
+    rows = largest_batch(draft, work, most, int(MARGIN * budget_of(draft)))
+    if rows <= fit.work.rows:
+        return fit
+    return Fit(replace(work, rows=rows, accumulates=rows < most), True)
 
 
 def _gib(draft: PlanDraft) -> str:
@@ -98,6 +119,8 @@ def _settle_checkpointing(draft: PlanDraft, fit: Fit) -> None:
         because, source = found[1], "measurement"
     elif not fit.fits:
         because = f"even checkpointing every block does not fit {_gib(draft)}"
+    elif fit.work.engine == "sharded" and count == layers and fit.work.rows > 1:
+        because = "sending weights takes longer than computing: a larger micro-batch sends less"
     elif count:
         rows = fit.work.rows if draft.config.micro_batch_size != "auto" else 1
         because = f"as few blocks as needed to fit a micro-batch of {rows} in {_gib(draft)}"
@@ -130,8 +153,10 @@ def _advise(draft: PlanDraft, fit: Fit) -> None:
 def _settle_micro_batch(
     draft: PlanDraft, fit: Fit, bounds: tuple[int, int], sequences: int | None
 ) -> Workload:
-    """`bounds`: the sequences of a step, and how many of them are worth computing at once."""
+    """`bounds`: a rank's sequences of a step, and how many of them are worth computing at once."""
     most, limit = bounds
+    whose = "a step has" if draft.cluster.ranks == 1 else "a rank's share of a step is"
+    whole = "a whole step" if draft.cluster.ranks == 1 else "a rank's share of a step"
     path, gib = "batch.micro_batch", _gib(draft)
     largest, asked = fit.work.rows, draft.config.micro_batch_size
     steps: int | None = None
@@ -139,29 +164,31 @@ def _settle_micro_batch(
     if asked != "auto":
         micro, because, source = asked, SET, "manifest"
         if asked > most:
-            text = f"a step has only {counted(most, 'sequence')}: a micro-batch cannot have more"
+            text = f"{whose} only {counted(most, 'sequence')}: a micro-batch cannot have more"
             draft.warn(path, text)
             if not draft.packed or draft.survey.packed is not None:
-                micro, because = most, f"a whole step; micro_batch_size {asked} is more"
+                micro, because = most, f"{whole}; micro_batch_size {asked} is more"
     elif sequences is None:
         micro, because = largest, f"the most that fits {gib}; less if a step has fewer"
     else:
-        micro, steps = even_split(sequences, largest)
+        share = draft.cluster.share_of(sequences)
+        micro, steps = even_split(share, largest)
         because = f"up to {largest} fit {gib}"
         if largest == most:
-            because = f"a whole step fits {gib}"
+            because = f"{whole} fits {gib}"
         elif largest == limit:
             because = f"a CPU is fastest with about {CPU_PLACES_AT_ONCE:,} tokens at once"
         found = draft.measured(path)
         if found is not None and fit.fits and found[0] < micro:
-            micro, steps = even_split(sequences, found[0])
+            micro, steps = even_split(share, found[0])
             because, source = f"a micro-batch of {found[0]} was {found[1]}", "measurement"
     if not fit.fits:
         because = f"not even this fits {gib}"
     draft.settle(path, micro, because, source)
     _settle_accumulation(draft, sequences, micro, steps)
     rows = min(micro, most)  # of what is not counted yet, memory is that of what is expected
-    return replace(fit.work, rows=rows, accumulates=sequences is None or rows < sequences)
+    accumulates = sequences is None or rows < draft.cluster.share_of(sequences)
+    return replace(fit.work, rows=rows, accumulates=accumulates)
 
 
 def _settle_accumulation(
@@ -171,10 +198,12 @@ def _settle_accumulation(
     if sequences is None:
         draft.unknown("the sequences per step are not known yet", path)
         return
-    steps = steps or math.ceil(sequences / micro)
-    each = f"{micro}" if steps * micro == sequences else f"at most {micro}"
+    ranks, share = draft.cluster.ranks, draft.cluster.share_of(sequences)
+    steps = steps or math.ceil(share / micro)
+    each = f"{micro}" if steps * micro * ranks == sequences else f"at most {micro}"
     whole = "the one sequence" if sequences == 1 else f"the {sequences} sequences"
-    draft.settle(path, steps, f"{steps} × {each} make up {whole} of a step")
+    on_each = "" if ranks == 1 else f" on each of {ranks} ranks"
+    draft.settle(path, steps, f"{steps} × {each}{on_each} make up {whole} of a step")
 
 
 def _settle_eval_batch(draft: PlanDraft, work: Workload, largest: int) -> None:

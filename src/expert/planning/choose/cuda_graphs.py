@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from expert.planning.choose.length import LIKELY_SHARE_OF_PEAK, peak_flops
+from expert.planning.choose.length import likely_pass_seconds
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.memory.fitting import budget_of, peak_bytes
 from expert.planning.memory.memory import resting_bytes
-from expert.planning.memory.workload import Workload, flops_per_token
+from expert.planning.memory.workload import Workload
 
 PATH = "kernels.cuda_graphs"
 # Seconds to launch the kernels of one block, forward and backward, on an H200 with a slow host:
@@ -43,6 +43,8 @@ def _cannot_capture(draft: PlanDraft) -> str:
     """Why passes cannot be captured at all, or nothing."""
     if not draft.on_gpu:
         return "CUDA graphs need a GPU"
+    if draft["parallel.engine"] == "sharded":
+        return "sharded weights are gathered for each pass, which is not captured"
     if not (draft.packed or draft.is_char_model):
         return "padded rows vary in width: each width would be captured again"
     if draft.config.adapter_type == "adalora":
@@ -60,14 +62,12 @@ def _cannot_capture(draft: PlanDraft) -> str:
 def _pays(draft: PlanDraft, work: Workload | None) -> tuple[bool, str]:
     """Whether launching would take longer than computing, and there is memory to spare: captured
     passes keep theirs, while an evaluation or a batch of another shape needs as much again."""
-    peak = peak_flops(draft, work.precision) if work is not None else None
-    if work is None or peak is None:
+    computing = likely_pass_seconds(draft, work) if work is not None else None
+    if work is None or computing is None:
         return False, "the compute time of a pass is not known"
     kind = "plain" if work.adapter in ("full", "none") else "adapter"
     share = COMPILED_SHARE if draft["kernels.compile"] else 1
     launching = LAUNCH_SECONDS[kind] * work.shape.layers * share
-    flops = flops_per_token(work, draft.mean_document(work.row_tokens))
-    computing = work.tokens * flops / (LIKELY_SHARE_OF_PEAK * peak)
     times = f"about {1e3 * computing:.0f} ms of compute, up to {1e3 * launching:.0f} ms of launches"
     if computing >= launching:
         return False, f"the host keeps up: {times} per pass"

@@ -22,7 +22,7 @@ from expert.planning.choose.length import peak_flops, peak_of, rate_of_this, tot
 from expert.planning.decisions import Source
 from expert.planning.draft import PlanDraft
 from expert.planning.machine.cards import CARDS, MEMORY_TOLERANCE
-from expert.planning.measurements import MeasuredRate
+from expert.planning.measurements import MeasuredRate, ranks_of
 from expert.planning.memory.workload import Workload, flops_per_token
 from expert.planning.survey import local_path, survey_file
 
@@ -213,33 +213,55 @@ def _expected(draft: PlanDraft, work: Workload | None) -> ExpectedTime | str:
     """The time, or why it is not known."""
     if work is None:
         return draft.resolved.shape_from
-    run = _run_shape(draft, work)
+    run = run_shape(draft, work)
     if isinstance(run, str):
         return run
-    measured, near = rate_of_this(draft), _rate_of_this_model(draft)
+    device = draft.target.device
+    if work.engine != "single":
+        shared = draft.decisions["parallel.tokens_per_second"]
+        if shared.value is None:
+            return shared.because.removeprefix("unknown: ")
+        known = shared.source == "measurement"
+        return expected_time(run, shared.value, shared.because, measured=known, device=device)
+    found = computing_rate(draft, work, run)
+    if isinstance(found, str):
+        return found
+    return expected_time(run, found.rate, found.because, measured=found.measured, device=device)
+
+
+@dataclass(frozen=True)
+class ComputingRate:
+    """Tokens a second of one device, and what that rests on."""
+
+    rate: Range
+    because: str
+    measured: bool
+
+
+def computing_rate(draft: PlanDraft, work: Workload, run: RunShape) -> ComputingRate | str:
+    """The rate of one device that computes `run`, or why it is not known."""
+    measured, near = rate_of_this(draft, ranks=1), _rate_of_this_model(draft)
     if measured is not None:
         because = f"{measured.tokens_per_second:,.0f} tokens/s measured on {measured.measured_on} "
         because += "in a run like this one"
         kind = "run" if measured.row_tokens else "ladder"
-        rate = known_rate(measured.tokens_per_second, kind)
-    elif near is not None:
+        return ComputingRate(known_rate(measured.tokens_per_second, kind), because, True)
+    if near is not None:
         because = f"estimated: {near.tokens_per_second:,.0f} tokens/s measured on "
         because += f"{near.measured_on} for this model on {near.card} with other settings"
-        rate = known_rate(near.tokens_per_second, "other")
-    elif not draft.on_gpu:
+        return ComputingRate(known_rate(near.tokens_per_second, "other"), because, False)
+    if not draft.on_gpu:
         because = f"estimated roughly: 10 to 60 GFLOP/s on each of {draft.target.cores} cores (a "
         because += "Xeon reached 39 to 49)"
-        rate = cpu_rate(run, draft.target.cores)
-    else:
-        peak, of = _peaks(draft, work.precision)
-        if peak is None:
-            return of
-        rate = gpu_rate(run, peak=peak, measured_card=draft.card_key == MEASURED_CARD)
-        low, high = (each * flops_per_token(work, run.mean_tokens) for each in rate)
-        because = f"estimated: {low / peak[0]:.0%} to {high / peak[1]:.0%} of the peak of {of}, "
-        because += "from runs on an H200"
-    known = measured is not None
-    return expected_time(run, rate, because, measured=known, device=draft.target.device)
+        return ComputingRate(cpu_rate(run, draft.target.cores), because, False)
+    peak, of = _peaks(draft, work.precision)
+    if peak is None:
+        return of
+    rate = gpu_rate(run, peak=peak, measured_card=draft.card_key == MEASURED_CARD)
+    low, high = (each * flops_per_token(work, run.mean_tokens) for each in rate)
+    because = f"estimated: {low / peak[0]:.0%} to {high / peak[1]:.0%} of the peak of {of}, "
+    because += "from runs on an H200"
+    return ComputingRate(rate, because, False)
 
 
 def _peaks(draft: PlanDraft, precision: str) -> tuple[Range | None, str]:
@@ -267,12 +289,13 @@ def _rate_of_this_model(draft: PlanDraft) -> MeasuredRate | None:
     wanted = (*model, str(draft["model.quantization"]))
     for rate in reversed(draft.rates):
         same = (rate.card, rate.model, rate.adapter, rate.quantization) == wanted
+        same &= ranks_of(rate) == 1
         if same and (draft.parameters is None or rate.parameters in (None, draft.parameters)):
             return rate
     return None
 
 
-def _run_shape(draft: PlanDraft, work: Workload) -> RunShape | str:
+def run_shape(draft: PlanDraft, work: Workload) -> RunShape | str:
     """What the time follows from, or why it is not known."""
     steps, tokens = draft["length.total_steps"], total_tokens(draft)
     if not steps or tokens is None:

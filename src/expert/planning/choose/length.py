@@ -11,7 +11,7 @@ from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.planning.decisions import Remark
 from expert.planning.draft import PlanDraft
 from expert.planning.machine.cards import Card
-from expert.planning.measurements import MeasuredRate, find_rate, speed_settings
+from expert.planning.measurements import MeasuredRate, find_rate, ranks_of, speed_settings
 from expert.planning.memory.workload import Workload, flops_per_token
 
 MAX_STEPS = "length.max_steps"
@@ -110,25 +110,37 @@ def peak_of(card: Card, precision: str) -> float | None:
 
 
 def seconds_at_peak(draft: PlanDraft, work: Workload | None) -> float | None:
-    """Time the arithmetic alone takes at the card's full peak: no run can be faster."""
+    """Time the arithmetic alone takes at the full peak of all cards: no run can be faster."""
     tokens = total_tokens(draft)
     peak = peak_flops(draft, work.precision) if work is not None else None
     if tokens is None or peak is None or work is None:
         return None
-    return tokens * flops_per_token(work, draft.mean_document(work.row_tokens)) / peak
+    flops = flops_per_token(work, draft.mean_document(work.row_tokens))
+    return tokens * flops / (peak * draft.cluster.ranks)
 
 
 def likely_seconds(draft: PlanDraft, work: Workload | None) -> float | None:
     """A rough length of the run, only to tell a short run from a long one."""
     tokens = total_tokens(draft)
     if draft.best is not None and tokens is not None:
-        return tokens / draft.best.tokens_per_second
+        return tokens / (draft.best.tokens_per_second * draft.cluster.ranks)
     floor = seconds_at_peak(draft, work)
     return floor / LIKELY_SHARE_OF_PEAK if floor is not None else None
 
 
-def rate_of_this(draft: PlanDraft) -> MeasuredRate | None:
-    """What was measured in a run like the one that is planned."""
+def likely_pass_seconds(draft: PlanDraft, work: Workload) -> float | None:
+    """What computing a micro-batch takes, roughly; None where the card's peak is not known."""
+    peak = peak_flops(draft, work.precision)
+    if peak is None:
+        return None
+    flops = flops_per_token(work, draft.mean_document(work.row_tokens))
+    return work.tokens * flops / (LIKELY_SHARE_OF_PEAK * peak)
+
+
+def rate_of_this(draft: PlanDraft, ranks: int | None = None) -> MeasuredRate | None:
+    """What was measured in a run like the one that is planned; `ranks`: with so many processes
+    instead of its own number."""
+    ranks = ranks or draft.cluster.ranks
     settled = {path: decision.value for path, decision in draft.decisions.items()}
     settled |= speed_settings(draft.decisions, cores=None if draft.on_gpu else draft.target.cores)
     length = settled["data.max_seq_length"]
@@ -144,7 +156,8 @@ def rate_of_this(draft: PlanDraft) -> MeasuredRate | None:
         # Not known where each row is tokenised when it is due.
         "row_tokens": None if draft.config.tokenize == "late" else row_tokens,
     }
-    return find_rate(draft.rates, wanted, settled)
+    rates = [rate for rate in draft.rates if ranks_of(rate) == ranks]
+    return find_rate(rates, wanted, settled)
 
 
 def settle_time(draft: PlanDraft, work: Workload | None) -> None:
@@ -167,7 +180,10 @@ def settle_time(draft: PlanDraft, work: Workload | None) -> None:
         draft.settle(seconds, tokens / rate.tokens_per_second, because, "measurement")
     floor, path = seconds_at_peak(draft, work), "length.seconds_at_peak"
     if floor is not None:
-        draft.settle(path, floor, "arithmetic alone at the card's full peak; no run can be faster")
+        whose = "the card's full peak"
+        if draft.cluster.ranks > 1:
+            whose = f"the full peak of {draft.cluster.ranks} cards"
+        draft.settle(path, floor, f"arithmetic alone at {whose}; no run can be faster")
     elif tokens is None:
         draft.unknown(draft.survey.because, path)
     elif work is None:

@@ -43,12 +43,22 @@ class Target:
     that a run can be resumed beside others."""
     disk_free_bytes: int | None = None
     """Room beside the manifest, where the plan is for this machine."""
+    host_bytes: int | None = None
+    """Free memory of the machine beside the card, where the plan is for this machine."""
+    pcie: tuple[int, int] | None = None
+    """Generation and width of the card's slot, where the driver says so."""
 
 
 def choose_target(
-    machine: Machine, *, gpu: str | None = None, vram: str | None = None, device: str = "auto"
+    machine: Machine,
+    *,
+    gpu: str | None = None,
+    vram: str | None = None,
+    device: str = "auto",
+    cards: int = 1,
 ) -> Target:
-    """The card named with --gpu, else this machine's first GPU, else its CPU."""
+    """The card named with --gpu, else this machine's first GPU, else its CPU. `cards`: how many of
+    this machine's are used, the first ones; the one with the least free memory is planned for."""
     try:
         limit = parse_size(vram) if vram is not None else None
     except ValueError as error:
@@ -70,7 +80,9 @@ def choose_target(
         return _on_card(gpu, limit, elsewhere)
     here = replace(elsewhere, is_this_machine=True, disk_free_bytes=machine.disk_free_bytes.value)
     if machine.gpus and device != "cpu":
-        return _on_this_gpu(machine.gpus[0], limit, here)
+        here = replace(here, host_bytes=machine.ram_available_bytes.value)
+        found = [_on_this_gpu(one, limit, here) for one in machine.gpus[: max(1, cards)]]
+        return min(found, key=lambda one: one.budget_bytes)
     if limit is not None and device != "cpu":
         size = f"{limit / GIB:.3g} GiB" if limit >= GIB else f"{limit / 2**20:.0f} MiB"
         return replace(elsewhere, name=f"a card with {size}")
@@ -111,6 +123,7 @@ def _on_this_gpu(gpu: Gpu, limit: int | None, here: Target) -> Target:
     name = gpu.name.value or "NVIDIA GPU"
     total = gpu.memory_total_bytes.value or 0
     free = gpu.memory_free_bytes.value if gpu.memory_free_bytes.value is not None else total
+    generation, width = gpu.pcie_generation.value, gpu.pcie_width.value
     return replace(
         here,
         name=name,
@@ -119,5 +132,6 @@ def _on_this_gpu(gpu: Gpu, limit: int | None, here: Target) -> Target:
         budget_because="--vram" if limit and limit < free else f"free of {total / GIB:.1f} GiB",
         capability=gpu.capability.value,
         card=card_named(name, total),
+        pcie=(generation, width) if generation and width else None,
         held_bytes=sum(holder.used_bytes or 0 for holder in gpu.holders.value or ()),
     )

@@ -132,7 +132,8 @@ def kind_of(work: Workload) -> str:
         f"{recomputed if work.recomputed_blocks else 'none'} recomputed",
         "fused loss" if work.fused_loss else "whole logits",
     )
-    return ", ".join(parts)
+    shared = () if work.engine == "single" else (f"{work.engine} over {work.shards}",)
+    return ", ".join((*parts, *shared, *(("offloaded",) if work.offload else ())))
 
 
 # --- a plan's own workload -----------------------------------------------------------------------
@@ -156,9 +157,10 @@ def workload_of(plan: RunPlan) -> Workload | None:
         }
     )
     kernels, quantization, micro = plan.kernels, plan.model.quantization, plan.batch.micro_batch
+    sequences, parallel = plan.batch.sequences_per_update, plan.parallel
     return replace(
         base,
-        rows=min(micro, plan.batch.sequences_per_update or micro),
+        rows=min(micro, parallel.share_of(sequences)) if sequences else micro,
         row_tokens=plan.data.sequence_length or base.row_tokens,
         quantization=quantization if quantization in ("int4", "int8") else "none",
         precision=kernels.precision,
@@ -168,6 +170,9 @@ def workload_of(plan: RunPlan) -> Workload | None:
         recomputed_blocks=kernels.recomputed_blocks or 0,
         optimizer=plan.optim.optimizer,
         accumulates=plan.batch.accumulation != 1,
+        engine=parallel.engine,
+        shards=parallel.shard_ranks,
+        offload=parallel.offload,
     )
 
 

@@ -10,7 +10,8 @@ from expert.manifest.schema.manifest import CHAR_GPT
 from expert.manifest.schema.types import parse_size
 from expert.planning.draft import PlanDraft
 from expert.planning.memory.calibration import Calibrations, workload_of
-from expert.planning.memory.memory import MemoryEstimate, estimate
+from expert.planning.memory.memory import MemoryEstimate, base_bytes, estimate
+from expert.planning.memory.shards import host_bytes
 from expert.planning.memory.workload import Workload
 from expert.planning.run_plan import RunPlan
 
@@ -42,28 +43,82 @@ def worth_at_once(*, on_gpu: bool, even: bool, row_tokens: int, most: int) -> in
 
 
 def find_fit(draft: PlanDraft, base: Workload, most: int, *, limit: int) -> Fit:
-    """The first choice with room for at least one sequence.
+    """The first choice with room for at least one sequence. `most`: of a rank, in a step.
 
     Recomputing all blocks costs LoRA 1.35-1.46x of its time and NF4 costs precision and unpacking:
     so nothing is given up first, then as few blocks as needed are recomputed, and a 4-bit base
     comes last. A choice should leave a margin; what only fits without one is better than nothing.
+    All of that comes before weights are sharded, which sends them for every micro-batch.
     """
-    least = base
-    for budget in (int(MARGIN * budget_of(draft)), budget_of(draft)):
-        for work in _choices(draft, base, most, budget):
-            least = work
-            if peak_bytes(draft, work) <= budget:
-                asked = draft.config.micro_batch_size
-                rows = work.rows
-                if asked == "auto":
-                    rows = min(limit, largest_batch(draft, work, most, budget))
-                return Fit(replace(work, rows=rows, accumulates=rows < most), True)
+    least: Workload | None = None
+    for shared in _sharings(draft, base):
+        for budget in (int(MARGIN * budget_of(draft)), budget_of(draft)):
+            for work in _choices(draft, shared, most, budget):
+                last = work
+                if peak_bytes(draft, work) <= budget and has_host_memory(draft, work):
+                    asked = draft.config.micro_batch_size
+                    rows = work.rows
+                    if asked == "auto":
+                        rows = min(limit, largest_batch(draft, work, most, budget))
+                    return Fit(replace(work, rows=rows, accumulates=rows < most), True)
+        if least is None or draft.cluster.ranks > 1:
+            least = last
+    assert least is not None
     return Fit(least, False)
+
+
+def _sharings(draft: PlanDraft, base: Workload) -> Iterator[Workload]:
+    """The same with what ranks can share, from the least communication to the least memory."""
+    cluster, asked = draft.cluster, draft.config.distributed
+    if cluster.ranks == 1:
+        yield base
+    elif asked != "sharded":
+        yield replace(base, engine="replicated")
+    if asked == "replicated":
+        return
+    groups = dict.fromkeys((cluster.ranks_of_a_node, cluster.ranks))
+    shards = [count for count in groups if count > 1] or [1]
+    sharded = [replace(base, engine="sharded", shards=count) for count in shards]
+    if cluster.ranks > 1:
+        yield from sharded
+    if _may_offload(draft, base):
+        yield from (replace(work, offload=True) for work in sharded)
+
+
+def _may_offload(draft: PlanDraft, base: Workload) -> bool:
+    """Of one card only where all weights are trained: an adapter on a 4-bit base is the smaller
+    step. The step of the optimizer is then the CPU's, which has no 8-bit one."""
+    trains = base.trains_everything or draft.cluster.ranks > 1
+    return trains and draft.on_gpu and "8bit" not in base.optimizer
+
+
+def has_host_memory(draft: PlanDraft, work: Workload) -> bool:
+    """Whether the machine has room for what is offloaded; yes where nobody knows."""
+    free = draft.target.host_bytes
+    return free is None or host_bytes_of_node(draft, work) <= free
+
+
+def lacking_host_bytes(draft: PlanDraft, work: Workload) -> int | None:
+    """Memory that offloading what does not fit would take of a machine that has less; None where
+    that is not what it fails for."""
+    if fits(draft, work) or draft.config.distributed == "replicated":
+        return None
+    if not _may_offload(draft, work):
+        return None
+    offloaded = replace(work, engine="sharded", offload=True)
+    if has_host_memory(draft, offloaded) or not fits(draft, offloaded):
+        return None
+    return host_bytes_of_node(draft, offloaded)
+
+
+def host_bytes_of_node(draft: PlanDraft, work: Workload) -> int:
+    """Memory of a machine that the shards of its ranks take."""
+    return host_bytes(work, sum(base_bytes(work))) * draft.cluster.ranks_of_a_node
 
 
 def _choices(draft: PlanDraft, base: Workload, most: int, budget: int) -> Iterator[Workload]:
     """Workloads from the fastest to the smallest, each with as little recomputed as fits. A
-    micro-batch has no more than a step, whatever the manifest asks for."""
+    micro-batch has no more than a rank's share of a step, whatever the manifest asks for."""
     may_quantise = (
         draft.model.quantization == "auto" and draft.on_gpu and not base.trains_everything
     )
@@ -144,8 +199,8 @@ def _most(limit: int, has_room: Callable[[int], bool]) -> int:
 
 
 def most_at_once(plan: RunPlan, calibrations: Calibrations, sequences: int) -> int:
-    """As many sequences of a step as fit the plan's memory, with what it checkpoints now, and are
-    worth it; at least one."""
+    """As many of a rank's sequences of a step as fit the plan's memory, with what it checkpoints
+    now, and are worth it; at least one."""
     work = workload_of(plan)
     if work is None or not plan.fits:
         return plan.batch.micro_batch
@@ -206,6 +261,9 @@ def way_out(draft: PlanDraft, work: Workload) -> str:
 
 def _savings(draft: PlanDraft, work: Workload) -> Iterator[tuple[str, Workload]]:
     """Every way to save memory that this model and device allow, each on top of those before."""
+    if work.engine == "replicated":
+        work = replace(work, engine="sharded", shards=draft.cluster.ranks_of_a_node)
+        yield "distributed: sharded", work
     small = replace(work, fused_loss=True)
     yield "fused_loss: true", small
     small = replace(small, attention="sdpa" if small.attention == "eager" else small.attention)

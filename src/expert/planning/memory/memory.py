@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from expert.manifest.schema.kinds import ADAPTERS, OPTIMIZERS
+from expert.planning.memory.shards import COMMUNICATOR_BYTES, shared_parts
 from expert.planning.memory.workload import Workload
 
 GIB = 2**30
@@ -60,6 +61,9 @@ class Calibration:
 H200 = Calibration()
 
 
+_OF_SEVERAL = ("gathered_weights", "gradient_sum")
+
+
 @dataclass(frozen=True)
 class MemoryEstimate:
     """Bytes by purpose; `total` is what the card must have free."""
@@ -76,6 +80,10 @@ class MemoryEstimate:
     libraries: int
     cuda_context: int
     allocator_slack: int
+    gathered_weights: int = 0
+    """Blocks that are whole while they compute, of weights that are sharded."""
+    gradient_sum: int = 0
+    """Buffers in which gradients are summed over ranks."""
 
     @property
     def allocated(self) -> int:
@@ -87,7 +95,16 @@ class MemoryEstimate:
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """By purpose; those of several cards only where there are several."""
+        sizes = {name: int(getattr(self, name)) for name in self.__dataclass_fields__}
+        return {name: size for name, size in sizes.items() if size or name not in _OF_SEVERAL}
+
+
+RESTING = (
+    *("base_weights", "quantisation_tables", "adapter", "optimizer", "data_buffers"),
+    *("libraries",),
+)
+"""What stays between two steps; all else comes and goes."""
 
 
 def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
@@ -95,26 +112,28 @@ def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
     weights, tables = base_bytes(work)
     trainable = work.trainable_parameters
     loss = loss_bytes(work)
-    resting: dict[str, float] = {
+    parts: dict[str, float] = {
         "base_weights": weights,
         "quantisation_tables": tables,
         "adapter": adapter_bytes(work),
         "optimizer": OPTIMIZERS[work.optimizer].state_bytes * trainable,
         "data_buffers": 4 * 4 * work.tokens * (2 + work.prefetch),
         "libraries": LIBRARY_BYTES,
-    }
-    moving: dict[str, float] = {
         "gradients": gradient_bytes(work),
         "activations": activation_bytes(work, calibration),
         # The loss is over before the last block is walked back: only the larger of the two counts.
         "workspace": max(0, workspace_bytes(work) - loss),
         "loss": loss,
     }
-    parts = {name: int(calibration.resting * size) for name, size in resting.items()}
-    parts |= {name: int(calibration.moving * size) for name, size in moving.items()}
-    parts["base_weights"] += int(calibration.moving * autocast_bytes(work))
-    slack = int(calibration.slack * sum(parts.values()))
-    return MemoryEstimate(**parts, cuda_context=calibration.context_bytes, allocator_slack=slack)
+    parts = shared_parts(parts, work, BYTES_OF[work.precision])
+    sizes = {
+        name: int((calibration.resting if name in RESTING else calibration.moving) * size)
+        for name, size in parts.items()
+    }
+    sizes["base_weights"] += int(calibration.moving * autocast_bytes(work))
+    slack = int(calibration.slack * sum(sizes.values()))
+    context = calibration.context_bytes + (0 if work.engine == "single" else COMMUNICATOR_BYTES)
+    return MemoryEstimate(**sizes, cuda_context=context, allocator_slack=slack)
 
 
 def base_bytes(work: Workload) -> tuple[int, int]:
@@ -139,8 +158,9 @@ def base_bytes(work: Workload) -> tuple[int, int]:
 
 
 def autocast_bytes(work: Workload) -> int:
-    """The 16-bit copies that autocast makes of float32 matrices for the duration of a step."""
-    if not work.trains_everything or work.precision == "fp32":
+    """The 16-bit copies that autocast makes of float32 matrices for the duration of a step; shards
+    are gathered in 16 bits instead."""
+    if not work.trains_everything or work.precision == "fp32" or work.engine == "sharded":
         return 0
     shape = work.shape
     matrices = shape.layers * shape.block_linear_parameters
@@ -150,8 +170,7 @@ def autocast_bytes(work: Workload) -> int:
 def resting_bytes(work: Workload) -> int:
     """Counted bytes that stay between two steps."""
     parts = estimate(work).parts()
-    resting = ("base_weights", "quantisation_tables", "adapter", "optimizer", "data_buffers")
-    return sum(parts[name] for name in (*resting, "libraries")) - autocast_bytes(work)
+    return sum(parts[name] for name in RESTING) - autocast_bytes(work)
 
 
 def adapter_bytes(work: Workload) -> int:

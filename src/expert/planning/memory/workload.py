@@ -33,6 +33,11 @@ class Workload:
     prefetch: int = 4
     accumulates: bool = True
     """Several micro-batches make a step: all gradients are there while the next one runs."""
+    engine: str = "single"
+    shards: int = 1
+    """Ranks that hold one copy of the weights between them."""
+    offload: bool = False
+    """Those shards wait in the memory of the machine."""
 
     @property
     def tokens(self) -> int:

@@ -88,9 +88,13 @@ class ModelShape:
         return rows * self.hidden + head_bias
 
     @property
+    def rest_parameters(self) -> int:
+        """Weights outside of the blocks: embeddings, head and last norm."""
+        return self.embedding_parameters + self.hidden * (2 if self.norm_bias else 1)
+
+    @property
     def parameters(self) -> int:
-        final_norm = self.hidden * (2 if self.norm_bias else 1)
-        return self.layers * self.block_parameters + self.embedding_parameters + final_norm
+        return self.layers * self.block_parameters + self.rest_parameters
 
 
 # No layer count, width or vocabulary comes near this; a number that does is a mistake.

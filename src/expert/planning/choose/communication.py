@@ -1,0 +1,194 @@
+"""What the processes of a run send each other in a step, how long that takes, and what they reach
+together.
+
+Replicated: gradients are summed once a step, in a ring: each rank sends 2 (R-1)/R of them. The sum
+starts when the last backward is over, so nothing hides it.
+
+Sharded: for each micro-batch every rank fetches the blocks in the forward and again in the
+backward, (S-1)/S of their bytes, and the rest of the model once; full fine-tuning also scatters
+float32 gradients. FSDP2 fetches a block while the one before it computes: a step takes as long as
+the longer of the two. Gradients of adapters, and the shards of gradients that several machines hold
+copies of, are summed once a step, which nothing hides. A machine has one network link, which its
+ranks divide.
+
+Offloaded: shards come over the slot of the card, in float32 where all weights are trained, and
+gradients go back; the step of the optimizer is limited by the memory of the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from expert.manifest.schema.kinds import OPTIMIZERS
+from expert.planning.machine.links import Cluster, bytes_per_second
+from expert.planning.memory.memory import BYTES_OF, base_bytes
+from expert.planning.memory.shards import MASTER_BYTES, SUMMED_BYTES
+from expert.planning.memory.workload import Workload
+from expert.planning.run_plan import ParallelPlan
+
+Range = tuple[float, float]
+
+# Bytes a second that the CPU's AdamW moves through the memory of the machine.
+HOST_MEMORY = 20e9
+# At the slow end links reach this share of the table: cards without peer access copy through the
+# memory of their machine, and slots share lanes. Not measured.
+SLOW_LINK = 0.7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What a card sends in a step; seconds are None where a link is not known."""
+
+    summed_bytes: float = 0.0
+    """Of gradients that are summed once a step."""
+    gathered_bytes: float = 0.0
+    """Of weights that are fetched, and gradients that are scattered, in all micro-batches."""
+    host_bytes: float = 0.0
+    """Between the card and the memory of its machine."""
+    waiting_seconds: float | None = 0.0
+    """While which the card does not compute."""
+    hidden_seconds: float | None = 0.0
+    """While which it may compute."""
+    optimizer_seconds: float = 0.0
+    """Of the waiting: the step of the optimizer on the CPU."""
+
+    @property
+    def sent_bytes(self) -> int:
+        return int(self.summed_bytes + self.gathered_bytes + self.host_bytes)
+
+    @property
+    def seconds(self) -> float | None:
+        if self.waiting_seconds is None or self.hidden_seconds is None:
+            return None
+        return self.waiting_seconds - self.optimizer_seconds + self.hidden_seconds
+
+    def step_seconds(self, computing: float, share: float = 1.0) -> float | None:
+        """Of a step in which a card computes for so long; `share`: of the speed of the links."""
+        if self.waiting_seconds is None or self.hidden_seconds is None:
+            return None
+        return max(computing, self.hidden_seconds / share) + self.waiting_seconds / share
+
+
+def traffic_of(work: Workload, parallel: ParallelPlan, micro_batches: int) -> Traffic:
+    """What a rank sends in a step of so many micro-batches, its own."""
+    gradients, ranks = SUMMED_BYTES * work.trainable_parameters, parallel.ranks
+    of_a_node = ranks // parallel.nodes
+    if work.engine == "replicated" or not work.trains_everything:
+        summed = _ring(ranks) * gradients
+        waiting = _over(summed, _slowest(parallel, ranks))
+    else:  # shards of gradients, summed over the machines that hold copies of them
+        summed = _ring(ranks // work.shards) * gradients / work.shards
+        waiting = _over(summed * of_a_node, bytes_per_second(parallel.network))
+    if work.engine == "replicated":
+        return Traffic(summed_bytes=summed, waiting_seconds=waiting)
+    gathered = micro_batches * _gathered(work)
+    moved = micro_batches * _moved(work) if work.offload else 0.0
+    on_cpu = _optimizer_seconds(work, of_a_node) if work.offload else 0.0
+    hidden = _over(gathered, _slowest(parallel, work.shards))
+    moving = _over(moved, bytes_per_second(parallel.host_link))
+    return Traffic(
+        summed_bytes=summed,
+        gathered_bytes=gathered,
+        host_bytes=moved,
+        waiting_seconds=None if waiting is None else waiting + on_cpu,
+        hidden_seconds=None if hidden is None or moving is None else hidden + moving,
+        optimizer_seconds=on_cpu,
+    )
+
+
+def _slowest(parallel: ParallelPlan, ranks: int) -> float | None:
+    """Bytes a second of a ring through so many ranks; None where a link is not known."""
+    of_a_node = parallel.ranks // parallel.nodes
+    used = [parallel.link] if of_a_node > 1 else []
+    used += [parallel.network] if ranks > of_a_node else []
+    speeds = [bytes_per_second(name) or 0.0 for name in used]
+    return min(speeds, default=0.0) or None
+
+
+def sending_seconds(work: Workload, cluster: Cluster) -> float | None:
+    """What sending the weights for one micro-batch takes; None where a link is not known."""
+    parallel = ParallelPlan(
+        ranks=cluster.ranks,
+        nodes=cluster.nodes,
+        link=cluster.link,
+        network=cluster.network,
+        host_link=cluster.host_link,
+    )
+    return traffic_of(work, parallel, 1).hidden_seconds
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What all ranks reach together, each from the slowest to the fastest to be expected."""
+
+    tokens_per_second: Range
+    efficiency: Range
+    """Share of what so many single cards reach."""
+    waiting: Range
+    """Share of a step in which cards wait for communication."""
+    balance: float
+    """Mean load of a rank, by that of the busiest."""
+
+
+def reached_by(
+    traffic: Traffic, rank: Range, alone: Range | None, *, tokens: float, sequences: int, ranks: int
+) -> Reached | None:
+    """None where a link is not known. `rank`: tokens a second of a rank that computes; `alone`: of
+    one card that computes whole steps, None where it cannot; `tokens`: of a step."""
+    share = -(-sequences // ranks) / sequences
+    computing = [tokens * share / rate for rate in rank]
+    slow = traffic.step_seconds(computing[0], SLOW_LINK)
+    fast = traffic.step_seconds(computing[1])
+    if slow is None or fast is None:
+        return None
+    rates = (tokens / slow, tokens / fast)
+    single = alone or rank
+    efficient = sorted(rate / (ranks * one) for rate, one in zip(rates, single, strict=True))
+    waiting = sorted((1 - computing[0] / slow, 1 - computing[1] / fast))
+    return Reached(
+        rates,
+        (efficient[0], min(1.0, efficient[1])),
+        (waiting[0], waiting[1]),
+        1 / (ranks * share),
+    )
+
+
+def _ring(ranks: int) -> float:
+    """Of what is summed, what each rank sends: once to add it up, once to spread the sum."""
+    return 2 * (ranks - 1) / ranks
+
+
+def _gathered(work: Workload) -> float:
+    """Sent for each micro-batch: blocks in forward and backward, the rest once, and gradients that
+    are scattered."""
+    width, shape = BYTES_OF[work.precision], work.shape
+    rest = width * shape.rest_parameters
+    blocks = float(sum(base_bytes(work)) - rest)
+    scattered = 0.0
+    if work.trains_everything:
+        blocks = float(width * shape.layers * shape.block_parameters)
+        scattered = float(SUMMED_BYTES * shape.parameters)
+    return (work.shards - 1) / work.shards * (2 * blocks + rest + scattered)
+
+
+def _moved(work: Workload) -> float:
+    """Over the slot of the card for each micro-batch: weights twice, and gradients back."""
+    if work.trains_everything:
+        return 3 * MASTER_BYTES * work.shape.parameters / work.shards
+    return 2 * sum(base_bytes(work)) / work.shards
+
+
+def _optimizer_seconds(work: Workload, ranks: int) -> float:
+    """Of the step on the CPU, which the ranks of a machine take together: the gradient is read, the
+    weights and the optimizer's state are read and written."""
+    if not work.trains_everything:
+        return 0.0
+    touched = 3 * MASTER_BYTES + 2 * OPTIMIZERS[work.optimizer].state_bytes
+    return ranks * touched * work.trainable_parameters / work.shards / HOST_MEMORY
+
+
+def _over(count: float, speed: float | None) -> float | None:
+    """Seconds; none where there is nothing to send."""
+    if not count:
+        return 0.0
+    return count / speed if speed else None

@@ -1,0 +1,160 @@
+"""What connects the processes of a run: the links of a machine, and those between machines."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from expert.core.errors import ExpertError
+from expert.planning.machine.card_table import AMPERE_CENTRE, HOPPER
+from expert.planning.machine.target import Target
+
+
+class ImpossibleCluster(ExpertError):
+    """Numbers of cards or machines, or links, that do not go together; all reasons at once."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a card or a machine sends over it."""
+
+    words: str
+    bytes_per_second: float
+    """In one direction, as collectives reach it; the data sheet says more."""
+    between_machines: bool = False
+
+
+LINKS = {
+    "pcie3": Link("PCIe 3 x16", 12e9),
+    "pcie4": Link("PCIe 4 x16", 25e9),
+    "pcie5": Link("PCIe 5 x16", 50e9),
+    "nvlink": Link("NVLink of H100 and H200", 450e9),
+    "eth10": Link("10 Gb/s Ethernet", 1.1e9, True),
+    "eth25": Link("25 Gb/s Ethernet", 2.8e9, True),
+    "eth100": Link("100 Gb/s Ethernet", 11e9, True),
+    "ib400": Link("400 Gb/s InfiniBand", 45e9, True),
+}
+_NVLINK_CARDS = ("h100", "h200", "h20")
+# Joined by another NVLink, or with fewer than 16 lanes: what they reach is not in the table.
+_OTHER_LINKS = re.compile(r"sxm|^(a100|v100)-\d+gb$|^(b|gh)[23]00|-nvl$")
+_FEWER_LANES = re.compile(r"rtx-(3050|4060|5050|5060|2000-ada)|^a2$|laptop")
+_PCIE = {3: "pcie3", 4: "pcie4", 5: "pcie5"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The processes of a run: how many on how many machines, and what connects them."""
+
+    ranks: int = 1
+    """Of all machines together, each with a device of its own."""
+    nodes: int = 1
+    link: str | None = None
+    """Between the cards of a machine; None where it is not known."""
+    link_because: str = ""
+    network: str | None = None
+    """Between machines; None where it is not known, or there is one."""
+    host_link: str | None = None
+    """Between a card and the memory of its machine."""
+
+    @property
+    def ranks_of_a_node(self) -> int:
+        return self.ranks // self.nodes
+
+    def share_of(self, sequences: int) -> int:
+        """Sequences of a step that the busiest rank computes."""
+        return math.ceil(sequences / self.ranks)
+
+
+ONE_PROCESS = Cluster()
+
+
+def bytes_per_second(link: str | None) -> float | None:
+    return LINKS[link].bytes_per_second if link is not None else None
+
+
+def choose_cluster(target: Target, *, ranks: int, nodes: int, link: str | None) -> Cluster:
+    """The processes that a plan is made for. `link`: one name, or two with a comma between them,
+    for the cards of a machine and between machines."""
+    problems = list(cluster_problems(ranks=ranks, nodes=nodes, link=link))
+    if problems:
+        raise ImpossibleCluster("\n".join(problems))
+    given = [name.strip() for name in link.split(",")] if link else []
+    inside = next((name for name in given if not LINKS[name].between_machines), None)
+    between = next((name for name in given if LINKS[name].between_machines), None)
+    here, because = _link_of(target)
+    if inside is not None:
+        here, because = inside, LINKS[inside].words
+    return Cluster(
+        ranks=ranks,
+        nodes=nodes,
+        link=here if ranks > nodes else None,
+        link_because=because,
+        network=between if nodes > 1 else None,
+        host_link=_host_link(target, inside),
+    )
+
+
+def share_of_target(target: Target, cluster: Cluster) -> Target:
+    """What one of the processes on a machine may take of it. A card is its own; processes on a CPU
+    divide its memory, and all divide the cores of this machine."""
+    processes = cluster.ranks_of_a_node
+    if processes == 1:
+        return target
+    memory = target.budget_bytes // (processes if target.device == "cpu" else 1)
+    cores = max(1, target.cores // processes) if target.is_this_machine else target.cores
+    return replace(target, budget_bytes=memory, cores=cores)
+
+
+def cluster_problems(*, ranks: int, nodes: int, link: str | None) -> Iterator[str]:
+    """Everything that is wrong with what was asked for."""
+    if nodes < 1:
+        yield f"--nodes {nodes}: a run needs at least one machine"
+    if ranks < 1:
+        yield "--gpus: a run needs at least one card on each machine"
+    elif nodes > 1 and ranks % nodes:
+        yield f"{ranks} processes cannot be divided evenly among {nodes} machines"
+    seen: set[bool] = set()
+    for name in link.split(",") if link else ():
+        known = LINKS.get(name.strip())
+        if known is None:
+            yield f"--link {name.strip()}: no such link  (known: {', '.join(LINKS)})"
+            continue
+        if known.between_machines in seen:
+            yield f"--link {link}: two links of one kind  (one for the cards of a machine, one for"
+            yield "  the network between machines, such as pcie4,eth100)"
+        if known.between_machines and nodes == 1:
+            yield f"--link {name.strip()} is between machines, but there is one  (add --nodes)"
+        seen.add(known.between_machines)
+
+
+def _link_of(target: Target) -> tuple[str | None, str]:
+    """What the cards of a machine are joined by, and why that is to be believed."""
+    card = target.card
+    if target.device == "cpu":
+        return None, "processes on one CPU share its memory"
+    if card is not None and card.slug in _NVLINK_CARDS:
+        return "nvlink", f"{card.name} is sold on boards with NVLink; --link names another"
+    host = _host_link(target, None)
+    if host is None or (card is not None and _OTHER_LINKS.search(card.slug)):
+        return None, f"unknown: the link between cards of {target.name} is not known; give --link"
+    where = "as the driver reports it" if target.pcie is not None else "if the slot has it"
+    return host, f"{LINKS[host].words}, {where}; --link names another"
+
+
+def _host_link(target: Target, given: str | None) -> str | None:
+    """The slot of a card: named, as the driver reports it, or the one that its generation has."""
+    if target.device == "cpu":
+        return None
+    if given in _PCIE.values():
+        return given
+    if target.pcie is not None:
+        generation, width = target.pcie
+        return _PCIE.get(generation) if width >= 16 else None
+    card = target.card
+    if card is None or target.is_this_machine or _FEWER_LANES.search(card.slug):
+        return None
+    if card.capability < AMPERE_CENTRE:
+        return "pcie3"
+    return "pcie5" if card.capability >= HOPPER else "pcie4"

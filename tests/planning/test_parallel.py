@@ -1,0 +1,356 @@
+"""Plans for several processes: the engine, each rank's share of a step, what all reach."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from expert.planning.memory.calibration import Calibrations, estimated_again, workload_of
+from expert.planning.plan import make_plan
+from expert.planning.run_plan import RunPlan
+from expert.planning.settle import PackedCounts, settled_by_rows, settled_by_stream
+from expert.planning.survey import Survey
+from tests.manifest.strategies import any_manifest
+from tests.planning.planning import (
+    GIB,
+    decision,
+    gpu,
+    machine,
+    manifest,
+    plan,
+    read,
+    remarks,
+    target,
+)
+from tests.wording import wording
+
+ROWS = Survey(20_000, 20_000 * 400, "test")
+LLAMA = {"name": "Llama-3.1-8B"}
+
+
+def made(card: str = "rtx-4090", *, config=None, base=None, **options) -> RunPlan:
+    data = manifest({"batch_size": 128, **(config or {})}, base_models=[base or LLAMA])
+    return plan(data, card, survey=ROWS, **options)
+
+
+# --- the engine ----------------------------------------------------------------------------------
+
+
+def test_one_process_is_single_and_sends_nothing():
+    parallel = made().parallel
+    assert (parallel.engine, parallel.ranks, parallel.nodes, parallel.link) == (
+        "single",
+        1,
+        1,
+        None,
+    )
+    assert parallel.sent_bytes is parallel.tokens_per_second is None
+
+
+def test_an_adapter_on_a_base_that_fits_is_replicated():
+    found = made(ranks=4)
+    assert (found.parallel.engine, found.parallel.shard_ranks) == ("replicated", 1)
+    assert found.fits
+
+
+def test_the_base_is_what_it_would_be_on_one_card_where_one_card_can():
+    """Quantisation changes what is computed: it must not follow from the number of cards."""
+    for card, base in (("rtx-4090", {"name": "microsoft/phi-4"}), ("rtx-3060", LLAMA)):
+        alone, several = made(card, base=base), made(card, base=base, ranks=4)
+        assert several.model.quantization == alone.model.quantization == "int4"
+        assert several.parallel.engine == "replicated"
+
+
+def test_full_fine_tuning_that_does_not_fit_one_card_is_sharded():
+    found = made("h100", config={"adapter_type": "full"}, ranks=8)
+    assert (found.parallel.engine, found.parallel.shard_ranks) == ("sharded", 8)
+    assert not found.parallel.offload
+    assert found.fits
+    assert (
+        made(
+            "h100", base={"name": "Qwen3-0.6B"}, config={"adapter_type": "full"}, ranks=8
+        ).parallel.engine
+        == "replicated"
+    )
+
+
+def test_machines_hold_copies_where_one_of_them_holds_the_model():
+    found = made("h100", config={"adapter_type": "full"}, ranks=16, nodes=2, link="ib400")
+    assert (found.parallel.engine, found.parallel.shard_ranks) == ("sharded", 8)
+    small = made("rtx-4090", config={"adapter_type": "full"}, ranks=16, nodes=2, link="eth100")
+    assert (small.parallel.engine, small.parallel.shard_ranks) == ("sharded", 16)
+
+
+def test_a_machine_with_one_card_shards_over_machines():
+    found = made("h200", config={"adapter_type": "full"}, ranks=4, nodes=4, link="ib400")
+    assert (found.parallel.engine, found.parallel.shard_ranks) == ("sharded", 4)
+    assert (found.parallel.link, found.parallel.network) == (None, "ib400")
+
+
+@pytest.mark.parametrize("engine", ["replicated", "sharded"])
+def test_an_engine_that_the_manifest_names_is_taken(engine):
+    found = made("h200", config={"distributed": engine}, ranks=2)
+    assert decision(found, "parallel.engine") == (
+        engine,
+        wording("set-in-the-manifest"),
+        "manifest",
+    )
+
+
+def test_an_engine_that_the_manifest_names_does_not_fit_by_being_named():
+    found = made("h100", config={"distributed": "replicated", "adapter_type": "full"}, ranks=8)
+    assert not found.fits
+    [text] = [text for text in remarks(found, "warning") if text.startswith("memory.fits")]
+    assert "distributed: sharded" in text
+
+
+@pytest.mark.parametrize("engine", ["replicated", "sharded"])
+def test_one_process_has_nothing_to_share_and_says_so(engine):
+    found = made(config={"distributed": engine})
+    assert found.parallel.engine == "single"
+    [text] = [t for t in remarks(found, "superseded") if t.startswith("parallel.engine")]
+    assert engine in text
+
+
+def test_a_model_of_unknown_size_is_replicated_or_as_the_manifest_says():
+    base = {"name": "somebody/unheard-of"}
+    found = made(base=base, ranks=4)
+    assert (found.parallel.engine, found.parallel.sent_bytes) == ("replicated", None)
+    sharded = made(base=base, ranks=4, config={"distributed": "sharded"})
+    assert (sharded.parallel.engine, sharded.parallel.shard_ranks) == ("sharded", 4)
+
+
+# --- offload -------------------------------------------------------------------------------------
+
+
+def test_full_fine_tuning_that_no_card_holds_is_offloaded_also_with_one():
+    for options in ({}, {"ranks": 2}):
+        found = made(config={"adapter_type": "full"}, **options)
+        assert (found.parallel.engine, found.parallel.offload) == ("sharded", True)
+        assert found.fits
+        assert found.parallel.host_bytes == 16 * 8_030_261_248
+        assert found.parallel.host_link == "pcie4"
+        told = remarks(found, "warning")
+        assert any(text.startswith("parallel.offload") for text in told)
+        assert any(text.startswith("parallel.host_bytes") for text in told)
+
+
+def test_nothing_is_offloaded_that_the_machine_has_no_room_for():
+    here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9)))  # and 48 GiB beside it
+    found = made(None, config={"adapter_type": "full"}, machine=here)
+    assert not found.fits
+    assert found.parallel.engine == "single"
+    [text] = [t for t in remarks(found, "warning") if t.startswith("parallel.offload")]
+    assert "48.0 GiB" in text
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"distributed": "replicated"}, {"optim": "adamw_bnb_8bit"}],
+)
+def test_offloading_is_left_out_where_it_cannot_be(config):
+    found = made(config={"adapter_type": "full", **config})
+    assert not found.parallel.offload
+    assert not found.fits
+
+
+def test_an_adapter_is_not_offloaded_on_one_card_and_on_several_as_the_last_resort():
+    large = {"name": "microsoft/phi-4"}
+    config = {"vram_limit": "7GB", "max_seq_length": 256}
+    assert not made(base=large, config=config).parallel.offload
+    found = made(base=large, config={**config, "vram_limit": "6GB"}, ranks=2)
+    assert found.parallel.engine == "sharded"
+
+
+def test_where_sending_takes_longer_than_computing_micro_batches_are_as_large_as_can_be():
+    found = made(config={"adapter_type": "full"})
+    assert found.kernels.checkpointing == "full"
+    assert found.batch.micro_batch > 1
+    asked = made(config={"adapter_type": "full", "gradient_checkpointing": "none"})
+    assert asked.kernels.checkpointing == "none"
+
+
+def test_sharded_passes_are_not_captured():
+    found = made("h200", config={"distributed": "sharded", "use_cuda_graphs": True}, ranks=2)
+    assert not found.kernels.cuda_graphs
+    assert any(text.startswith("kernels.cuda_graphs") for text in remarks(found, "warning"))
+
+
+# --- each rank's share of a step -----------------------------------------------------------------
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(any_manifest(), st.sampled_from(["rtx-4090", "h200", None]), st.sampled_from([2, 3, 4, 8]))
+def test_rows_and_sequences_of_a_step_do_not_depend_on_the_ranks(data, card, ranks):
+    alone, several = plan(data, card), plan(data, card, ranks=ranks)
+    assert several.batch.examples_per_update == alone.batch.examples_per_update
+    assert several.batch.sequences_per_update == alone.batch.sequences_per_update
+    assert RunPlan.model_validate_json(several.model_dump_json()) == several
+    paths = [d.path for d in several.decisions]
+    assert len(paths) == len(set(paths))
+    sequences = several.batch.sequences_per_update
+    if several.batch.accumulation is not None:
+        share = -(-sequences // ranks)
+        micro = several.batch.micro_batch
+        assert several.batch.accumulation * micro >= share
+        assert (several.batch.accumulation - 1) * micro < share
+        if several.data.packing == "none":
+            assert micro <= share
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 25, 32])
+def test_counted_rows_are_divided_among_ranks(ranks):
+    before = made("h200", ranks=ranks)
+    counted = PackedCounts(
+        rows=20_000,
+        sequences=4_000,
+        length=1_900,
+        tokens=8_000_000,
+        sequences_per_step=26,
+        steps_per_epoch=154,
+        steps=462,
+    )
+    found = settled_by_rows(before, counted, Calibrations())
+    share = -(-26 // ranks)
+    assert found.batch.sequences_per_update == 26
+    assert found.batch.micro_batch <= share
+    assert found.batch.accumulation == -(-share // found.batch.micro_batch)
+    work = workload_of(found)
+    assert work is not None
+    assert work.rows <= share
+    assert work.engine == found.parallel.engine
+    again = estimated_again(found, Calibrations())
+    assert again.fits
+    streamed = settled_by_stream(before, 10)
+    assert streamed.batch.micro_batch <= -(-10 // ranks)
+
+
+def test_a_micro_batch_of_the_manifest_is_no_larger_than_a_rank_has():
+    found = made("h200", config={"micro_batch_size": 16, "packing": False}, ranks=16)
+    assert (found.batch.micro_batch, found.batch.accumulation) == (8, 1)
+    assert any(text.startswith("batch.micro_batch") for text in remarks(found, "warning"))
+
+
+def test_too_few_sequences_for_the_ranks_are_reported_with_the_batch_that_fills_them():
+    config = {"batch_size": 16}
+    found = made("h200", config=config, ranks=8)
+    assert found.batch.sequences_per_update == 3
+    assert wording("too-few-sequences", sequences=3, ranks=8, waiting=5, rows=43) in remarks(
+        found, "warning"
+    )
+    filled = made("h200", config={"batch_size": 43}, ranks=8)
+    assert not [t for t in remarks(filled, "warning") if t.startswith("parallel.ranks")]
+    counted = PackedCounts(
+        rows=100,
+        sequences=60,
+        length=2048,
+        tokens=60_000,
+        sequences_per_step=9,
+        steps_per_epoch=7,
+        steps=21,
+    )
+    settled = settled_by_rows(found, counted, Calibrations())
+    assert not [t for t in remarks(settled, "warning") if t.startswith("parallel.ranks")]
+
+
+# --- what is sent and reached --------------------------------------------------------------------
+
+
+def test_every_estimate_of_several_cards_has_its_reason():
+    found = made(ranks=4)
+    for key in ("sent_bytes", "communication_seconds", "tokens_per_second", "efficiency"):
+        value, because, _ = decision(found, f"parallel.{key}")
+        assert value is not None
+        assert because
+    alone, together = found.parallel.alone_tokens_per_second, found.parallel.tokens_per_second
+    assert alone is not None
+    assert together is not None
+    low, high = found.parallel.efficiency or (0, 0)
+    assert 0 < low <= high <= 1
+    assert together[0] == pytest.approx(4 * low * alone[0], rel=0.01)
+
+
+def test_more_cards_are_faster_and_less_efficient_each():
+    plans = [
+        made("h200", config={"adapter_type": "full", "batch_size": 1024}, ranks=n)
+        for n in (2, 4, 8)
+    ]
+    rates = [p.parallel.tokens_per_second for p in plans]
+    assert all(after[0] > before[0] for before, after in pairwise(rates))
+    times = [p.length.expected_seconds for p in plans]
+    assert all(after[1] < before[1] for before, after in pairwise(times))
+
+
+def test_a_slower_link_is_slower():
+    config = {"adapter_type": "full"}
+    slow, fast = (made("h100", config=config, ranks=8, link=link) for link in ("pcie4", "nvlink"))
+    assert slow.parallel.communication_seconds > fast.parallel.communication_seconds
+    assert slow.parallel.efficiency[1] < fast.parallel.efficiency[1]
+
+
+def test_a_link_nobody_named_leaves_the_rate_unknown_with_the_reason():
+    for found in (made("a100-80gb", ranks=4), made(ranks=8, nodes=2)):
+        assert found.parallel.sent_bytes is not None
+        for key in ("communication_seconds", "tokens_per_second", "efficiency"):
+            value, because, _ = decision(found, f"parallel.{key}")
+            assert value is None
+            assert because.startswith("unknown: ")
+            assert because.endswith("--link")
+        assert found.length.expected_seconds is None
+
+
+def test_the_floor_of_the_arithmetic_is_that_of_all_cards():
+    alone, four = made("h200"), made("h200", ranks=4)
+    assert four.length.seconds_at_peak == pytest.approx(alone.length.seconds_at_peak / 4)
+
+
+RATE = {
+    "card": "rtx-4090",
+    "model": "llama-3.1-8b",
+    "adapter": "lora",
+    "quantization": "none",
+    "tokens_per_second": 1000.0,
+    "measured_on": "2026-01-01",
+    "command": "expert train",
+    "max_seq_length": 2048,
+    "packing": "best-fit",
+    "parameters": 8_030_261_248,
+    "row_tokens": 400.0,
+}
+
+
+def with_rates(tmp_path, *rates, ranks: int) -> RunPlan:
+    (tmp_path / "measurements.json").write_text(json.dumps(rates), encoding="utf-8")
+    return make_plan(
+        read(manifest({"batch_size": 128}, base_models=[LLAMA])).manifest,
+        target("rtx-4090"),
+        survey=ROWS,
+        environ={"EXPERT_HOME": str(tmp_path), "HF_HOME": str(tmp_path)},
+        ranks=ranks,
+    )
+
+
+def test_a_rate_of_one_card_is_no_rate_of_four_and_the_other_way_round(tmp_path):
+    one = {**RATE, "settings": {"kernels.precision": "bf16"}}
+    four = {**RATE, "tokens_per_second": 3600.0, "settings": {"parallel.ranks": 4}}
+    assert with_rates(tmp_path, one, four, ranks=1).length.tokens_per_second == 1000.0
+    assert with_rates(tmp_path, one, ranks=4).length.tokens_per_second is None
+    found = with_rates(tmp_path, one, four, ranks=4)
+    assert found.length.tokens_per_second == 3600.0
+    value, _, source = decision(found, "parallel.tokens_per_second")
+    assert source == "measurement"
+    assert value[0] < 3600 < value[1]
+    # Four times what one card reached, where only that is known.
+    known = with_rates(tmp_path, one, ranks=4).parallel
+    assert known.alone_tokens_per_second == pytest.approx((900, 1150))
+
+
+def test_processes_on_a_cpu_get_a_plan_and_an_unknown_rate():
+    found = plan(manifest(), None, survey=ROWS, ranks=2)
+    assert found.parallel.engine == "replicated"
+    assert found.memory.budget_bytes == 24 * GIB
+    assert found.parallel.tokens_per_second is None

@@ -1,0 +1,110 @@
+"""Memory of a card that shares a run: what is divided, what is whole, what is gathered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from expert.planning.memory.calibration import kind_of
+from expert.planning.memory.memory import NF4_BYTES_PER_WEIGHT, estimate, resting_bytes
+from expert.planning.memory.shards import (
+    COMMUNICATOR_BYTES,
+    GATHERED_BLOCKS,
+    REDUCED_BLOCKS,
+    host_bytes,
+)
+from expert.planning.memory.workload import Workload
+from expert.planning.models.known_models import find_known_model
+
+LLAMA = find_known_model("Llama-3.1-8B").shape
+LORA = Workload(shape=LLAMA, rows=1, row_tokens=2048)
+FULL = replace(LORA, adapter="full")
+
+
+def parts(work: Workload, **changes: object) -> dict[str, int]:
+    return estimate(replace(work, **changes)).parts()
+
+
+def test_replicated_is_one_card_and_a_buffer_to_sum_gradients_in():
+    alone, several = parts(LORA), parts(LORA, engine="replicated")
+    assert several["gradient_sum"] == 4 * LORA.trainable_parameters
+    assert several["cuda_context"] == alone["cuda_context"] + COMMUNICATOR_BYTES
+    same = alone.keys() - {"allocator_slack", "cuda_context"}
+    assert {key: several[key] for key in same} == {key: alone[key] for key in same}
+
+
+def test_one_card_has_no_part_that_only_several_have():
+    assert not {"gathered_weights", "gradient_sum"} & parts(LORA).keys()
+
+
+@pytest.mark.parametrize("shards", [2, 4, 8, 64])
+def test_sharded_adapters_divide_the_base_and_keep_the_adapter_whole(shards):
+    alone = parts(LORA)
+    found = parts(LORA, engine="sharded", shards=shards)
+    assert found["base_weights"] == alone["base_weights"] // shards
+    assert {found[key] for key in ("adapter", "optimizer")} == {
+        alone[key] for key in ("adapter", "optimizer")
+    }
+    whole = GATHERED_BLOCKS * 2 * LLAMA.block_parameters + 2 * LLAMA.rest_parameters
+    assert found["gathered_weights"] == whole
+    assert found["activations"] == alone["activations"]
+
+
+def test_a_quantised_base_is_divided_with_its_scales_and_gathered_as_it_is_stored():
+    alone = parts(LORA, quantization="int4")
+    found = parts(LORA, quantization="int4", engine="sharded", shards=4)
+    for key in ("base_weights", "quantisation_tables"):
+        assert found[key] == pytest.approx(alone[key] / 4, abs=1)
+    matrices = NF4_BYTES_PER_WEIGHT * LLAMA.block_linear_parameters
+    norms = 2 * (LLAMA.block_parameters - LLAMA.block_linear_parameters)
+    block = (found["gathered_weights"] - 2 * LLAMA.rest_parameters) / GATHERED_BLOCKS
+    assert block == pytest.approx(matrices + norms, rel=1e-6)
+    int8 = parts(LORA, quantization="int8", engine="sharded", shards=4)
+    assert int8["base_weights"] == pytest.approx(
+        parts(LORA, quantization="int8")["base_weights"] / 4, abs=1
+    )
+
+
+@pytest.mark.parametrize("shards", [2, 8, 64])
+def test_sharded_full_fine_tuning_divides_masters_gradients_and_moments(shards):
+    found = parts(FULL, engine="sharded", shards=shards)
+    of_each = LLAMA.parameters / shards
+    assert found["base_weights"] == pytest.approx(4 * of_each, abs=1)
+    assert found["gradients"] == pytest.approx(4 * of_each, abs=1)
+    assert found["optimizer"] == pytest.approx(8 * of_each, abs=1)
+    reduced = REDUCED_BLOCKS * 4 * LLAMA.block_parameters + 2 * LLAMA.rest_parameters
+    assert found["gradient_sum"] == reduced
+
+
+def test_more_ranks_never_need_more_memory_of_a_card():
+    for work in (LORA, FULL, replace(LORA, quantization="int4")):
+        totals = [estimate(replace(work, engine="sharded", shards=n)).total for n in (2, 4, 8, 64)]
+        assert totals == sorted(totals, reverse=True)
+        assert totals[-1] < estimate(work).total
+
+
+def test_what_is_offloaded_is_in_the_memory_of_the_machine_and_not_on_the_card():
+    found = parts(FULL, engine="sharded", offload=True)
+    assert [found[key] for key in ("base_weights", "gradients", "optimizer")] == [0, 0, 0]
+    offloaded = replace(FULL, engine="sharded", offload=True, shards=4)
+    assert host_bytes(offloaded, 0) == 16 * LLAMA.parameters // 4
+    assert host_bytes(replace(offloaded, adapter="lora"), 100) == 25
+    assert host_bytes(FULL, 100) == 0
+
+
+def test_what_rests_between_steps_is_divided_too():
+    alone, found = resting_bytes(FULL), resting_bytes(replace(FULL, engine="sharded", shards=8))
+    assert found == pytest.approx(alone / 8, rel=0.02)
+
+
+def test_runs_on_several_cards_calibrate_no_single_one():
+    kinds = {
+        kind_of(LORA),
+        kind_of(replace(LORA, engine="replicated")),
+        kind_of(replace(LORA, engine="sharded", shards=4)),
+        kind_of(replace(LORA, engine="sharded", shards=8)),
+        kind_of(replace(LORA, engine="sharded", shards=8, offload=True)),
+    }
+    assert len(kinds) == 5
+    assert kind_of(LORA).count(",") == 6  # as before: what was remembered is still found
