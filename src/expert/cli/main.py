@@ -39,7 +39,7 @@ def run() -> None:
     try:
         _run_command(watched)
     except ExpertError as error:
-        _show_failure(str(error))
+        _show_failure(str(error), of_another=error.of_another)
         sys.exit(error.exit_code)
     except BrokenPipeError as error:
         sys.exit(_code_of_broken_pipe(error, watched))
@@ -76,10 +76,14 @@ def _code_of_broken_pipe(error: BrokenPipeError, watched: list[int]) -> int:
     return int(getattr(error.__context__, "exit_code", EXIT_OK))
 
 
-def _show_failure(text: str) -> None:
-    """Also to whoever started this process as one of several."""
-    record_failure(text)
-    show_problems(text)
+def _show_failure(text: str, *, of_another: bool = False) -> None:
+    """Also to whoever started this process as one of several, and who shows first what the one has
+    to say that failed first."""
+    from expert.parallel.launch import LAUNCH_FOLDER
+
+    record_failure(text, of_another=of_another)
+    if not (of_another and LAUNCH_FOLDER in os.environ):
+        show_problems(text)
 
 
 def _report_fault(error: Exception) -> int:

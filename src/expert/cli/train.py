@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.manifest.reader import ReadManifest
+    from expert.parallel.group import Group
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened
     from expert.run.session.finish import RunResult
@@ -118,11 +119,13 @@ def train(
     as_json: options.ResultAsJson = False,
 ) -> None:
     """Train an expert from its manifest, or the built-in character GPT on a text."""
-    from expert.parallel.launch import follow_parent
+    from expert.jobs.launch.joining import joined
+    from expert.parallel.launch import follow_parent, world_from_environment
     from expert.run.open import open_run, refuse_absent_gpu
     from expert.run.stored.locate import newest_that_saved
 
     follow_parent()
+    world = world_from_environment()
     _refuse_contradictions(files or (), manifest, gpus, max_restarts, each_gpu=each_gpu)
     if each_gpu:
         where = device.value if device is not None else "auto"
@@ -143,6 +146,9 @@ def train(
     if gpus is not None:
         _start_ranks(read, gpus, max_restarts)
     asked: dict[str, Any] = {"model": model, "vram": vram, "resume": resume}
+    asked |= {"ranks": world.size, "nodes": world.nodes}
+    if dry_run and not world.is_first:
+        return
     if dry_run:
         opened = open_run(read, data="counted", **asked)
         refuse_absent_gpu(opened)
@@ -150,12 +156,26 @@ def train(
         _mention_cards(opened, console, gpus)
         _show_dry_run(opened, console, as_json=as_json)
         return
-    show_warnings(read, console)
     allowed = {"allow_changed": allow_changed, "allow_remote_code": remote_code}
-    result, plan = _run(read, console, asked, gpus, **allowed)
-    _show_result(result, plan, console, as_json=as_json)
-    if result.exit_code != EXIT_OK:
+    result: RunResult | None
+    with joined(world, read, (*flags, *(overrides or ()))) as group:
+        if world.is_first:
+            show_warnings(read, console)
+            result, plan = _run(read, console, asked, gpus, group=group, **allowed)
+            _show_result(result, plan, console, as_json=as_json)
+        else:
+            result = _join(read, group, **allowed)
+        group.made_by_first(lambda: None)  # the first rank has written and shown everything
+    if result is not None and result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
+
+
+def _join(read: ReadManifest, group: Group, **allowed: Any) -> RunResult | None:
+    """Take part in the run of the first rank; this one writes into its log only."""
+    from expert.jobs.train import join
+    from expert.parallel.launch import log_into
+
+    return join(read, group, begin=lambda run: log_into(run, group.world), **allowed)
 
 
 def _show_resumed(opened: Opened, resume: str | None) -> None:
@@ -172,6 +192,7 @@ def _run(
 ) -> tuple[RunResult, RunPlan]:
     from expert.jobs.launch.local_ranks import given_command
     from expert.jobs.train import train as train_job
+    from expert.parallel.launch import log_into
     from expert.run.open import open_run
     from expert.run.stored.resume_command import command_to_go_on
 
@@ -190,6 +211,7 @@ def _run(
             result = train_job(
                 opened,
                 **allowed,
+                begin=lambda run: log_into(run, allowed["group"].world),
                 sinks=(show_event,),
                 acknowledge=_show_stopping,
                 progress=view.progress,

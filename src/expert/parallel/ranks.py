@@ -50,6 +50,8 @@ SECONDS_BETWEEN_LOOKS = 0.05
 SECONDS_TO_NOTICE = 8.0
 """After a rank has died the others lose it, write what they have to, and end. Then they are
 killed: a rank that waits for the dead one on a GPU waits for ever."""
+SECONDS_TO_TELL = 1.5
+"""A rank that has failed because of another one may end before that one has."""
 SECONDS_TO_LEAVE = 60.0
 """After the first rank has ended, or a rank because it was asked to, the others have nothing left
 to save."""
@@ -266,14 +268,21 @@ class _Agent(SimpleElasticAgent):
         failed = {r: c for r, c in attempt.codes.items() if c != EXIT_OK and not _was_asked(c)}
         if attempt.failed is not None or not failed:
             return
+        now = time.monotonic()
+        attempt.ends_at = attempt.ends_at or now + SECONDS_TO_NOTICE
+        told = {rank: recorded_failure(self._error_file(attempt, rank)) for rank in failed}
 
-        def order(rank: int) -> tuple[bool, float, int]:
-            told = recorded_failure(self._error_file(attempt, rank))
-            return failed[rank] >= 0, told.time if told else 0.0, rank
+        def order(rank: int) -> tuple[bool, bool, float, int]:
+            note = told[rank]
+            of_another = note is not None and note.of_another
+            return failed[rank] >= 0, of_another, note.time if note else 0.0, rank
 
-        attempt.failed = min(failed, key=order)
-        attempt.ends_at = time.monotonic() + SECONDS_TO_NOTICE
-        self._tell(self._failure_in_words(attempt, attempt.failed))
+        first = min(failed, key=order)
+        waited = now - (attempt.ends_at - SECONDS_TO_NOTICE) >= SECONDS_TO_TELL
+        if order(first)[1] and attempt.left and not waited:
+            return
+        attempt.failed = first
+        self._tell(self._failure_in_words(attempt, first))
 
     def _nothing_left_to_do(self, attempt: _Attempt) -> bool:
         if self._asked is not None:
@@ -321,8 +330,9 @@ class _Agent(SimpleElasticAgent):
         head = f"rank {rank} {how_it_ended(code)}"
         if code == -signal.SIGKILL and not message:
             message = "the system ends processes like this when its memory is full: see dmesg"
-        if rank == 0:  # its own words are in this terminal
-            return head if told is not None or code >= 0 else f"{head}: {message}".rstrip(": ")
+        shown = told is not None and not told.of_another
+        if rank == 0 and (shown or (told is None and code >= 0)):
+            return head  # its own words are in this terminal
         where = f"\n  its log: {log}" if log.is_file() and log.stat().st_size else ""
         return f"{f'{head}: {message}'.rstrip(': ')}{where}"
 
