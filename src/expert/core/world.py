@@ -15,6 +15,8 @@ from expert.core.files import write_text_atomically
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Where torch elastic wants the message of a process that fails; it shows the first of them."""
 
+SECONDS_LATER = 2.0
+
 
 @dataclass(frozen=True)
 class World:
@@ -48,15 +50,22 @@ class Failure:
 
     message: str
     time: float
+    of_another: bool = False
+    """It failed because another one has."""
 
 
-def record_failure(message: str, env: Mapping[str, str] = os.environ) -> None:
+def record_failure(
+    message: str, *, of_another: bool = False, env: Mapping[str, str] = os.environ
+) -> None:
     """Leave the message of a process that is about to fail for whoever started it, torchrun or
     `expert train --gpus`; nothing where nobody asks. The first message of a process stays."""
     name = env.get(ERROR_FILE)
     if not name or Path(name).exists():
         return
-    told = {"message": message, "extraInfo": {"py_callstack": "", "timestamp": str(time.time())}}
+    # torchrun takes the earliest for the cause of all.
+    when = time.time() + (SECONDS_LATER if of_another else 0.0)
+    more = {"py_callstack": "", "timestamp": str(when), "of_another": of_another}
+    told = {"message": message, "extraInfo": more}
     with contextlib.suppress(OSError):  # the failure itself matters more
         write_text_atomically(Path(name), json.dumps({"message": told}))
 
@@ -67,6 +76,8 @@ def recorded_failure(file: Path) -> Failure | None:
         told = json.loads(file.read_text(encoding="utf-8"))["message"]
         if isinstance(told, str):
             return Failure(told, file.stat().st_mtime)
-        return Failure(str(told["message"]), float(told["extraInfo"]["timestamp"]))
+        more = told["extraInfo"]
+        of_another = more.get("of_another") is True
+        return Failure(str(told["message"]), float(more["timestamp"]), of_another)
     except (OSError, ValueError, KeyError, TypeError):
         return None

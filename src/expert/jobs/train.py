@@ -34,6 +34,7 @@ def train(
     acknowledge: Callable[[], None] = lambda: None,
     progress: Callable[[int], None] = lambda done: None,
     evaluating: Evaluating = lambda split, rows, total: None,
+    begin: Callable[[Path], None] = lambda run: None,
     group: Group | None = None,
 ) -> RunResult:
     """Train what a manifest describes. `resume`: "auto", a checkpoint or a folder that means a run.
@@ -43,8 +44,8 @@ def train(
 
     `acknowledge` is called from the handler of the first signal that asks for an end, `progress`
     after every step that was launched, `evaluating` after every batch of an evaluation; none of
-    them may take long. `group`: the processes that train together, of which this is the first;
-    the others call `join`.
+    them may take long. `begin` is called with the run's folder. `group`: the processes that train
+    together, of which this is the first; the others call `join`.
     """
     from expert.parallel.group import Group
     from expert.run.open import Opened, open_run
@@ -63,6 +64,7 @@ def train(
     folder = resumed.folder if resumed is not None else _new_folder(opened.plan)
     checkpoint = resumed.checkpoint if resumed is not None else None
     with _removed_if_unused(folder), folder.locked():
+        begin(folder.path)
         group.made_by_first(lambda: Announced(opened.plan, folder.path, checkpoint))
         return _run(
             opened,

@@ -38,6 +38,7 @@ class PeerFailed(ExpertError):
     """Another rank failed; `failure` is what that means for the plan, None where nothing helps."""
 
     exit_code = EXIT_RUN_FAILED
+    of_another = True
 
     def __init__(self, rank: int | None, failure: Any, text: str) -> None:
         self.rank, self.failure, self.text = rank, failure, text

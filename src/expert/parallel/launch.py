@@ -125,7 +125,9 @@ def _of_slurm(env: Mapping[str, str]) -> World:
     if not problems:
         names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE")
         problems += _contradictions(world, names)
-    if not (env.get("MASTER_ADDR") or env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST")):
+    if not (
+        env.get("MASTER_ADDR") or env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
+    ):
         problems.append("SLURM_STEP_NODELIST is missing  (or set MASTER_ADDR)")
     problems += _numbers(env, ("MASTER_PORT",))[1]
     if problems:

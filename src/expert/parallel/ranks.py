@@ -17,10 +17,9 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -42,7 +41,7 @@ from expert.core.errors import (
     EXIT_RUN_FAILED,
     EXIT_TERMINATED,
 )
-from expert.core.interrupts import show_cursor
+from expert.core.interrupts import passing_on, show_cursor
 from expert.core.process import how_it_ended
 from expert.core.world import ERROR_FILE, recorded_failure
 from expert.parallel.launch import LAUNCH_FOLDER, PARENT_PIPE, RUN_FILE, first_log, rank_log
@@ -51,6 +50,8 @@ SECONDS_BETWEEN_LOOKS = 0.05
 SECONDS_TO_NOTICE = 8.0
 """After a rank has died the others lose it, write what they have to, and end. Then they are
 killed: a rank that waits for the dead one on a GPU waits for ever."""
+SECONDS_TO_TELL = 1.5
+"""A rank that has failed because of another one may end before that one has."""
 SECONDS_TO_LEAVE = 60.0
 """After the first rank has ended, or a rank because it was asked to, the others have nothing left
 to save."""
@@ -91,7 +92,7 @@ def start_ranks(
     agent = None
     try:
         agent = _Agent(_spec(ranks, max_restarts), command, env, folder, tell)
-        with agent.signals_forwarded():
+        with contextlib.closing(agent), passing_on(agent.stop, agent.kill):
             agent.run()
         return Ended(exit_code=agent.exit_code, run=agent.run_folder())
     finally:
@@ -215,11 +216,10 @@ class _Agent(SimpleElasticAgent):
         return self._result(attempt, worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
-        self._shutdown()
+        self.kill()
 
     def _shutdown(self, *_: Any, **__: Any) -> None:
-        if self._attempts:
-            self._attempts[-1].kill()
+        self.kill()
 
     # --- processes
 
@@ -240,32 +240,19 @@ class _Agent(SimpleElasticAgent):
                 **options,
             )
 
-    @contextlib.contextmanager
-    def signals_forwarded(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM go to every rank once, so that they save and stop; a second one ends
-        everything at once."""
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number, handler in before.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, self._forward)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            for end in self._pipe:
-                os.close(end)
-
-    def _forward(self, number: int, _frame: FrameType | None) -> None:
-        attempt = self._attempts[-1] if self._attempts else None
-        if self._asked is not None:
-            if attempt is not None:
-                attempt.kill()
-            show_cursor()
-            os._exit(128 + number)
+    def stop(self, number: int) -> None:
+        """Ask every rank once to save and stop."""
         self._asked = number
-        if attempt is not None:
-            self._send(attempt, attempt.left, number)
+        if self._attempts:
+            self._send(self._attempts[-1], self._attempts[-1].left, number)
+
+    def kill(self) -> None:
+        if self._attempts:
+            self._attempts[-1].kill()
+
+    def close(self) -> None:
+        for end in self._pipe:
+            os.close(end)
 
     @staticmethod
     def _send(attempt: _Attempt, ranks: list[int], number: int) -> None:
@@ -281,14 +268,21 @@ class _Agent(SimpleElasticAgent):
         failed = {r: c for r, c in attempt.codes.items() if c != EXIT_OK and not _was_asked(c)}
         if attempt.failed is not None or not failed:
             return
+        now = time.monotonic()
+        attempt.ends_at = attempt.ends_at or now + SECONDS_TO_NOTICE
+        told = {rank: recorded_failure(self._error_file(attempt, rank)) for rank in failed}
 
-        def order(rank: int) -> tuple[bool, float, int]:
-            told = recorded_failure(self._error_file(attempt, rank))
-            return failed[rank] >= 0, told.time if told else 0.0, rank
+        def order(rank: int) -> tuple[bool, bool, float, int]:
+            note = told[rank]
+            of_another = note is not None and note.of_another
+            return failed[rank] >= 0, of_another, note.time if note else 0.0, rank
 
-        attempt.failed = min(failed, key=order)
-        attempt.ends_at = time.monotonic() + SECONDS_TO_NOTICE
-        self._tell(self._failure_in_words(attempt, attempt.failed))
+        first = min(failed, key=order)
+        waited = now - (attempt.ends_at - SECONDS_TO_NOTICE) >= SECONDS_TO_TELL
+        if order(first)[1] and attempt.left and not waited:
+            return
+        attempt.failed = first
+        self._tell(self._failure_in_words(attempt, first))
 
     def _nothing_left_to_do(self, attempt: _Attempt) -> bool:
         if self._asked is not None:
@@ -336,8 +330,9 @@ class _Agent(SimpleElasticAgent):
         head = f"rank {rank} {how_it_ended(code)}"
         if code == -signal.SIGKILL and not message:
             message = "the system ends processes like this when its memory is full: see dmesg"
-        if rank == 0:  # its own words are in this terminal
-            return head if told is not None or code >= 0 else f"{head}: {message}".rstrip(": ")
+        shown = told is not None and not told.of_another
+        if rank == 0 and (shown or (told is None and code >= 0)):
+            return head  # its own words are in this terminal
         where = f"\n  its log: {log}" if log.is_file() and log.stat().st_size else ""
         return f"{f'{head}: {message}'.rstrip(': ')}{where}"
 
