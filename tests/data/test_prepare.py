@@ -49,14 +49,13 @@ def work(
     segments_of: Callable[[Row], list[Segment] | BadRow | Dropped] = segments_of,
     **changes: Any,
 ) -> Tokenising:
-    read = rows or (lambda: good_rows(count))
-
-    def formatted() -> Iterator[Any]:
-        return ((row, row if isinstance(row, BadRow) else segments_of(row)) for row in read())
-
-    return Tokenising(
-        **{"formatted": formatted, "encoder": small_encoder(), "shard_rows": 16, **changes}
-    )
+    asked: dict[str, Any] = {
+        "rows": rows or (lambda: good_rows(count)),
+        "formatter": lambda: segments_of,
+        "encoder": small_encoder(),
+        "shard_rows": 16,
+    }
+    return Tokenising(**asked | changes)
 
 
 def test_documents_come_back_as_they_were_encoded(tmp_path):
