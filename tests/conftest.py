@@ -17,6 +17,11 @@ from expert.telemetry.cpu import CpuSampler, own_seconds
 # Two workers with two threads each would only get in each other's way on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Compiled once, not by every worker and every command that a test starts: 13 s of each worker went
+# into rewriting asserts where the environment forbids to keep the result.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A shell without job control starts what it puts in the background with Ctrl-C ignored, and a run
 # that was started so leaves it ignored. Tests send the signal themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
