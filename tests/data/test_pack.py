@@ -30,6 +30,7 @@ from expert.data.pack.pack import (
 )
 from expert.data.pack.pack_index import OverlongCounts, PackIndex
 from tests.data.tokenizers import QWEN3, SHARED, qwen3_encoder
+from tests.each import each
 from tests.wording import wording
 
 REAL_FILES = [
@@ -143,8 +144,8 @@ def test_a_soft_prompt_as_long_as_the_bin_is_refused():
         pack_best_fit(np.array([3]), 8, 0, soft_tokens=8)
 
 
-@pytest.mark.parametrize("mean", [404, 983])
-@pytest.mark.parametrize("length", [2048, 4096, 16384])
+@each("mean", [404, 983])
+@each("length", [2048, 4096, 16384])
 def test_best_fit_fills_bins_of_typical_lengths(mean: int, length: int):
     index = pack_best_fit(lognormal_lengths(mean, 20_000), length, 7)
     assert index.statistics().fill >= 0.99
@@ -197,8 +198,8 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("length", [512, 1024, 2048, 4096])
-@pytest.mark.parametrize("kind", KINDS)
+@each("length", [512, 1024, 2048, 4096])
+@each("kind", KINDS)
 def test_best_fit_fills_97_percent_or_what_long_rows_allow(kind: str, length: int):
     lengths = drawn(kind, 5000)
     assert full_enough(pack_best_fit(lengths, length, 7), lengths)

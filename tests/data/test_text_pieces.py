@@ -20,6 +20,7 @@ from expert.data.tokens.encoder import SpecialTokens, TextEncoder
 from expert.data.tokens.text_pieces import PieceEncoder, find_cuts, without_normalizer
 from tests.data.examples.understood import understand
 from tests.data.tokenizers import SHARED, qwen3_encoder, small_tokenizer
+from tests.each import each
 
 FILES = Path(__file__).parent / "files"
 QWEN = (
@@ -177,7 +178,7 @@ def with_dropout(tokenizer: Any) -> None:
     tokenizer.model.dropout = 0.1
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         with_words_unknown,
@@ -211,8 +212,8 @@ def rows_of(path: Path, most: int | None = None) -> list[list[Segment]]:
     return [template.segments(one) for one in examples if isinstance(one, Example)]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "qwen", "llama"])
-@pytest.mark.parametrize("name", ["cypher", "sql", "json", "alpaca", "messages", "plain_text"])
+@each("kind", ["gpt2", "qwen", "llama"])
+@each("name", ["cypher", "sql", "json", "alpaca", "messages", "plain_text"])
 def test_rows_in_pieces_have_the_tokens_and_spans_of_whole_rows(name, kind):
     encoder = encoder_of(tokenizer_of(kind))
     documents = rows_of(FILES / f"{name}.jsonl")

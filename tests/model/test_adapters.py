@@ -12,6 +12,7 @@ from expert.model.adapters import adalora_schedule
 from expert.model.errors import ModelError
 from expert.model.load import LoadedModel, load_model
 from expert.model.saving import load_trainable, save_trained
+from tests.each import each
 from tests.model.models import (
     Batch,
     adapter_plan,
@@ -278,8 +279,8 @@ def test_adalora_must_know_the_length_of_the_run(qwen: Path):
     assert text == wording("adalora-prunes-ranks-over")
 
 
-@pytest.mark.parametrize("steps", [2, 3, 7, 10, 12, 40, 1000])
-@pytest.mark.parametrize("rank", [1, 2, 5, 16])
+@each("steps", [2, 3, 7, 10, 12, 40, 1000])
+@each("rank", [1, 2, 5, 16])
 def test_adalora_has_a_schedule_for_every_length(steps: int, rank: int):
     from peft import AdaLoraConfig
 

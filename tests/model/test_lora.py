@@ -15,6 +15,7 @@ from expert.model.load import LoadedModel, load_model
 from expert.model.lora import lora
 from expert.model.lora.dora import settle_dora
 from expert.model.lora.lora import added_class, settle_lora
+from tests.each import each
 from tests.model.models import (
     WIDTH,
     adapter_plan,
@@ -86,9 +87,9 @@ def outcome(layer: Any, x: Tensor) -> list[Tensor]:
     return [given.detach(), *torch.autograd.grad(given, [x, *learnt], weights)]
 
 
-@pytest.mark.parametrize("base", ["linear", "conv1d"])
-@pytest.mark.parametrize("options", [{}, {"bias": True}, {"dropout": 0.3}], ids=str)
-@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+@each("base", ["linear", "conv1d"])
+@each("options", [{}, {"bias": True}, {"dropout": 0.3}], ids=str)
+@each("dora", [False, True], ids=["lora", "dora"])
 def test_values_and_gradients_are_those_of_peft(base, options, dora):
     ours, theirs = pair(base, dora=dora, **options)
     for one, other in zip(outcome(ours, draw()), outcome(theirs, draw()), strict=True):
