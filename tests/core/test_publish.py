@@ -15,6 +15,7 @@ import pytest
 
 from expert.core import publish
 from expert.core.publish import DONE, PublishError, damage, is_alive, publishing, sweep
+from tests.each import each
 from tests.wording import wording
 
 FILES = {"a.bin": b"a" * 100, "sub/deep/b.txt": b"text\n", "empty": b""}
@@ -241,7 +242,7 @@ def harmed_twice(folder: Path) -> None:
     os.truncate(folder / "sub/deep/b.txt", 1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("harm", "words"),
     [
         (lambda x: (x / "a.bin").unlink(), "a.bin is missing"),

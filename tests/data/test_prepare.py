@@ -26,6 +26,7 @@ from expert.data.tokens.encoder import EncodedBatch, TextEncoder
 from expert.data.tokens.prepare import Recipe, prepare
 from expert.data.tokens.shards import Tokenising
 from tests.data.tokenizers import small_encoder
+from tests.each import each
 from tests.wording import wording
 
 RECIPE = Recipe(data="d", tokenizer="t", template="p", columns="c", learn_prompt=False)
@@ -100,7 +101,7 @@ def test_the_second_time_is_a_hit(tmp_path):
     assert again.statistics == first.statistics
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "words"),
     [
         ({"data": "x"}, "the data changed"),

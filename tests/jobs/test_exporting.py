@@ -30,6 +30,7 @@ from expert.jobs.export.exported import Exported
 from expert.jobs.export.model_card import Known, model_card
 from expert.run.stored.choose_checkpoint import NothingTrained, choose
 from expert.run.stored.load import Trained, load_trained, pick_device, read_plan
+from tests.each import each
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.wording import wording
 
@@ -297,7 +298,7 @@ def test_an_empty_folder_stays_where_an_export_is_refused(tmp_path):
     assert (tmp_path / "empty").is_dir()
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "flags", "text"),
     [
         ("full", {"kind": "merged"}, wording("model-trained-whole-has")),

@@ -26,6 +26,7 @@ from expert.judging.oracles.oracle import JudgeOptions, oracle_for
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import load_trained, read_plan
 from tests.data.template.chat_templates import family, qwen3_source
+from tests.each import each
 from tests.jobs.runs import WORDS, base_model, run, write_expert
 from tests.jobs.trained_runs import place
 from tests.jobs.validated_runs import as_it_was, written
@@ -233,7 +234,7 @@ def test_other_tools_are_taken_from_a_file(tmp_path, text):
     assert loaded.notes == ()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "no json", '{"a": 1}', '[{"parameters": {}}]'])
+@each("text", ["", "[]", "no json", '{"a": 1}', '[{"parameters": {}}]'])
 def test_a_file_without_tools_is_refused_in_words(tmp_path, text):
     file = tmp_path / "tools.json"
     file.write_text(text, encoding="utf-8")

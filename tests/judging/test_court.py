@@ -12,6 +12,7 @@ from expert.judging.court import Bench, judge_all
 from expert.judging.domain import domain_of, is_strict
 from expert.judging.oracles import oracle
 from expert.judging.oracles.oracle import UnknownDomain, missing_packages, oracle_for
+from tests.each import each
 from tests.judging.asking import case_of, judged
 from tests.wording import wording
 
@@ -89,7 +90,7 @@ def test_an_unknown_domain_is_refused_with_those_there_are():
         oracle_for("cobol")
 
 
-@pytest.mark.parametrize(
+@each(
     ("capabilities", "decoding", "domain"),
     [
         (["task:repair", "format:json", "language:en"], {}, "json"),
