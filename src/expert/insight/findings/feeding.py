@@ -326,7 +326,7 @@ RULES = (
          consequence="the device waits until the next batch is made", keys=("packing=true",)),
     Rule(name="too-many-workers", look=too_many_workers, title="there are more workers than cores",
          consequence="each batch takes longer, and so does launching work for the device",
-         keys=("dataloader_num_workers=auto",)),
+         keys=("dataloader_num_workers=auto",), repeats=("loader.workers",)),
     Rule(name="few-cores", look=few_cores, title="there are fewer cores than the run keeps busy",
          consequence="the device waits for the host",
          fix="give the process more cores, or prepare the rows: packing: auto, streaming: false"),

@@ -240,7 +240,8 @@ RULES = (
     Rule(name="other-process", look=other_process, title="another process uses this GPU",
          consequence="its memory is missing for larger batches, and its kernels take turns with "
                      "the run's",
-         fix="expert clear-cuda-cache lists who holds it; end that process, or use another card"),
+         fix="expert clear-cuda-cache lists who holds it; end that process, or use another card",
+         repeats=("memory.budget_bytes",)),
     Rule(name="busy-cores", look=busy_cores, title="other processes use the cores of this run"),
     Rule(name="throttled", look=throttled, title="the card slows down because of heat or a fault",
          consequence="a lower clock for everything",
@@ -253,7 +254,8 @@ RULES = (
     Rule(name="does-not-fit", look=does_not_fit, title="the run does not fit into the memory",
          consequence="the first step ends with out of memory",
          fix="a smaller max_seq_length, quantization: int4, or a card with more memory; `expert "
-             "plan` shows what takes how much", severity="error"),
+             "plan` shows what takes how much", severity="error",
+         repeats=("memory.fits",)),
     Rule(name="batch-split", look=batch_split, title="the rows of a step are accumulated",
          consequence="the step is the same; that many at once would not fit or not be faster",
          severity="note"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from expert.run.session.instruments import best_so_far, instruments_for, loop_plan, tracker_of
+from expert.run.session.instruments import best_so_far, instruments_for, loop_plan
 
 if TYPE_CHECKING:
     import torch
@@ -177,6 +177,7 @@ def open_session(
     from expert.core.events import EventLog
     from expert.run.build import device_of
     from expert.run.session.checkpoints import Checkpoints
+    from expert.telemetry.trackers import open_trackers
     from expert.training.state import TrainState
     from expert.training.stopping import Signals
 
@@ -184,10 +185,10 @@ def open_session(
     warnings, state = Warnings(), TrainState()
     device = device_of(plan)
     with contextlib.ExitStack() as closing:
-        tracker = tracker_of(plan, folder, warnings)
-        log = EventLog(folder.events, (*sinks, *((tracker,) if tracker else ())))
+        trackers = open_trackers(plan.watch.trackers, folder.path, warnings)
+        log = EventLog(folder.events, (*sinks, *trackers))
         closing.callback(log.close)
-        if tracker is not None:
+        for tracker in trackers:
             closing.callback(tracker.close)
         signals = closing.enter_context(Signals(acknowledge=callbacks.acknowledge))
         instruments = instruments_for(plan, data, device=device, emit=log.emit)
