@@ -21,7 +21,8 @@ from expert.manifest.schema.kinds import ADAPTERS, OPTIMIZERS, SCHEDULES
 from expert.manifest.schema.manifest import Adapter
 from expert.model.load import load_model
 from expert.planning.run_plan import RunPlan
-from expert.telemetry.trackers import TRACKERS, Tracker as OpenTracker
+from expert.telemetry.trackers import TRACKERS
+from expert.telemetry.trackers import Tracker as OpenTracker
 from expert.training.optim import OptimizerUnavailable, build_optimizer
 from expert.training.schedule import learning_rate, schedule_of
 from tests.judging.asking import case_of

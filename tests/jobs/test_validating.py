@@ -216,7 +216,7 @@ def test_a_test_set_with_other_columns_is_named(tmp_path):
 
 
 def test_a_baseline_that_is_not_there_is_told_before_anything_is_loaded(monkeypatch):
-    monkeypatch.setattr("expert.jobs.validate.test_sets.find_test_set", None)
+    monkeypatch.setattr("expert.jobs.validate.validate.find_test_set", None)
     with pytest.raises(RunFolderError, match=wording("nowhere-no-such-folder")):
         validate(learnt(), baseline="nowhere", device="cpu")
 

@@ -89,5 +89,5 @@ def kind_of_answers(expected: Sequence[str]) -> tuple[str, str]:
         return TEXT, f"{count:,} expected answers are only {different:,} different ones"
     return OPEN, (
         f"{count - short:,} of {count:,} expected answers are longer than {MOST_WORDS} words or "
-        f"{MOST_CHARACTERS} characters, and {different:,} are different: no exact match can tell"
+        f"{MOST_CHARACTERS} characters, and {different:,} are different: an exact match cannot decide"
     )
