@@ -89,5 +89,6 @@ def kind_of_answers(expected: Sequence[str]) -> tuple[str, str]:
         return TEXT, f"{count:,} expected answers are only {different:,} different ones"
     return OPEN, (
         f"{count - short:,} of {count:,} expected answers are longer than {MOST_WORDS} words or "
-        f"{MOST_CHARACTERS} characters, and {different:,} are different: an exact match cannot decide"
+        f"{MOST_CHARACTERS} characters, and {different:,} are different: an exact match cannot "
+        "decide"
     )

@@ -338,5 +338,6 @@ def few_cases(score: Score) -> str:
     few = "is" if score.judged == 1 else "are"
     return (
         f"{counted(score.judged, 'case')}{of} {few} too few to be conclusive: the accuracy lies "
-        f"between {low:.1%} and {high:.1%}; {ENOUGH_CASES}{' rows' if of else ''} or more are better"
+        f"between {low:.1%} and {high:.1%}; {ENOUGH_CASES}{' rows' if of else ''} or more are "
+        "better"
     )
