@@ -92,7 +92,7 @@ def test_the_guide_leads_with_expert_new_and_links_every_page_of_its_topics():
     commands = re.findall(r"^\$? ?(expert [a-z-]+)", guide, flags=re.MULTILINE)
     assert commands[0] == "expert new"
     topics = {"DATA", "PLAN", "RUNS", "VALIDATION", "EXPORT", "PERFORMANCE", "EXAMPLES"}
-    assert topics <= {name for name in re.findall(r"\(([A-Z]+)\.md\)", guide)}
+    assert topics <= set(re.findall(r"\(([A-Z]+)\.md\)", guide))
     assert all(f"docs/{name}.md" in README for name in topics)
 
 
