@@ -144,12 +144,17 @@ def make_the_guides_expert(reader: Reader, kept: Path) -> None:
     if kept.exists():
         shutil.copytree(kept, reader.folder / "dates")
         return
-    for block in blocks(GUIDE):
-        if "file" in block.notes:
-            reader.take(block, "the guide")
-    assert reader.do("python dates/make_rows.py")[0] == 0
-    code, wrote = reader.do("expert train --manifest dates/manifest.yaml --set max_steps=2")
-    assert code == 0, wrote
+    rows, *others = [block for block in blocks(GUIDE) if "file" in block.notes]
+    reader.take(rows, "the guide")
+    for command in (
+        "python make_rows.py",
+        "expert new dates --from rows.jsonl",
+        "expert train --manifest dates/manifest.json --set max_steps=2",
+    ):
+        code, wrote = reader.do(command)
+        assert code == 0, wrote
+    for block in others:
+        reader.take(block, "the guide")
     shutil.copytree(reader.folder / "dates", kept)
 
 

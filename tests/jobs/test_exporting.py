@@ -100,7 +100,7 @@ def test_merged_weights_are_rounded_once_to_the_type_asked_for(dtype, tmp_path):
 
 
 def test_the_guide_says_how_far_an_export_may_be_off():
-    guide = Path(__file__).parents[2] / "docs" / "TRAINING_GUIDE.md"
+    guide = Path(__file__).parents[2] / "docs" / "EXPORT.md"
     text = " ".join(guide.read_text(encoding="utf-8").split())
     fp32, fp16, bf16 = (f"{100 * TOLERANCE[name]:g} %" for name in ("fp32", "fp16", "bf16"))
     assert re.search(

@@ -36,7 +36,7 @@ def manifests_below(folder: Path) -> list[Path]:
     from expert.manifest.text.document import FILE_NAMES
 
     if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "there is no such folder"
+        what = "is not a folder" if folder.exists() else "there is no such folder"
         raise DataError(f"--all {folder}: {what}  (name a folder of experts)")
     names = FILE_NAMES
     seen: set[str] = set()
