@@ -94,7 +94,8 @@ def trained(world: World, manifest: Path, options: dict[str, Any]) -> Any:
     from expert.run.open import open_run
 
     limit, engine = options.pop("limit", 60), options.pop("engine", "replicated")
-    with open_group(world, device="cpu", limit=limit) as group:
+    device = options.pop("device", "cpu")  # a card is shared by all of them
+    with open_group(world, device=device, share_card=True, limit=limit) as group:
         if world.is_first:
             opened = open_run(manifest, resume=options.pop("resume", None))
             values = {"parallel.engine": engine, "parallel.ranks": world.size}

@@ -32,8 +32,9 @@ def with_fault(world, manifest, options, rank, step, fault) -> Any:
     """A run in which `fault` meets one rank at one step, in its first forward pass."""
     from expert.model.load import LoadedModel
     from expert.training import loop
+    from expert.training.step import seed_step
 
-    seed_step, loss_sum, now = loop.seed_step, LoadedModel.loss_sum, {"step": -1}
+    loss_sum, now = LoadedModel.loss_sum, {"step": -1}
 
     def seeded(seed: int, number: int, of: int = 0) -> None:
         now["step"] = number
@@ -45,8 +46,10 @@ def with_fault(world, manifest, options, rank, step, fault) -> Any:
             return fault(loss, batch)
         return loss
 
-    loop.seed_step, LoadedModel.loss_sum = seeded, faulty
-    return trained(world, manifest, options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "seed_step", seeded)
+        patch.setattr(LoadedModel, "loss_sum", faulty)
+        return trained(world, manifest, options)
 
 
 def out_of_memory(loss, batch):

@@ -26,7 +26,7 @@ def numbers_of(folder: Path) -> list[float]:
 
 
 def final_weights(folder: Path) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for file in (folder / "final").rglob("*.safetensors"):
         found |= load_file(file)
     assert found

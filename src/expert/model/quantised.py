@@ -167,7 +167,8 @@ def make_plain(model: nn.Module, device: torch.device) -> None:
     """Keep quantised weights as plain tensors, which can be spread over ranks, and the scales of
     all of them on `device`."""
     bnb: Any = sys.modules.get("bitsandbytes")
-    for layer in model.modules() if bnb is not None else ():
+    layers: Any = model.modules() if bnb is not None else ()
+    for layer in layers:
         if isinstance(layer, bnb.nn.Linear4bit):
             nf4.make_plain(layer)
             layer.quant_state.to(device)
