@@ -36,5 +36,6 @@ def test_two_ranks_on_one_card_train_as_one_does(kind, base, tmp_path):
     config = {"epochs": 1, "micro_batch_size": 2, "torch_compile": False, **KINDS[kind]}
     options = {"engine": config.pop("engine", "replicated"), "device": "cuda"}
     alone = run(write_expert(tmp_path / "one", base, config)).folder
-    together = fine(ranks(2, trained, write_expert(tmp_path / "two", base, config), options))[0]
+    manifest = write_expert(tmp_path / "two", base, config)
+    together = fine(ranks(2, trained, manifest, options, start="spawn"))[0]
     assert numbers_of(together) == pytest.approx(numbers_of(alone), rel=1e-2)

@@ -34,10 +34,16 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def ranks(size: int, does: Callable[..., Any], *given: Any) -> list[Ended]:
-    """Call `does(world, *given)` in as many processes; what each of them ended with."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+def ranks(
+    size: int, does: Callable[..., Any], *given: Any, start: str = "forkserver"
+) -> list[Ended]:
+    """Call `does(world, *given)` in as many processes; what each of them ended with.
+
+    `start`: a process that is to use a card must be one that was spawned.
+    """
+    context = multiprocessing.get_context(start)
+    if start == "forkserver":
+        context.set_forkserver_preload(PRELOADED)
     port, ends, processes = free_port(), [], []
     for rank in range(size):
         here, there = context.Pipe()
