@@ -14,14 +14,14 @@ from tests.parallel.test_worlds import numbers_of
 pytestmark = pytest.mark.gpu
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {},
-    "lora, sharded": {"engine": "sharded"},
-    "int4, sharded": {"engine": "sharded", "quantization": "int4"},
+    "lora, sharded": {"distributed": "sharded"},
+    "int4, sharded": {"distributed": "sharded", "quantization": "int4"},
     "dora on int8, sharded": {
-        "engine": "sharded",
+        "distributed": "sharded",
         "adapter_type": "dora",
         "quantization": "int8",
     },
-    "full, sharded": {"engine": "sharded", "adapter_type": "full", "learning_rate": 1e-3},
+    "full, sharded": {"distributed": "sharded", "adapter_type": "full", "learning_rate": 1e-3},
 }
 
 
@@ -34,7 +34,7 @@ def base(tmp_path_factory) -> Path:
 def test_two_ranks_on_one_card_train_as_one_does(kind, base, tmp_path):
     # bfloat16 has steps of 0.4 %; where weights are spread, norms compute in it too.
     config = {"epochs": 1, "micro_batch_size": 2, "torch_compile": False, **KINDS[kind]}
-    options = {"engine": config.pop("engine", "replicated"), "device": "cuda"}
+    options = {"device": "cuda"}
     alone = run(write_expert(tmp_path / "one", base, config)).folder
     manifest = write_expert(tmp_path / "two", base, config)
     together = fine(ranks(2, trained, manifest, options, start="spawn"))[0]

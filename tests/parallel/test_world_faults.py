@@ -90,14 +90,13 @@ def test_memory_that_runs_out_on_one_rank_makes_the_micro_batches_of_all_smaller
 def test_memory_that_runs_out_where_weights_are_spread_ends_all_and_resuming_takes_less(
     base, alone, tmp_path
 ):
-    manifest = write_expert(tmp_path, base, CONFIG)
-    options = {"engine": "sharded"}
-    first, second = ranks(2, with_fault, manifest, options, 1, 3, out_of_memory)
+    manifest = write_expert(tmp_path, base, {**CONFIG, "distributed": "sharded"})
+    first, second = ranks(2, with_fault, manifest, {}, 1, 3, out_of_memory)
     assert first.exit_code == EXIT_RUN_FAILED or "rank 1 failed" in first.raised
     assert "OutOfMemoryError" in second.raised
     (folder,) = (tmp_path / "runs").iterdir()
     assert events_of(folder, "failed")[-1]["error"] == "rank 1 failed: OutOfMemoryError: no room"
-    options["resume"] = str(folder)
+    options = {"resume": str(folder)}
     fine(ranks(2, with_fault, manifest, options, 1, 3, out_of_memory))
     (fell,) = events_of(folder, "fell_back")
     assert fell["failure"] == "OutOfMemory"

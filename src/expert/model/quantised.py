@@ -159,7 +159,7 @@ def _weight_only(layer: Any) -> nn.Module:
 
 def int8_parts(layer: Any) -> tuple[Tensor, Tensor]:
     """The rows of a layer's weight in 8 bits, and the largest magnitude of each."""
-    rows = layer.weight if layer.state.CB is None else layer.state.CB
+    rows = layer.weight.data.view(torch.int8) if layer.state.CB is None else layer.state.CB
     return rows, layer.state.SCB
 
 
@@ -173,7 +173,7 @@ def make_plain(model: nn.Module, device: torch.device) -> None:
             nf4.make_plain(layer)
             layer.quant_state.to(device)
         elif type(layer) is _layer_class:
-            layer.weight = nn.Parameter(layer.state.CB, requires_grad=False)
+            layer.weight = nn.Parameter(layer.state.CB.view(nf4.AS_FLOATS), requires_grad=False)
             layer.state.CB, layer.state.SCB = None, layer.state.SCB.to(device)
 
 

@@ -182,7 +182,8 @@ def build(
         loaded.module.compile_hidden(plan.kernels.compile_mode, plan.kernels.compile_backend)
     elif plan.kernels.compile:
         compile_blocks(loaded.blocks, plan.kernels.compile_mode, plan.kernels.compile_backend)
-    capture = capture_for(plan, device)
+    # What is gathered and summed while a model computes cannot be captured with it.
+    capture = capture_for(plan, device) if shards is None else None
     learner = OptimizerLearner(
         loaded.trainable if shards is None else shards.named,
         plan.optim,
