@@ -299,9 +299,12 @@ def _refuse_contradictions(
 def _start_ranks(read: ReadManifest, gpus: str, max_restarts: int) -> None:
     """Run this command on each of the cards, and leave with the exit code of all; where one card
     is meant, it is the only visible one from now on, and the command continues here."""
+    from expert.core.rundir import RunFolder
     from expert.jobs.launch.cards import choose_cards
     from expert.jobs.launch.local_ranks import train_on_ranks
     from expert.planning.machine.machine import describe_machine
+    from expert.run.stored.locate import has_saved
+    from expert.run.stored.resume_command import command_to_go_on
 
     device = read.manifest.training.config.device
     machine = describe_machine(read.folder)
@@ -310,11 +313,14 @@ def _start_ranks(read: ReadManifest, gpus: str, max_restarts: int) -> None:
         if cards.visible:
             os.environ["CUDA_VISIBLE_DEVICES"] = cards.visible[0]
         return
-    code = train_on_ranks(sys.argv, cards, max_restarts=max_restarts, tell=_show_of_ranks)
-    if code != EXIT_OK:
-        show_cursor()
-        raise typer.Exit(code)
-    raise typer.Exit
+    ended = train_on_ranks(sys.argv, cards, max_restarts=max_restarts, tell=_show_of_ranks)
+    if ended.exit_code == EXIT_OK:
+        raise typer.Exit
+    show_cursor()  # the first rank may have been killed
+    if ended.failed and ended.run is not None and has_saved(RunFolder(ended.run)):
+        command = command_to_go_on(sys.argv, ended.run)
+        show(make_console(error=True), f"resume with: {command}")
+    raise typer.Exit(ended.exit_code)
 
 
 def _show_of_ranks(text: str) -> None:

@@ -7,6 +7,7 @@ exchange that the others are waiting in, wherever that is, and all of them learn
 from __future__ import annotations
 
 import datetime
+import os
 import pickle
 import time
 from collections.abc import Callable, Iterator
@@ -203,11 +204,19 @@ def open_group(
         cards = torch.cuda.device_count()
         torch.cuda.set_device(world.local_rank % cards)
         backend = "gloo" if share_card else "cpu:gloo,cuda:nccl"
+    timeout = datetime.timedelta(seconds=limit)
+    store, _, _ = next(
+        dist.rendezvous("env://", rank=world.rank, world_size=world.size, timeout=timeout)
+    )
+    # The store of torch elastic outlives its ranks: those of a restart must not find the addresses
+    # of the ones before.
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         backend,
+        store=dist.PrefixStore(f"start {start}", store)  # type: ignore[attr-defined],
         rank=world.rank,
         world_size=world.size,
-        timeout=datetime.timedelta(seconds=limit),
+        timeout=timeout,
     )
     try:
         yield Group(world)
