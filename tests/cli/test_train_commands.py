@@ -17,6 +17,7 @@ from expert.cli.train import _show_stopping
 from expert.core.interrupts import Interrupted
 from expert.run.session.finish import RunResult
 from expert.run.stored.resume_command import command_to_go_on, with_resume_value
+from tests.each import each
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import CORPUS, finished, place
 from tests.run.test_status import a_run
@@ -242,7 +243,7 @@ def test_the_exit_code_is_that_of_the_run_and_resuming_is_explained(run, expert,
 # --- resuming ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "meant"),
     [
         ("train --resume", "train --resume auto"),
@@ -387,7 +388,7 @@ def test_remote_code_is_allowed_by_its_flag_alone(run, expert, monkeypatch, flag
     assert asked == [allowed]
 
 
-@pytest.mark.parametrize(
+@each(
     ("argv", "command"),
     [
         (["expert", "train", "-m", "a b.json"], "expert train -m 'a b.json' --resume runs/a"),
@@ -401,7 +402,7 @@ def test_the_command_that_resumes_is_whole(argv, command):
     assert command_to_go_on(argv, Path("runs/a")) == command
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "key", "words"),
     [
         ("--set max_steps=6", "max_steps", "--set max_steps=3"),

@@ -30,6 +30,7 @@ from expert.jobs.export.exported import Exported
 from expert.jobs.export.model_card import Known, model_card
 from expert.run.stored.choose_checkpoint import NothingTrained, choose
 from expert.run.stored.load import Trained, load_trained, pick_device, read_plan
+from tests.each import each
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.wording import wording
 
@@ -99,7 +100,7 @@ def test_merged_weights_are_rounded_once_to_the_type_asked_for(dtype, tmp_path):
 
 
 def test_the_guide_says_how_far_an_export_may_be_off():
-    guide = Path(__file__).parents[2] / "docs" / "TRAINING_GUIDE.md"
+    guide = Path(__file__).parents[2] / "docs" / "EXPORT.md"
     text = " ".join(guide.read_text(encoding="utf-8").split())
     fp32, fp16, bf16 = (f"{100 * TOLERANCE[name]:g} %" for name in ("fp32", "fp16", "bf16"))
     assert re.search(
@@ -297,7 +298,7 @@ def test_an_empty_folder_stays_where_an_export_is_refused(tmp_path):
     assert (tmp_path / "empty").is_dir()
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "flags", "text"),
     [
         ("full", {"kind": "merged"}, wording("model-trained-whole-has")),

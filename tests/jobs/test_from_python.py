@@ -14,7 +14,7 @@ from tests.jobs.runs import ROWS, base_model, write_expert
 from tests.jobs.trained_runs import finished, place
 from tests.wording import wording
 
-GUIDE = Path(__file__).parents[2] / "docs" / "TRAINING_GUIDE.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "DATA.md"
 
 
 def test_an_answer_is_a_text():
@@ -50,6 +50,6 @@ def test_the_guide_reads_prepared_documents_back(tmp_path, capsys):
     blocks = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
     [code] = [block for block in blocks if "expert.prepare" in block]
     exec(code.replace("dates/manifest.yaml", str(manifest)), {})
-    whole, _, learnt = capsys.readouterr().out.rpartition("learnt: ")
+    whole, _, learnt = capsys.readouterr().out.rpartition("trained on: ")
     [row] = [row for row in ROWS if f"{row['instruction']}<" in whole]
     assert learnt.strip() == f"{row['response']}<|im_end|>"

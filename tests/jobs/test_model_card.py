@@ -21,6 +21,7 @@ from expert.jobs.export.model_card import Known, languages, model_card
 from expert.jobs.export.portable_base import SMOLLM2_HUB, portable_base
 from expert.jobs.sample.sample import sample
 from expert.run.stored.load import read_plan
+from tests.each import each
 from tests.jobs.runs import base_model, run, write_expert
 from tests.jobs.trained_runs import finished, finished_characters, place
 from tests.wording import wording
@@ -228,7 +229,7 @@ def test_smollm2_is_named_by_its_hub_id_and_its_rounded_weights_are_told():
     assert "/home/me" not in card
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "place_", "hub_id"),
     [
         ("Qwen/Qwen3-0.6B", "models folder", "Qwen/Qwen3-0.6B"),

@@ -16,6 +16,7 @@ from expert.jobs.report import report
 from expert.jobs.validate.requirements import CannotValidate
 from expert.jobs.validate.validate import validate
 from expert.judging.judge_command import NoJudge
+from tests.each import each
 from tests.jobs.runs import WORDS, base_model, run, write_expert
 from tests.jobs.trained_runs import place
 from tests.jobs.validated_runs import as_it_was, learnt, written
@@ -176,7 +177,7 @@ def test_a_judge_command_that_fails_is_told_and_fails_the_gate(tmp_path):
     assert wording("final-judge-command-ended") in done.notes
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "kind", "text"),
     [
         ({"min_accuracy": 0.5}, CannotValidate, wording("no-accuracy-measured-expected")),

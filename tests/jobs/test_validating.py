@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from expert.core.rundir import RunFolder, RunFolderError
 from expert.data.records import DataError
 from expert.jobs.validate.test_sets import NoTestSet, data_folder
 from expert.jobs.validate.validate import CannotValidate, validate
+from expert.judging.domain import JUDGES
 from expert.judging.oracles.oracle import UnknownDomain
 from expert.run.stored.choose_checkpoint import NothingTrained
 from expert.run.stored.load import read_plan
@@ -173,9 +175,7 @@ def test_a_hostile_row_of_a_test_set_is_judged_by_nobody(tmp_path, monkeypatch):
 
 
 def test_packages_that_are_missing_are_told(monkeypatch):
-    from expert.judging.oracles import oracle
-
-    monkeypatch.setitem(oracle.PACKAGES, "json", ("no_such_package",))
+    monkeypatch.setitem(JUDGES, "json", replace(JUDGES["json"], packages=("no_such_package",)))
     done = validate(learnt(), device="cpu", limit=2)
     assert any("no-such-package not installed" in note for note in done.notes)
 
@@ -216,7 +216,7 @@ def test_a_test_set_with_other_columns_is_named(tmp_path):
 
 
 def test_a_baseline_that_is_not_there_is_told_before_anything_is_loaded(monkeypatch):
-    monkeypatch.setattr("expert.jobs.validate.test_sets.find_test_set", None)
+    monkeypatch.setattr("expert.jobs.validate.validate.find_test_set", None)
     with pytest.raises(RunFolderError, match=wording("nowhere-no-such-folder")):
         validate(learnt(), baseline="nowhere", device="cpu")
 

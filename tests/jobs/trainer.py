@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import signal
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,12 @@ ACKNOWLEDGED = "acknowledged"
 
 
 def main() -> None:
-    import peft  # noqa: F401 - imported here so that the forks need not
-    import transformers  # noqa: F401
-
+    # Imported here so that the forks need not.
+    for name in ("expert.jobs", "expert.run", "expert.data", "expert.parallel", "expert.telemetry"):
+        for module in pkgutil.walk_packages(import_module(name).__path__, f"{name}."):
+            import_module(module.name)
+    for name in ("peft", "pandas", "transformers.models.qwen3.modeling_qwen3"):
+        import_module(name)
     _say({"ready": os.getpid()})
     for line in sys.stdin:
         pid = os.fork()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from expert.core.errors import EXIT_RUN_FAILED
 from tests.jobs.runs import base_model, events_of, losses_of, run, saved_steps, write_expert
 from tests.parallel.ranks import Ended, fine, ranks, trained
 from tests.parallel.test_worlds import CLOSE, numbers_of
@@ -80,6 +81,23 @@ def test_memory_that_runs_out_on_one_rank_makes_the_micro_batches_of_all_smaller
     (fell,) = events_of(folder, "fell_back")
     assert fell["failure"] == "OutOfMemory"
     assert {change["path"] for change in fell["changes"]} >= {"batch.micro_batch"}
+    assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
+
+
+def test_memory_that_runs_out_where_weights_are_spread_ends_all_and_resuming_takes_less(
+    base, alone, tmp_path
+):
+    manifest = write_expert(tmp_path, base, CONFIG)
+    options = {"engine": "sharded"}
+    first, second = ranks(2, with_fault, manifest, options, 1, 3, out_of_memory)
+    assert first.exit_code == EXIT_RUN_FAILED or "rank 1 failed" in first.raised
+    assert "OutOfMemoryError" in second.raised
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert events_of(folder, "failed")[-1]["error"] == "rank 1 failed: OutOfMemoryError: no room"
+    options["resume"] = str(folder)
+    fine(ranks(2, with_fault, manifest, options, 1, 3, out_of_memory))
+    (fell,) = events_of(folder, "fell_back")
+    assert fell["failure"] == "OutOfMemory"
     assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
 
 

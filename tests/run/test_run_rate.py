@@ -10,13 +10,14 @@ from expert.planning.measurements import measurements_file, read_rates
 from expert.run.open import plan
 from expert.run.session import run_rate
 from expert.run.session.run_rate import LEAST_SECONDS, LEAST_UPDATES, settled_rate
+from tests.each import each
 from tests.insight.records import CPU, evidence, finished_events, planned, record, step_events
 from tests.jobs.runs import base_model, events_of, run, write_expert
 from tests.wording import wording
 
 
 @pytest.fixture(autouse=True)
-def _as_for_users(monkeypatch, _leave_no_rates_behind):
+def _as_for_users(monkeypatch):
     monkeypatch.setattr(run_rate, "LEAST_SECONDS", LEAST_SECONDS)
 
 
@@ -62,7 +63,7 @@ def test_an_undisturbed_run_that_is_long_enough_has_a_rate():
     assert reached(threads(lowered=False), on_cpu=True, tokens_per_second=5.0) == 5.0
 
 
-@pytest.mark.parametrize(
+@each(
     ("others", "changes"),
     [
         ((), {"lines": 3}),

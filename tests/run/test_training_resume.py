@@ -20,6 +20,7 @@ from expert.run.session import checkpoints
 from expert.training import checkpoint
 from expert.training.checkpoint import CheckpointError, DiskFull
 from expert.training.state import TrainState
+from tests.each import each
 from tests.jobs.runs import (
     ROWS,
     base_model,
@@ -110,7 +111,7 @@ def overridden(**values):
     return {"overrides": tuple(f"training.config.{name}={value}" for name, value in values.items())}
 
 
-@pytest.mark.parametrize(
+@each(
     ("more", "told"),
     [
         (overridden(learning_rate=1e-4), r"schedule\.learning_rate: was 0\.01, is 0\.0001"),

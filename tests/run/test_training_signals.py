@@ -109,7 +109,7 @@ def wait_until(happened: Callable[[], bool], what: str) -> None:
     while not happened():
         if time.monotonic() > until:
             raise TimeoutError(f"{what} did not happen")
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 
 def wait_for_file(manifest: Path, name: str) -> None:

@@ -16,7 +16,7 @@ from expert.cli.show.options import (
     manifest_option,
     one_manifest,
 )
-from expert.cli.show.progress import preparing_bars
+from expert.cli.show.progress import PreparingView
 from expert.core.errors import EXIT_USAGE
 from expert.core.text import count
 
@@ -35,28 +35,44 @@ def pretokenize(
         Path | None,
         typer.Option("--all", help="Every manifest below this folder whose data is present."),
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            "--part",
+            metavar="K/N",
+            help="Tokenize only the K-th of N parts of the rows; the last to finish publishes. "
+            "Parts may run on several machines with one folder, in any order, and again.",
+        ),
+    ] = None,
     model: BaseModelName = None,
     overrides: Overrides = None,
 ) -> None:
     """Tokenize and pack the data ahead of training; otherwise training does it first."""
-    from expert.jobs.pretokenize import attempt, manifests_below
-    from expert.run.open import prepare
+    from expert.data.prepared import PartsLeft
+    from expert.jobs.pretokenize import attempt, manifests_below, part_of, prepared_by
 
+    try:
+        share = part_of(part) if part is not None else None
+    except ValueError as error:
+        raise typer.BadParameter(f"--part: {error}") from None
     chosen = one_manifest(file, manifest)
     if (chosen is None) == (everything is None):
         raise typer.BadParameter("give one manifest, or a folder with --all")
     console = make_console()
     changes = tuple(overrides or ())
     if chosen is not None:
-        with preparing_bars(console) as tell:
-            done = prepare(chosen, model=model, overrides=changes, tell=tell)
-        show_prepared(done, console)
+        with PreparingView(console, before="") as tell:
+            done = prepared_by(chosen, share, model=model, overrides=changes, tell=tell)
+        if isinstance(done, PartsLeft):
+            show(console, str(done))
+        else:
+            show_prepared(done, console)
         return
     outcomes = []
     for each in manifests_below(everything or Path()):
         show(console, f"\n{each}", "bold")
-        with preparing_bars(console) as tell:
-            outcome = attempt(each, model=model, overrides=changes, tell=tell)
+        with PreparingView(console, before="") as tell:
+            outcome = attempt(each, share, model=model, overrides=changes, tell=tell)
         if outcome.data is not None:
             show_prepared(outcome.data, console)
         outcomes.append(outcome)
@@ -91,10 +107,14 @@ def _show_outcomes(outcomes: Sequence[Attempted], console: Console) -> None:
         state: [each for each in outcomes if each.state == state]
         for state in ("prepared", "skipped", "failed")
     }
-    totals = ", ".join(f"{len(found)} {state}" for state, found in by_state.items())
+    unfinished = [each for each in outcomes if each.state == "unfinished"]
+    shown = by_state | ({"unfinished": unfinished} if unfinished else {})
+    totals = ", ".join(f"{len(found)} {state}" for state, found in shown.items())
     show(console, f"\n{totals}", "bold")
     for each in by_state["prepared"]:
         show(console, f"✓ {each.manifest}")
+    for each in unfinished:
+        show(console, f"· {each.manifest}: {each.reason}")
     for each in by_state["skipped"]:
         show(console, f"· {each.manifest}: skipped: {each.reason}")
     if by_state["failed"]:

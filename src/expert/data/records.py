@@ -122,3 +122,7 @@ class TokenSegment(Segment):
     @property
     def size(self) -> int:
         return len(self.ids)
+
+
+Made = list[Segment] | BadRow | Dropped
+"""What becomes of a row."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import pickle
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ WAIT_SECONDS = 600
 writing a large checkpoint. Preparing data has no limit, it waits in another way."""
 POLL_SECONDS = 0.2
 FAILED = 1
+ENDED = "ended"
+"""The store's key under which a rank says why all must end."""
 
 Made = TypeVar("Made")
 
@@ -39,25 +42,12 @@ class PeerFailed(ExpertError):
 
     def __init__(self, rank: int | None, failure: Any, text: str) -> None:
         self.rank, self.failure, self.text = rank, failure, text
-        who = "another rank" if rank is None else f"rank {rank}"
-        super().__init__(f"{who} failed: {text}")
+        who = "" if text.startswith("rank ") else "another rank failed: "
+        super().__init__(f"{who}{text}" if rank is None else f"rank {rank} failed: {text}")
 
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
 """What gloo and NCCL say when another process has ended or does not answer."""
-
-
-def peer_lost(error: BaseException) -> PeerFailed | None:
-    """What is said where another rank has gone in the middle of an exchange or a sum."""
-    one: BaseException | None = error
-    while one is not None:
-        said = str(one)
-        if isinstance(one, dist.DistBackendError | dist.DistNetworkError) or any(
-            words in said for words in LOST
-        ):
-            return PeerFailed(None, None, "it has ended or does not answer any more")
-        one = one.__cause__
-    return None
 
 
 class Group:
@@ -72,6 +62,8 @@ class Group:
         self._requested: Callable[[], int | None] = lambda: None
         self._signal: int | None = None
         self._waits = 0
+        # Of its own, so that nothing said here meets a sum that another rank is in the middle of.
+        self._talk: Any = dist.new_group(backend="gloo") if world.size > 1 else None
 
     def listen(self, requested: Callable[[], int | None]) -> None:
         """From now on tell the others what a signal to this rank asks for."""
@@ -117,14 +109,14 @@ class Group:
             return made
         self.agree()
         found = [made]
-        dist.broadcast_object_list(found, src=0)
+        dist.broadcast_object_list(found, src=0, group=self._talk)
         return found[0]
 
     def made_by_first(self, make: Callable[[], Made]) -> Made:
         """What the first rank makes, which may take hours; the others wait for it."""
         if self.world.size == 1:
             return make()
-        store, key = dist.distributed_c10d._get_default_store(), f"made by first {self._waits}"
+        store, key = _store(), f"made by first {self._waits}"
         self._waits += 1
 
         def tell(found: Any) -> None:
@@ -154,7 +146,7 @@ class Group:
             return [mine]
         self.agree()
         found: list[Any] = [None] * self.world.size
-        dist.all_gather_object(found, mine)
+        dist.all_gather_object(found, mine, group=self._talk)
         return found
 
     def first_of(self, mine: Any) -> Any:
@@ -164,13 +156,48 @@ class Group:
             return mine
         return next(each for each in self.gather(mine) if each is not None)
 
+    def end_all(self, text: str) -> None:
+        """Tell the others to end, wherever they are: for a failure in the middle of something that
+        they cannot do without this rank, and would wait in."""
+        _store().set(ENDED, f"rank {self.world.rank} failed: {text}")
+
+    def lost(self, error: BaseException) -> PeerFailed | None:
+        """What is said where another rank has gone in the middle of an exchange or a sum."""
+        chain: list[BaseException | None] = [error, error.__cause__]
+        if self.world.size == 1 or not any(map(_is_of_a_peer, chain)):
+            return None
+        try:
+            told = _store().get(ENDED).decode() if _store().check([ENDED]) else ""
+        except (dist.DistNetworkError, dist.DistStoreError):
+            told = ""
+        return PeerFailed(None, None, told or "it has ended or does not answer any more")
+
+    def end_with_others(self, told: Callable[[str], None]) -> None:
+        """From now on, end this process when another rank says so; `told` gets its message."""
+
+        def watch() -> None:
+            while True:
+                time.sleep(POLL_SECONDS)
+                try:
+                    if not _store().check([ENDED]):
+                        continue
+                    text = _store().get(ENDED).decode()
+                except (dist.DistNetworkError, dist.DistStoreError, ValueError):
+                    return  # the run is over, or the process that kept the store has gone
+                if not text.startswith(f"rank {self.world.rank} "):
+                    told(text)
+                    os._exit(EXIT_RUN_FAILED)
+
+        if self.world.size > 1:
+            threading.Thread(target=watch, name="end-with-others", daemon=True).start()
+
     def _all(self, status: int, numbers: tuple[int, ...]) -> list[tuple[int, ...]]:
         """An exchange as it is: status, signal and numbers of every rank."""
         assert len(numbers) <= NUMBERS
         message = [status, self._requested() or 0, *numbers] + [0] * (NUMBERS - len(numbers))
         sent = torch.tensor(message, dtype=torch.int64)
         got = [torch.empty_like(sent) for _ in range(self.world.size)]
-        dist.all_gather(got, sent)
+        dist.all_gather(got, sent, group=self._talk)
         found = [tuple(each.tolist()) for each in got]
         self._signal = max(each[1] for each in found) or None
         return found
@@ -178,9 +205,18 @@ class Group:
     def _first_failure(self, mine: tuple[int, Any, str] | None) -> tuple[int, Any, str]:
         """What failed, the same on every rank: of several failures the lowest rank's."""
         found: list[Any] = [None] * self.world.size
-        dist.all_gather_object(found, mine)
+        dist.all_gather_object(found, mine, group=self._talk)
         first: tuple[int, Any, str] = next(each for each in found if each is not None)
         return first
+
+
+def _is_of_a_peer(error: BaseException | None) -> bool:
+    kinds = dist.DistBackendError | dist.DistNetworkError
+    return isinstance(error, kinds) or any(words in str(error) for words in LOST)
+
+
+def _store() -> dist.Store:
+    return dist.distributed_c10d._get_default_store()
 
 
 SOLO = Group()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import EXIT_OK, EXIT_USAGE, ExpertError
 from expert.core.text import counted, duration_range
 from expert.insight.findings.finding import Finding, worst_first
-from expert.insight.findings.table import looked_at
+from expert.insight.findings.table import REPEATED, looked_at
 
 if TYPE_CHECKING:
     from expert.insight.step.bands import Band
@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from expert.planning.machine.target import Target
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened
-
-# Remarks of the plan that a finding repeats with more evidence.
-SPOKEN_OF = frozenset(
-    (
-        *("training.config.max_seq_length", "kernels.precision", "kernels.tf32", "length.rows"),
-        *("kernels.attention", "kernels.fused_loss", "kernels.compile", "kernels.device"),
-        *("loader.workers", "memory.budget_bytes", "memory.fits", "disk.total_bytes"),
-    )
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,9 +161,7 @@ def _remarks(plan: RunPlan) -> list[Finding]:
             title=f"the plan warns about {remark.path}",
         )
         for remark in plan.remarks
-        if remark.kind == "warning"
-        and remark.path not in SPOKEN_OF
-        and not remark.path.startswith("training.dataset.")
+        if remark.kind == "warning" and not remark.path.startswith(REPEATED)
     ]
     overruled = [remark.text for remark in plan.remarks if remark.kind == "superseded"]
     return [*found, looked_at("overruled", "; ".join(overruled))] if overruled else found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shutil
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from expert.jobs.export.checks import (
     settle_kind,
 )
 from expert.jobs.export.exported import Exported, Kind
+from expert.run.session.session import release_memory
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +105,7 @@ def export(
         prompts = trained.loaded.soft_prompts
         prompt_names = prompts.names if prompts is not None else ()
         del trained, prompts
-        _free_memory(source.device)
+        release_memory(source.device)
         tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
         found = _check(source, expected, temporary, prompt_names)
         done = _exported(source, expected, to, temporary, found, remarks)
@@ -125,7 +125,7 @@ def _load(source: _Source) -> tuple[Trained, _Expected]:
         trained = _load_trained(source, quantised=True)
         quantised = logits_of_trained(trained, checked_ids(trained))
         del trained
-        _free_memory(source.device)
+        release_memory(source.device)
     trained = _load_trained(source, quantised=not merged)
     ids = checked_ids(trained)
     logits, effect = logits_of_trained(trained, ids), None
@@ -157,14 +157,6 @@ def _load_trained(source: _Source, *, quantised: bool) -> Trained:
         # The sum of a weight and the adapter's part is rounded once.
         adapter_dtype=torch.float32 if merged else None,
     )
-
-
-def _free_memory(device: torch.device) -> None:
-    import torch
-
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _write(source: _Source, trained: Trained, target: Path, to: Path) -> None:

@@ -61,7 +61,7 @@ def portable_base(model: ModelPlan, *, needed: bool = True) -> PortableBase:
         f"The base, `{name}`, was a folder whose origin the run does not know: "
         f"{weights_named(model)}. "
         "Put the folder with these weights in the place of `PATH/TO/THE/BASE`; with others the "
-        "answers are others."
+        "answers differ."
     )
     return PortableBase(name, None, (), (line,), note)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from expert.run.session.session import release_memory
+
 if TYPE_CHECKING:
     import torch
 
@@ -87,7 +89,7 @@ def answer_all(
         if again:  # out here, where the traceback holds no tensors any more
             done -= work.forget(some)
             most = again
-            _empty_cache(trained.device)
+            release_memory(trained.device)
             continue
         left = left[at_once:]
     return work.answers()
@@ -311,10 +313,3 @@ def _free_bytes(device: torch.device) -> int:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
     return int(psutil.virtual_memory().available)
-
-
-def _empty_cache(device: torch.device) -> None:
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

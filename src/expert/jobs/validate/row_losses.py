@@ -102,14 +102,13 @@ def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> Pre
         except TemplateError as error:
             return BadRow(row.file, row.line, str(error))
 
-    def formatted() -> Iterator[tuple[Row, list[Segment] | BadRow]]:
-        rows = (Row({}, "test set", number + 1) for number in range(len(examples)))
-        return ((row, segments_of(row)) for row in rows)
+    def rows() -> Iterator[Row]:
+        return (Row({}, "test set", number + 1) for number in range(len(examples)))
 
     recipe = Recipe(
         data="", tokenizer="", template="", columns="", learn_prompt=plan.data.train_on_prompt
     )
-    work = Tokenising(formatted=formatted, encoder=trained.encoder)
+    work = Tokenising(rows=rows, formatter=lambda: segments_of, encoder=trained.encoder)
     tokens = prepare(work, recipe, place / "tokens")
     soft = trained.loaded.soft_prompts
     index = pack_none(

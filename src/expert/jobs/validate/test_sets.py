@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.text import counted
-from expert.jobs.validate.held_out import TOKENS_ONLY, NoTestSet
+from expert.jobs.validate.held_out import TOKENS_ONLY, NoTestSet, Run
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -89,20 +89,15 @@ class TestSet:
         )
 
 
-def find_test_set(
-    folder: RunFolder, plan: RunPlan, *, beside: Path | None, named: Path | None
-) -> TestSet:
+def find_test_set(run: Run, *, named: Path | None) -> TestSet:
     """The rows to judge by: those of `named`, else the manifest's test rows, else its cases, else
-    the validation rows of its training.
-
-    `beside`: the folder of the manifest, where it is known.
-    """
+    the validation rows of its training."""
     from expert.data.examples.columns import ColumnsNotFound
     from expert.data.read.sources import resolve_sources
     from expert.judging.cases import is_case_file
     from expert.manifest.schema.dataset import DatasetSpec
 
-    spec = DatasetSpec.model_validate(plan.data.dataset)
+    spec, place = DatasetSpec.model_validate(run.plan.data.dataset), run.place
     if named is not None:
         if not named.exists():
             raise NoTestSet(f"--test-set {named}: there is no such file")
@@ -117,10 +112,9 @@ def find_test_set(
             raise NoTestSet(
                 f"--test-set {what}  (name its columns as those of the rows it was trained on)"
             ) from None
-    place = data_folder(folder, plan, beside)
     if place is None:
         raise NoTestSet(
-            f"{folder.path}: the run's data was moved or deleted  (name rows with --test-set "
+            f"{run.folder.path}: the run's data was moved or deleted  (name rows with --test-set "
             "FILE, or the folder of the manifest with --expert)"
         )
     sources = resolve_sources(spec, place)
@@ -135,7 +129,7 @@ def find_test_set(
     if found:
         names = ", ".join(each.name for each in found)
         return _of_sources(found, spec, f"validation rows: {names}")
-    return _of_split(folder, plan, spec, place)
+    return _of_split(run.folder, run.plan, spec, place)
 
 
 def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path | None:

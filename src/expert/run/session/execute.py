@@ -12,10 +12,13 @@ from expert.run.session.failures import failure_of
 from expert.run.session.finish import RunResult, finished, stopped
 from expert.run.session.recover import (
     agreed,
+    built_spread,
+    end_all,
     follow_sign,
     recover_from_failure,
     recover_from_trouble,
     rows_behind,
+    take_failure,
 )
 from expert.run.session.session import Session, model_of, save
 from expert.run.session.start import announce, report_data
@@ -30,11 +33,14 @@ Through = Callable[[Iterable[Any]], Iterable[Any]]
 
 def run_session(session: Session, *, through: Through = iter) -> RunResult:
     """Attempt, and where that fails take the next plan, until the run has ended."""
-    from expert.parallel.group import peer_lost
     from expert.training.step import StepInterrupted
 
+    session.group.end_with_others(
+        lambda text: session.emit("failed", step=session.state.done, error=text)
+    )
     announce(session)
     report_data(session)
+    take_failure(session)
     while True:
         failure, interrupted, ending = None, False, None
         try:
@@ -42,12 +48,13 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
         except Exception as error:
             failure = failure_of(error, session.now.doing, session.plan)
             interrupted = isinstance(error, StepInterrupted)
-            lost = peer_lost(error) if session.group.world.size > 1 else None
+            lost = session.group.lost(error)
             if lost is not None:
                 session.emit("failed", step=session.state.done, error=str(lost))
                 raise lost from error
-            if interrupted and session.group.world.size > 1:
-                raise  # the others are in the middle of a sum: nobody listens
+            if session.group.world.size > 1 and (interrupted or built_spread(session)):
+                end_all(session, failure, error)
+                raise
             failure = agreed(session, failure, error)
             if failure is None:
                 text = f"{type(error).__name__}: {error}"

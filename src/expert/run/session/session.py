@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from expert.run.session.instruments import best_so_far, instruments_for, loop_plan, tracker_of
+from expert.run.session.instruments import best_so_far, instruments_for, loop_plan
 
 if TYPE_CHECKING:
     import torch
@@ -185,6 +185,7 @@ def open_session(
     from expert.parallel.group import Group
     from expert.run.build import device_of
     from expert.run.session.checkpoints import Checkpoints
+    from expert.telemetry.trackers import open_trackers
     from expert.training.state import TrainState
     from expert.training.stopping import Signals
 
@@ -195,10 +196,10 @@ def open_session(
     with contextlib.ExitStack() as closing:
         emit: Emit = _emit_nothing
         if first:
-            tracker = tracker_of(plan, folder, warnings)
-            log = EventLog(folder.events, (*sinks, *((tracker,) if tracker else ())))
+            trackers = open_trackers(plan.watch.trackers, folder.path, warnings)
+            log = EventLog(folder.events, (*sinks, *trackers))
             closing.callback(log.close)
-            if tracker is not None:
+            for tracker in trackers:
                 closing.callback(tracker.close)
             emit = log.emit
         signals = closing.enter_context(Signals(acknowledge=callbacks.acknowledge))
