@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.world import ALONE, World
@@ -241,15 +242,14 @@ def open_group(
         torch.cuda.set_device(world.local_rank % cards)
         backend = "gloo" if share_card else "cpu:gloo,cuda:nccl"
     timeout = datetime.timedelta(seconds=limit)
-    store, _, _ = next(
-        dist.rendezvous("env://", rank=world.rank, world_size=world.size, timeout=timeout)
-    )
+    found = rendezvous("env://", rank=world.rank, world_size=world.size, timeout=timeout)
+    store, _, _ = next(found)
     # The store of torch elastic outlives its ranks: those of a restart must not find the addresses
     # of the ones before.
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore(f"start {start}", store)  # type: ignore[attr-defined],
+        store=dist.PrefixStore(f"start {start}", store),  # type: ignore[attr-defined]
         rank=world.rank,
         world_size=world.size,
         timeout=timeout,
