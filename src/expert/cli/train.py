@@ -165,7 +165,7 @@ def train(
             _show_result(result, plan, console, as_json=as_json)
         else:
             result = _join(read, group, **allowed)
-        group.made_by_first(lambda: None)  # the first rank has written and shown everything
+        group.leave_together()
     if result is not None and result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
 
