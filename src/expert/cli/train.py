@@ -285,7 +285,7 @@ def _refuse_contradictions(
     if world_from_environment().size > 1 and each_gpu:
         problems.append("--each-gpu starts its runs itself  (leave torchrun or srun out)")
     if len(files) > 1 and not each_gpu:
-        problems.append("several manifests: give one manifest, or --each-gpu for a run of each")
+        problems.append("several manifests: give one manifest, or train each with --each-gpu")
     if each_gpu and (manifest is not None or not files):
         problems.append("--each-gpu: name the manifests, such as --each-gpu a.json b.json")
     if max_restarts and gpus is None:
