@@ -196,6 +196,8 @@ def text_of(job: ClusterJob) -> str:
 def write_job(job: ClusterJob, to: Path | None) -> Path:
     """Write the file; beside the manifest where no other place was named."""
     file = to or job.source.parent / f"{job.name}{ENDINGS[job.on]}"
+    if file.is_relative_to(Path.cwd()):
+        file = file.relative_to(Path.cwd())
     write_text_atomically(file, text_of(job))
     return file
 
