@@ -28,7 +28,7 @@ KUBERNETES = {"image": "me/expert:1", "claim": "data"}
 SKYPILOT = {"accelerator": "H100", "bucket": "s3://mine", "setup": ("pip install expert",)}
 
 
-def job(folder: Path, on: str, *, config: dict[str, Any] | None = None, **asked: Any):
+def job(folder: Path, on: Any, *, config: dict[str, Any] | None = None, **asked: Any):
     read = read_manifest(write_expert(folder, "tiny", config or {}))
     return make_job(read, on, **{"nodes": 2, "gpus": 4, **asked})
 
