@@ -51,7 +51,7 @@ def act(what: str, rank: int) -> None:
         say(f"rank {rank} hangs")
         time.sleep(LONG)
     elif name == "fail":
-        record_failure(f"trouble-at {rank}")
+        record_failure(f"trouble-at {rank}", exit_code=int(value))
         sys.exit(int(value))
     elif name == "exit":
         sys.exit(int(value))

@@ -149,9 +149,9 @@ def test_a_rank_has_a_card_of_its_own():
 def test_the_first_message_of_a_process_that_fails_is_kept_as_torch_elastic_reads_it(tmp_path):
     file = tmp_path / "error.json"
     assert recorded_failure(file) is None
-    record_failure("row-7 broken", env={ERROR_FILE: str(file)})
-    record_failure("a later one", env={ERROR_FILE: str(file)})
-    record_failure("nobody asks", env={})
+    record_failure("row-7 broken", exit_code=4, env={ERROR_FILE: str(file)})
+    record_failure("a later one", exit_code=4, env={ERROR_FILE: str(file)})
+    record_failure("nobody asks", exit_code=4, env={})
     kept = recorded_failure(file)
     assert kept is not None
     assert kept.message == "row-7 broken"

@@ -91,9 +91,11 @@ def launch(
     warning: Warning_ = 120,
     restarts: Restarts = 3,
     time: Annotated[str | None, typer.Option("--time", help="Slurm: limit, HH:MM:SS.")] = None,
-    partition: Annotated[str | None, typer.Option("--partition", help="Slurm.")] = None,
-    account: Annotated[str | None, typer.Option("--account", help="Slurm.")] = None,
-    qos: Annotated[str | None, typer.Option("--qos", help="Slurm.")] = None,
+    partition: Annotated[
+        str | None, typer.Option("--partition", help="Slurm: where to queue.")
+    ] = None,
+    account: Annotated[str | None, typer.Option("--account", help="Slurm: who is charged.")] = None,
+    qos: Annotated[str | None, typer.Option("--qos", help="Slurm: quality of service.")] = None,
     image: Annotated[
         str | None,
         typer.Option("--image", help="Kubernetes, SkyPilot: image with expert installed."),
@@ -102,7 +104,9 @@ def launch(
         str | None,
         typer.Option("--claim", help="Kubernetes: PersistentVolumeClaim, mounted at SHARED."),
     ] = None,
-    namespace: Annotated[str | None, typer.Option("--namespace", help="Kubernetes.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", help="Kubernetes: of the job.")
+    ] = None,
     accelerator: Annotated[
         str | None, typer.Option("--accelerator", help="SkyPilot: name of the GPU, such as H100.")
     ] = None,

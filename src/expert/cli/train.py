@@ -165,7 +165,7 @@ def train(
             _show_result(result, plan, console, as_json=as_json)
         else:
             result = _join(read, group, **allowed)
-        group.made_by_first(lambda: None)  # the first rank has written and shown everything
+        group.leave_together()
     if result is not None and result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
 
@@ -285,7 +285,7 @@ def _refuse_contradictions(
     if world_from_environment().size > 1 and each_gpu:
         problems.append("--each-gpu starts its runs itself  (leave torchrun or srun out)")
     if len(files) > 1 and not each_gpu:
-        problems.append("several manifests: give one manifest, or --each-gpu for a run of each")
+        problems.append("several manifests: give one manifest, or train each with --each-gpu")
     if each_gpu and (manifest is not None or not files):
         problems.append("--each-gpu: name the manifests, such as --each-gpu a.json b.json")
     if max_restarts and gpus is None:
@@ -299,9 +299,12 @@ def _refuse_contradictions(
 def _start_ranks(read: ReadManifest, gpus: str, max_restarts: int) -> None:
     """Run this command on each of the cards, and leave with the exit code of all; where one card
     is meant, it is the only visible one from now on, and the command continues here."""
+    from expert.core.rundir import RunFolder
     from expert.jobs.launch.cards import choose_cards
     from expert.jobs.launch.local_ranks import train_on_ranks
     from expert.planning.machine.machine import describe_machine
+    from expert.run.stored.locate import has_saved
+    from expert.run.stored.resume_command import command_to_go_on
 
     device = read.manifest.training.config.device
     machine = describe_machine(read.folder)
@@ -310,11 +313,14 @@ def _start_ranks(read: ReadManifest, gpus: str, max_restarts: int) -> None:
         if cards.visible:
             os.environ["CUDA_VISIBLE_DEVICES"] = cards.visible[0]
         return
-    code = train_on_ranks(sys.argv, cards, max_restarts=max_restarts, tell=_show_of_ranks)
-    if code != EXIT_OK:
-        show_cursor()
-        raise typer.Exit(code)
-    raise typer.Exit
+    ended = train_on_ranks(sys.argv, cards, max_restarts=max_restarts, tell=_show_of_ranks)
+    if ended.exit_code == EXIT_OK:
+        raise typer.Exit
+    show_cursor()  # the first rank may have been killed
+    if ended.failed and ended.run is not None and has_saved(RunFolder(ended.run)):
+        command = command_to_go_on(sys.argv, ended.run)
+        show(make_console(error=True), f"resume with: {command}")
+    raise typer.Exit(ended.exit_code)
 
 
 def _show_of_ranks(text: str) -> None:

@@ -55,16 +55,17 @@ class Failure:
 
 
 def record_failure(
-    message: str, *, of_another: bool = False, env: Mapping[str, str] = os.environ
+    message: str, *, exit_code: int, of_another: bool = False, env: Mapping[str, str] = os.environ
 ) -> None:
-    """Leave the message of a process that is about to fail for whoever started it, torchrun or
-    `expert train --gpus`; nothing where nobody asks. The first message of a process stays."""
+    """Leave the message of a process that is about to fail for whoever started it, torchrun,
+    `expert train --gpus` or a batch script; nothing where nobody asks. The first message stays."""
     name = env.get(ERROR_FILE)
     if not name or Path(name).exists():
         return
     # torchrun takes the earliest for the cause of all.
     when = time.time() + (SECONDS_LATER if of_another else 0.0)
     more = {"py_callstack": "", "timestamp": str(when), "of_another": of_another}
+    more |= {"exit_code": exit_code}
     told = {"message": message, "extraInfo": more}
     with contextlib.suppress(OSError):  # the failure itself matters more
         write_text_atomically(Path(name), json.dumps({"message": told}))

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.world import ALONE, World
@@ -27,6 +28,7 @@ WAIT_SECONDS = 600
 """The longest that a rank waits for the others between two exchanges: one may be compiling, or
 writing a large checkpoint. Preparing data has no limit, it waits in another way."""
 POLL_SECONDS = 0.2
+CLOSE_SECONDS = 5
 FAILED = 1
 ENDED = "ended"
 """The store's key under which a rank says why all must end."""
@@ -64,6 +66,8 @@ class Group:
         self._requested: Callable[[], int | None] = lambda: None
         self._signal: int | None = None
         self._waits = 0
+        self._over = threading.Event()
+        self._watch: threading.Thread | None = None
         # Of its own, so that nothing said here meets a sum that another rank is in the middle of.
         self._talk: Any = dist.new_group(backend="gloo") if self.talks else None
 
@@ -178,8 +182,7 @@ class Group:
         """From now on, end this process when another rank says so; `told` gets its message."""
 
         def watch() -> None:
-            while True:
-                time.sleep(POLL_SECONDS)
+            while not self._over.wait(POLL_SECONDS):
                 try:
                     if not _store().check([ENDED]):
                         continue
@@ -191,7 +194,21 @@ class Group:
                     os._exit(EXIT_RUN_FAILED)
 
         if self.talks:
-            threading.Thread(target=watch, name="end-with-others", daemon=True).start()
+            self._watch = threading.Thread(target=watch, name="end-with-others", daemon=True)
+            self._watch.start()
+
+    def leave_together(self) -> None:
+        """Wait until the first rank has nothing left to write or show: it may keep the store, and
+        who started the ranks may end all of them when one has ended."""
+        self.made_by_first(lambda: None)
+        self.agree()
+
+    def close(self) -> None:
+        """No longer look at the store. A thread that is in there when the interpreter ends would
+        abort the process."""
+        self._over.set()
+        if self._watch is not None:
+            self._watch.join(CLOSE_SECONDS)
 
     def _all(self, status: int, numbers: tuple[int, ...]) -> list[tuple[int, ...]]:
         """An exchange as it is: status, signal and numbers of every rank."""
@@ -242,13 +259,22 @@ def open_group(
         cards = torch.cuda.device_count()
         torch.cuda.set_device(world.local_rank % cards)
         backend = "gloo" if share_card else "cpu:gloo,cuda:nccl"
+    timeout = datetime.timedelta(seconds=limit)
+    found = rendezvous("env://", rank=world.rank, world_size=world.size, timeout=timeout)
+    store, _, _ = next(found)
+    # The store of torch elastic outlives its ranks: those of a restart must not find the addresses
+    # of the ones before.
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         backend,
+        store=dist.PrefixStore(f"start {start}", store),  # type: ignore[attr-defined]
         rank=world.rank,
         world_size=world.size,
-        timeout=datetime.timedelta(seconds=limit),
+        timeout=timeout,
     )
+    group = Group(world)
     try:
-        yield Group(world)
+        yield group
     finally:
+        group.close()
         dist.destroy_process_group()

@@ -72,6 +72,8 @@ class Ended:
     exit_code: int
     run: Path | None
     """The run folder, where the first rank has made one."""
+    failed: bool = False
+    """A rank has failed; else all ended as they should, or were asked to stop."""
 
 
 def start_ranks(
@@ -94,7 +96,7 @@ def start_ranks(
         agent = _Agent(_spec(ranks, max_restarts), command, env, folder, tell)
         with contextlib.closing(agent), passing_on(agent.stop, agent.kill):
             agent.run()
-        return Ended(exit_code=agent.exit_code, run=agent.run_folder())
+        return Ended(exit_code=agent.exit_code, run=agent.run_folder(), failed=agent.failed)
     finally:
         if agent is None or agent.exit_code == EXIT_OK or agent.run_folder() is not None:
             shutil.rmtree(folder, ignore_errors=True)  # else the only logs are there
@@ -343,6 +345,10 @@ class _Agent(SimpleElasticAgent):
         run = _named_run(attempt)
         later = rank_log(run, rank) if run is not None else None
         return later if later is not None and later.is_file() else first_log(attempt.folder, rank)
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._attempts) and self._attempts[-1].failed is not None
 
     def run_folder(self) -> Path | None:
         """The newest run folder that a first rank has made."""

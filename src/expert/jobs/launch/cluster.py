@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.files import write_text_atomically
+from expert.core.install import origin, pip_install
 from expert.core.text import counted
 
 if TYPE_CHECKING:
@@ -140,6 +141,12 @@ def make_job(read: ReadManifest, on: System, **asked: Any) -> ClusterJob:
         for name, what in _NEEDED[on].items()
         if name not in given and not (on_cpu and name == "accelerator")
     ]
+    if on == "skypilot" and not given.get("setup") and "image" not in given:
+        found = origin()
+        if found.kind in ("index", "url") and "file://" not in found.source:
+            given["setup"] = (pip_install(of=found, windows=False),)
+        else:
+            problems.append("--setup is needed: the line that installs expert there, or --image")
     if "time" in given and not _DURATION.fullmatch(given["time"]):
         problems.append(f"--time {given['time']}: expected D-HH:MM:SS, HH:MM:SS or minutes")
     problems += [
@@ -189,6 +196,8 @@ def text_of(job: ClusterJob) -> str:
 def write_job(job: ClusterJob, to: Path | None) -> Path:
     """Write the file; beside the manifest where no other place was named."""
     file = to or job.source.parent / f"{job.name}{ENDINGS[job.on]}"
+    if file.is_relative_to(Path.cwd()):
+        file = file.relative_to(Path.cwd())
     write_text_atomically(file, text_of(job))
     return file
 

@@ -15,6 +15,7 @@ from expert.run.stored.resume_command import RESUME, with_resume_value
 
 if TYPE_CHECKING:
     from expert.jobs.launch.cards import Cards
+    from expert.parallel.ranks import Ended
 
 GIVEN = "EXPERT_GIVEN_COMMAND"
 """The command that a person gave, for those that were started for it."""
@@ -24,9 +25,9 @@ PROGRAM = (sys.executable, "-P", "-m", "expert")
 
 def train_on_ranks(
     argv: Sequence[str], cards: Cards, *, max_restarts: int, tell: Callable[[str], None]
-) -> int:
-    """Run the command `argv` on every rank; the exit code of all. After a restart the ranks resume
-    the run that they had made, from its newest checkpoint."""
+) -> Ended:
+    """Run the command `argv` on every rank. After a restart the ranks resume the run that they had
+    made, from its newest checkpoint."""
     from expert.parallel.ranks import start_ranks
 
     words = without_options(argv[1:], ("--gpus", "--max-restarts"))
@@ -35,9 +36,7 @@ def train_on_ranks(
         return [*PROGRAM, *resuming(words, run)]
 
     env = {**cards.environment(os.environ), GIVEN: json.dumps(list(argv))}
-    return start_ranks(
-        command, cards.ranks, env=env, max_restarts=max_restarts, tell=tell
-    ).exit_code
+    return start_ranks(command, cards.ranks, env=env, max_restarts=max_restarts, tell=tell)
 
 
 def given_command(env: Mapping[str, str] = os.environ) -> list[str]:

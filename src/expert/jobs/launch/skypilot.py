@@ -7,7 +7,6 @@ from typing import Any
 from expert.jobs.launch.cluster import ClusterJob, shell_words, torchrun_words, yaml_text
 
 PORT = 29500
-INSTALL = "pip install expert-trainer"
 
 
 def text(job: ClusterJob) -> str:
@@ -24,7 +23,7 @@ def text(job: ClusterJob) -> str:
         "resources": _resources(job),
         "workdir": str(job.source.parent),
         "file_mounts": {job.shared: {"source": job.bucket, "mode": "MOUNT"}},
-        "setup": "\n".join([*(job.setup or (INSTALL,)), ""]),
+        **({"setup": "\n".join([*job.setup, ""])} if job.setup else {}),
         "run": _script(job),
     }
     return yaml_text([task], head)

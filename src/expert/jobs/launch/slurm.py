@@ -16,6 +16,9 @@ _SCRIPT = """\
 set -u
 runs={shared}/runs/{name}-$SLURM_JOB_ID
 mkdir -p "$runs"
+# The first rank that fails says why, and with which code: that of srun is the largest of all.
+export TORCHELASTIC_ERROR_FILE=$runs/failure.json
+rm -f "$TORCHELASTIC_ERROR_FILE"
 {setup}
 # {warning} seconds before the time limit or before it has to make room, Slurm sends USR1 to this
 # script alone: the ranks are asked to save and end, and the job is queued again. TERM comes with
@@ -38,6 +41,10 @@ while kill -0 "$ranks" 2>/dev/null; do  # a signal ends `wait`, not the ranks
     wait "$ranks"
     code=$?
 done
+
+if [ "$code" -ne 0 ] && [ -f "$TORCHELASTIC_ERROR_FILE" ]; then
+    code=$(grep -o '"exit_code": [0-9]*' "$TORCHELASTIC_ERROR_FILE" | grep -o '[0-9]*$')
+fi
 
 # After a crash the job is queued again at most {restarts} times. Not after what would fail again:
 # 2 wrong command line or manifest, 3 does not fit, 75 no space on the disk.
