@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from expert.core.publish import DONE
 from expert.core.rundir import in_turn
 from expert.data.prepared import PartsLeft
-from expert.data.records import BadRow, DataError, Dropped, Row, Segment
+from expert.data.records import UNREAD, BadRow, DataError, Dropped, Row, Segment, Unread
 from expert.data.tokens import prepare as module
 from expert.data.tokens import shards
-from expert.data.tokens.documents import write_shard
+from expert.data.tokens.documents import open_shards, write_shard
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.prepare import Part, make_part, missing_parts, prepare, publish_parts
 from expert.data.tokens.shards import Blocks, Piece, Tokenising
@@ -55,9 +55,11 @@ KINDS = st.sampled_from(["good", "long", "bad", "dropped", "twice"])
 def source(kinds: list[str], **changes: Any) -> Tokenising:
     """Rows of all kinds; what became of "twice" depends on the rows before."""
 
-    def rows() -> Iterator[Row | BadRow]:
+    def rows(unread: Unread) -> Iterator[Row | BadRow]:
         for number, kind in enumerate(kinds):
-            if kind == "bad":
+            if unread():
+                yield UNREAD
+            elif kind == "bad":
                 yield BadRow("rows.jsonl", number + 1, "broken", "{")
             else:
                 yield Row({"kind": kind, "text": f"row {number}"}, "rows.jsonl", number + 1)
@@ -81,7 +83,7 @@ def source(kinds: list[str], **changes: Any) -> Tokenising:
         "rows": rows,
         "formatter": formatter,
         "encoder": small_encoder(),
-        "in_order": True,
+        "in_order": "twice" in kinds,
         "row_count": len(kinds),
         "shard_rows": 8,
         "max_bad_rows": len(kinds),
@@ -230,6 +232,19 @@ def test_another_number_of_parts_is_refused_with_what_to_do(tmp_path):
     )
 
 
+def test_of_two_numbers_of_parts_that_begin_in_the_same_moment_none_stays(tmp_path, monkeypatch):
+    dealt = Blocks.dealt
+
+    def while_another_begins(parts: int, work: Tokenising) -> Blocks:
+        module._pieces_folder(tmp_path / "tokens", RECIPE, dealt(3, work)).mkdir()
+        return dealt(parts, work)
+
+    monkeypatch.setattr(Blocks, "dealt", while_another_begins)
+    with pytest.raises(DataError, match="--part K/3"):
+        run_part(work(row_count=100), tmp_path / "tokens", Part(1, 4))
+    assert len(list(tmp_path.glob("tokens.parts-*"))) == 1
+
+
 def test_one_process_finishes_what_was_begun_in_parts(tmp_path, monkeypatch):
     prepare(work(row_count=100), RECIPE, tmp_path / "alone")
     for part in (1, 3):
@@ -254,7 +269,8 @@ def test_a_damaged_piece_is_made_again_by_whoever_publishes(tmp_path, damage):
     run_part(work(row_count=100), tmp_path / "tokens", Part(1, 2))
     file = sorted(tmp_path.glob("tokens.parts-*/*.arrow"))[1]
     whole = bytearray(file.read_bytes())
-    whole[len(whole) // 2] ^= 1
+    [(shard, _)] = open_shards(file)
+    whole[whole.index(shard.tokens[:4].tobytes())] ^= 1
     if damage == "remove":
         file.unlink()
     else:

@@ -15,6 +15,7 @@ import signal
 import sys
 import uuid
 import warnings
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -25,7 +26,7 @@ from types import TracebackType
 import numpy as np
 
 from expert.core.files import sha256_of, sync_file, write_text_atomically
-from expert.data.records import BadRow, DataError, Dropped, Made, Row, Segment
+from expert.data.records import BadRow, DataError, Dropped, Made, Row, Segment, Unread
 from expert.data.tokens.documents import Ids, open_shards, write_shard
 from expert.data.tokens.encoder import EncodedBatch, Encoder
 from expert.data.tokens.statistics import DocumentStatistics
@@ -44,8 +45,8 @@ LOOKED_AT_FURTHER = 100_000
 class Tokenising:
     """What it takes to tokenise a source: its rows, what makes segments of them, an encoder."""
 
-    rows: Callable[[], Iterator[Row | BadRow]]
-    """A new pass over all rows."""
+    rows: Callable[[Unread], Iterator[Row | BadRow]]
+    """A new pass over all rows, but those that need not be read."""
     formatter: Callable[[], Callable[[Row], Made]]
     """What makes segments of the rows of one pass."""
     encoder: Encoder
@@ -108,7 +109,7 @@ class Piece:
     first: int
     index: int = 0
     """Which of the pieces that one process makes."""
-    sizes: list[int] = field(default_factory=list)
+    sizes: array[int] = field(default_factory=lambda: array("q"))
     """Characters of each row; 0 where it is bad or left out."""
     left_out: dict[int, Dropped | BadRow] = field(default_factory=dict)
     """By the number of the row."""
@@ -169,7 +170,7 @@ class Piece:
             temporary.unlink(missing_ok=True)
             raise
         told = {
-            "sizes": self.sizes,
+            "sizes": self.sizes.tolist(),
             "dropped": {n: m.reason for n, m in self.left_out.items() if isinstance(m, Dropped)},
             "bad": {n: asdict(m) for n, m in self.left_out.items() if isinstance(m, BadRow)},
             "statistics": facts.to_json(),
@@ -189,7 +190,7 @@ def written(place: Path, first: int) -> Piece | None:
             **{int(row): BadRow(**bad) for row, bad in told["bad"].items()},
         }
         piece.left_out = dict(sorted(left_out.items()))
-        piece.sizes = told["sizes"]
+        piece.sizes = array("q", told["sizes"])
         piece.statistics = DocumentStatistics.from_json(told["statistics"])
         piece.file = (told["file"][0], told["file"][1])
         whole = (place / piece.name).stat().st_size == piece.file[0]
@@ -254,7 +255,11 @@ class _Pass:
         work, segments_of = self.work, self.work.formatter()
         piece: Piece | None = None
         until = 0
-        coming = work.rows()
+
+        def unread() -> int:
+            return 0 if work.in_order or piece is not None else max(0, until - self.rows)
+
+        coming = work.rows(unread)
         for number, row in enumerate(coming):
             self.rows += 1
             if piece is None and number >= until:
@@ -267,7 +272,7 @@ class _Pass:
             piece.add(made)
             if isinstance(made, BadRow):
                 self.bad.add(made)
-                if self.bad.too_many:
+                if self.bad.too_many:  # the rows that follow are read, as there is a piece
                     rest = (r if isinstance(r, BadRow) else segments_of(r) for r in coming)
                     raise self.bad.refusal(number + 1, rest, work, some=self.blocks.parts > 1)
             full = len(piece.sizes) >= work.shard_rows or piece.characters >= SHARD_CHARACTERS
