@@ -143,6 +143,7 @@ def test_parts_make_the_cache_that_one_process_makes(run, tmp_path, checks):
         wording("one-of-three-parts-left"),
         wording("one-of-three-parts-left"),
     ]
+    assert lines[3][0] == wording("all-parts-are-done")
     assert wording("examples-per-sequence") in told[3].out
     assert cache(shared) == {
         name: content.replace(bytes(alone.parent), bytes(shared.parent))
@@ -156,7 +157,7 @@ def test_parts_make_the_cache_that_one_process_makes(run, tmp_path, checks):
 
 def test_one_part_of_one_is_everything(run, tmp_path):
     ran = run("pretokenize", str(with_splits(tmp_path)), "--part", "1/1")
-    assert wording("examples-per-sequence") in ran.out
+    assert wording("train-cache-miss-nothing") in ran.out
 
 
 @pytest.mark.parametrize("part", ["0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/3/5", "1.0/2", ""])

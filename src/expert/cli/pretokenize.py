@@ -64,8 +64,10 @@ def pretokenize(
             done = prepared_by(chosen, share, model=model, overrides=changes, tell=tell)
         if isinstance(done, PartsLeft):
             show(console, str(done))
-        else:
-            show_prepared(done, console)
+            return
+        if share is not None:
+            show(console, f"all {share[1]} parts are done")
+        show_prepared(done, console)
         return
     outcomes = []
     for each in manifests_below(everything or Path()):
