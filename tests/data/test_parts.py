@@ -398,7 +398,7 @@ def test_of_three_processes_one_prepares_and_when_it_dies_the_next_takes_over(tm
     others = [in_a_process(tmp_path, None) for _ in range(2)]
     until(lambda: all(told(tmp_path, each) for each in others))
     host = socket.gethostname()
-    waiting = wording("waiting-for-a-process", pid=first.pid, host=host, folder=tmp_path / "tokens")
+    waiting = wording("waiting-for-a-process", pid=first.pid, host=host)
     assert [told(tmp_path, each) for each in others] == [[waiting], [waiting]]
     first.kill()
     for each in (first, *others):
@@ -416,7 +416,7 @@ def test_without_locks_the_work_is_done_all_the_same(tmp_path, monkeypatch):
 
     monkeypatch.setattr(filelock.FileLock, "acquire", no_locks)
     told: list[str] = []
-    with in_turn(tmp_path / "x", told.append):
+    with in_turn(tmp_path / "x", "training", told.append):
         pass
     assert told == [wording("no-file-locks", folder=tmp_path)]
     run_part(work(row_count=100), tmp_path / "tokens", Part(1, 2))

@@ -467,7 +467,7 @@ def test_three_processes_that_prepare_at_once_do_everything_once(tmp_path, monke
         def __call__(self, name: str, rows: int, tokens: int) -> None: ...
 
         def waits(self, sentence: str) -> None:
-            if "tokens-" in sentence:
+            if "preparing train" in sentence:
                 (tmp_path / f"told-{os.getpid()}").write_text(sentence, encoding="utf-8")
 
     def main() -> None:

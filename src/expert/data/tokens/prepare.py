@@ -131,7 +131,7 @@ def prepare(work: Tokenising, recipe: Recipe, folder: Path) -> Prepared:
     because = "made from the same data and settings"
     state = inspect(folder, recipe, made_for=work.made_for)
     if state is not None:
-        with in_turn(folder, work.waits):
+        with in_turn(folder, _preparing(work), work.waits):
             if is_finished(folder):
                 state = inspect(folder, recipe, made_for=work.made_for)
             if state is None:
@@ -141,6 +141,10 @@ def prepare(work: Tokenising, recipe: Recipe, folder: Path) -> Prepared:
                 _build(work, recipe, folder)
         give_memory_back()
     return Prepared(folder, state is None, because, read_statistics(folder), recipe.key())
+
+
+def _preparing(work: Tokenising) -> str:
+    return f"preparing {work.made_for}"
 
 
 def _build(work: Tokenising, recipe: Recipe, folder: Path) -> None:
@@ -408,7 +412,7 @@ def missing_parts(recipe: Recipe, folder: Path, parts: int) -> set[int]:
 
 def publish_parts(work: Tokenising, recipe: Recipe, folder: Path) -> None:
     """Publish what all parts have made, unless another process has."""
-    with in_turn(folder, work.waits):
+    with in_turn(folder, _preparing(work), work.waits):
         for blocks in [] if is_finished(folder) else _dealt(folder, recipe):
             with _pieces_at(blocks, recipe, folder) as place:
                 _publish(work, recipe, folder, blocks, max(_done(place).values()))

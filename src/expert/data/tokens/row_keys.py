@@ -57,7 +57,7 @@ def saved_keys(
     if saved is not None:
         return saved
     file = _file_of(prepared, cache)
-    with in_turn(file, waits):
+    with in_turn(file, f"comparing the rows in {prepared.folder}", waits):
         saved = kept_keys(prepared, cache)
         if saved is not None:
             return saved
