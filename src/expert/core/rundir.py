@@ -349,7 +349,7 @@ def in_turn(path: Path, doing: str, waits: Callable[[str], None]) -> Iterator[No
                     holder = holder_of(file)
                     if holder is not None and holder != told and holder.may_live:
                         told = holder
-                        waits(f"waiting for {holder.name}, which is {doing}")
+                        waits(f"waiting while another process is {doing}: {holder.name}")
                     time.sleep(TURN_WAIT_SECONDS)
             ours.enter_context(_signed(file))
         except (OSError, RunFolderError) as error:
