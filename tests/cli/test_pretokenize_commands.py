@@ -210,7 +210,7 @@ def test_files_of_every_kind_are_dealt_out_by_rows(run, tmp_path, ending):
         for number in (0, 1):  # two files, with blank lines and bad rows where a format can
             path = place / f"{number}.{ending}"
             if ending == "parquet":
-                pandas_free_parquet(path, ROWS)
+                write_parquet(path, ROWS)
             elif ending == "json":
                 path.write_text(json.dumps([*ROWS, 5]), encoding="utf-8")
             else:
@@ -232,7 +232,7 @@ def test_files_of_every_kind_are_dealt_out_by_rows(run, tmp_path, ending):
     }
 
 
-def pandas_free_parquet(path: Path, rows: list[dict[str, object]]) -> None:
+def write_parquet(path: Path, rows: list[dict[str, str]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
