@@ -41,7 +41,8 @@ def test_where_the_number_of_rows_is_known_preparing_shows_when_it_will_be_done(
         tell("train rows.jsonl, part 2/8", 5000, 2000)
         tell.waits("waiting for process 7")
     assert file.getvalue().splitlines()[1:] == [
-        wording("preparing-a-part"),
+        "preparing train rows.jsonl, part 2/8: 5,000 of 10,000 rows, 2,000 tokens, 200 tokens/s, "
+        "ETA 25 s",
         "waiting for process 7",
     ]
 

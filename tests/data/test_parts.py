@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from hypothesis import strategies as st
 from expert.core.publish import DONE
 from expert.core.rundir import in_turn
 from expert.data.prepared import PartsLeft
-from expert.data.records import BadRow, DataError, Dropped, Row, Segment
+from expert.data.records import UNREAD, BadRow, DataError, Dropped, Row, Segment, Unread
 from expert.data.tokens import prepare as module
 from expert.data.tokens import shards
-from expert.data.tokens.documents import write_shard
+from expert.data.tokens.documents import open_shards, write_shard
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.prepare import Part, make_part, missing_parts, prepare, publish_parts
 from expert.data.tokens.shards import Blocks, Piece, Tokenising
@@ -55,9 +56,11 @@ KINDS = st.sampled_from(["good", "long", "bad", "dropped", "twice"])
 def source(kinds: list[str], **changes: Any) -> Tokenising:
     """Rows of all kinds; what became of "twice" depends on the rows before."""
 
-    def rows() -> Iterator[Row | BadRow]:
+    def rows(unread: Unread) -> Iterator[Row | BadRow]:
         for number, kind in enumerate(kinds):
-            if kind == "bad":
+            if unread():
+                yield UNREAD
+            elif kind == "bad":
                 yield BadRow("rows.jsonl", number + 1, "broken", "{")
             else:
                 yield Row({"kind": kind, "text": f"row {number}"}, "rows.jsonl", number + 1)
@@ -81,7 +84,7 @@ def source(kinds: list[str], **changes: Any) -> Tokenising:
         "rows": rows,
         "formatter": formatter,
         "encoder": small_encoder(),
-        "in_order": True,
+        "in_order": "twice" in kinds,
         "row_count": len(kinds),
         "shard_rows": 8,
         "max_bad_rows": len(kinds),
@@ -171,10 +174,10 @@ def test_parts_that_crash_and_repeat_in_any_order_give_the_bytes_of_one_process(
 
 
 @pytest.mark.slow
-def test_five_hundred_data_sets_give_the_bytes_of_one_process(moments, tmp_path):
+def test_a_hundred_data_sets_give_the_bytes_of_one_process(moments, tmp_path):
     chance = random.Random(5)
     names = ["good", "long", "bad", "dropped", "twice"]
-    for number in range(500):
+    for number in range(100):
         kinds = chance.choices(names, k=chance.randint(0, 200))
         parts = chance.randint(2, 9)
         crashes_in_any_order(kinds, parts, number, moments, tmp_path / str(number))
@@ -230,6 +233,19 @@ def test_another_number_of_parts_is_refused_with_what_to_do(tmp_path):
     )
 
 
+def test_of_two_numbers_of_parts_that_begin_in_the_same_moment_none_stays(tmp_path, monkeypatch):
+    dealt = Blocks.dealt
+
+    def while_another_begins(parts: int, work: Tokenising) -> Blocks:
+        module._pieces_folder(tmp_path / "tokens", RECIPE, dealt(3, work)).mkdir()
+        return dealt(parts, work)
+
+    monkeypatch.setattr(Blocks, "dealt", while_another_begins)
+    with pytest.raises(DataError, match="--part K/3"):
+        run_part(work(row_count=100), tmp_path / "tokens", Part(1, 4))
+    assert len(list(tmp_path.glob("tokens.parts-*"))) == 1
+
+
 def test_one_process_finishes_what_was_begun_in_parts(tmp_path, monkeypatch):
     prepare(work(row_count=100), RECIPE, tmp_path / "alone")
     for part in (1, 3):
@@ -243,22 +259,23 @@ def test_one_process_finishes_what_was_begun_in_parts(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Piece, "write", noted)
     prepare(work(row_count=100), RECIPE, tmp_path / "tokens")
-    blocks = Blocks.dealt(3, work(row_count=100))
-    assert made == [row for row in range(0, 100, blocks.rows) if blocks.are_of(row, 1)]
+    blocks = replace(Blocks.dealt(3, work(row_count=100)), part=1)
+    assert made == [row for row in range(0, 100, blocks.rows) if blocks.has(row)]
     assert files(tmp_path / "tokens") == files(tmp_path / "alone")
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_a_damaged_piece_is_made_again_by_whoever_publishes(tmp_path, damage):
+def test_damaged_pieces_are_made_again_by_whoever_publishes(tmp_path, damage):
     prepare(work(row_count=100), RECIPE, tmp_path / "alone")
     run_part(work(row_count=100), tmp_path / "tokens", Part(1, 2))
-    file = sorted(tmp_path.glob("tokens.parts-*/*.arrow"))[1]
-    whole = bytearray(file.read_bytes())
-    whole[len(whole) // 2] ^= 1
-    if damage == "remove":
-        file.unlink()
-    else:
-        file.write_bytes(whole if damage == "flip" else whole[:-8])
+    for file in sorted(tmp_path.glob("tokens.parts-*/*.arrow"))[1:4]:
+        whole = bytearray(file.read_bytes())
+        [(shard, _)] = open_shards(file)
+        whole[whole.index(shard.tokens[:4].tobytes())] ^= 1
+        if damage == "remove":
+            file.unlink()
+        else:
+            file.write_bytes(whole if damage == "flip" else whole[:-8])
     assert run_part(work(row_count=100), tmp_path / "tokens", Part(2, 2))
     assert files(tmp_path / "tokens") == files(tmp_path / "alone")
 
@@ -381,7 +398,7 @@ def test_of_three_processes_one_prepares_and_when_it_dies_the_next_takes_over(tm
     others = [in_a_process(tmp_path, None) for _ in range(2)]
     until(lambda: all(told(tmp_path, each) for each in others))
     host = socket.gethostname()
-    waiting = wording("waiting-for-a-process", pid=first.pid, host=host, folder=tmp_path / "tokens")
+    waiting = wording("waiting-for-a-process", pid=first.pid, host=host)
     assert [told(tmp_path, each) for each in others] == [[waiting], [waiting]]
     first.kill()
     for each in (first, *others):
@@ -399,7 +416,7 @@ def test_without_locks_the_work_is_done_all_the_same(tmp_path, monkeypatch):
 
     monkeypatch.setattr(filelock.FileLock, "acquire", no_locks)
     told: list[str] = []
-    with in_turn(tmp_path / "x", told.append):
+    with in_turn(tmp_path / "x", "training", told.append):
         pass
     assert told == [wording("no-file-locks", folder=tmp_path)]
     run_part(work(row_count=100), tmp_path / "tokens", Part(1, 2))

@@ -51,7 +51,7 @@ def work(
     **changes: Any,
 ) -> Tokenising:
     asked: dict[str, Any] = {
-        "rows": rows or (lambda: good_rows(count)),
+        "rows": lambda unread: rows() if rows else good_rows(count),
         "formatter": lambda: segments_of,
         "encoder": small_encoder(),
         "shard_rows": 16,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ from expert.cli.show.options import (
     BaseModelName,
     ManifestFile,
     Overrides,
+    UsageError,
     manifest_option,
     one_manifest,
 )
@@ -49,12 +51,9 @@ def pretokenize(
 ) -> None:
     """Tokenize and pack the data ahead of training; otherwise training does it first."""
     from expert.data.prepared import PartsLeft
-    from expert.jobs.pretokenize import attempt, manifests_below, part_of, prepared_by
+    from expert.jobs.pretokenize import attempt, manifests_below, prepared_by
 
-    try:
-        share = part_of(part) if part is not None else None
-    except ValueError as error:
-        raise typer.BadParameter(f"--part: {error}") from None
+    share = _part(part) if part is not None else None
     chosen = one_manifest(file, manifest)
     if (chosen is None) == (everything is None):
         raise typer.BadParameter("give one manifest, or a folder with --all")
@@ -65,8 +64,10 @@ def pretokenize(
             done = prepared_by(chosen, share, model=model, overrides=changes, tell=tell)
         if isinstance(done, PartsLeft):
             show(console, str(done))
-        else:
-            show_prepared(done, console)
+            return
+        if share is not None:
+            show(console, f"all {share[1]} parts are done")
+        show_prepared(done, console)
         return
     outcomes = []
     for each in manifests_below(everything or Path()):
@@ -79,6 +80,17 @@ def pretokenize(
     _show_outcomes(outcomes, console)
     if any(outcome.state == "failed" for outcome in outcomes):
         raise typer.Exit(EXIT_USAGE)
+
+
+def _part(text: str) -> tuple[int, int]:
+    """K and N of `K/N`."""
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
+    number, of = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= number <= of:
+        raise UsageError(
+            f"--part {text!r} is not K/N with K from 1 to N  (--part 2/8 is the second of 8 parts)"
+        )
+    return number, of
 
 
 def show_prepared(data: PreparedData, console: Console) -> None:

@@ -326,8 +326,9 @@ def _signed(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def in_turn(path: Path, waits: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock beside a file or folder; while another process has it, wait, and say for whom.
+def in_turn(path: Path, doing: str, waits: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock beside a file or folder; while another process has it, wait, and say for whom
+    and what it is `doing`.
 
     The lock ends with its process. Where a file system has no locks, or is only read, nobody is
     waited for: what is done in turn must be right without it, and saves work by it.
@@ -348,7 +349,7 @@ def in_turn(path: Path, waits: Callable[[str], None]) -> Iterator[None]:
                     holder = holder_of(file)
                     if holder is not None and holder != told and holder.may_live:
                         told = holder
-                        waits(f"waiting for {holder.name}, which is making {path}")
+                        waits(f"waiting while another process is {doing}: {holder.name}")
                     time.sleep(TURN_WAIT_SECONDS)
             ours.enter_context(_signed(file))
         except (OSError, RunFolderError) as error:

@@ -23,7 +23,7 @@ from expert.data.examples.formats import example_of
 from expert.data.examples.remembered import remembered_content_hash, remembered_survey
 from expert.data.named_sources import CACHE_KEY, CHECKED, ChosenSources, choose_sources
 from expert.data.read.sources import Source, first_row, iterate
-from expert.data.records import BadRow, Dropped, Example, Made, Row, Segment
+from expert.data.records import BadRow, Dropped, Example, Made, Row, Segment, Unread
 from expert.data.template.templates import Template, TemplateError, named_template
 from expert.data.template.text_tools import text_tools
 from expert.data.tokens.encoder import CharacterEncoder, Encoder, tokenizer_folder
@@ -82,8 +82,9 @@ class Cache:
 class Reading:
     """How the rows of one source become segments."""
 
-    rows: Callable[[], Iterator[Row | BadRow]]
-    """A new pass over the rows. A single text comes in two parts where its end is held out."""
+    rows: Callable[..., Iterator[Row | BadRow]]
+    """A new pass over the rows but those that are `Unread`. A single text comes in two parts where
+    its end is held out."""
     segments_of: Callable[[Row], Made]
     """What becomes of a row that the manifest's checks keep."""
     formatter: Callable[[], Callable[[Row], Made]]
@@ -253,7 +254,7 @@ def _reading(line: Line, source: Source) -> Reading:
             return [Segment(row.values["text"], True)]
 
         return Reading(
-            lambda: _rows(line, source, "text" if apart else ""),
+            lambda *unread: _rows(line, source, "text" if apart else "", *unread),
             characters,
             lambda: characters,
             f"characters, {share:g} at the end apart",
@@ -263,7 +264,7 @@ def _reading(line: Line, source: Source) -> Reading:
     apart = _is_one_text(line, source, columns)
     end = f", {line.spec.validation_split:g} at the end apart" if apart else ""
     return Reading(
-        lambda: _rows(line, source, columns.text if apart else ""),
+        lambda *unread: _rows(line, source, columns.text if apart else "", *unread),
         _formatter(line, columns, seen, None),
         lambda: _formatter(line, columns, seen, RowFilter(line.spec.validation)),
         str(columns) + end,
@@ -312,10 +313,12 @@ def _formatter(
     return segments_of
 
 
-def _rows(line: Line, source: Source, divided: str) -> Iterator[Row | BadRow]:
+def _rows(
+    line: Line, source: Source, divided: str, unread: Unread = lambda: 0
+) -> Iterator[Row | BadRow]:
     """The rows of a source; `divided`: the column of a text that comes in two parts."""
     if not divided:
-        yield from iterate(source)
+        yield from iterate(source, unread)
         return
     for row in iterate(source):
         if not isinstance(row, Row):

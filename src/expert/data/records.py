@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -64,6 +64,12 @@ class BadRow:
         """As rejects.jsonl has it."""
         number = {"line": self.line} if self.line > 0 else {"row": -self.line}
         return {"file": self.file, **number, "reason": self.reason, "raw": self.raw}
+
+
+UNREAD = Row({}, "", 0)
+"""Stands for a row that was passed over without reading it."""
+Unread = Callable[[], int]
+"""How many of the rows that come next nobody needs; whoever reads them may put UNREAD there."""
 
 
 def place_of(file: str, line: int) -> str:

@@ -226,7 +226,7 @@ def pack_split(
     hit = file.is_file()
     if not hit and not line.cache.writes:
         return None
-    with nullcontext() if hit else in_turn(file, line.waits):
+    with nullcontext() if hit else in_turn(file, f"packing {name}", line.waits):
         if not file.is_file():
             made = packed(plan, name, rows, plan.optim.seed, packing, is_text=line.is_text)
             del rows

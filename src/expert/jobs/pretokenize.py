@@ -83,17 +83,6 @@ _OWN_KEYS = frozenset(
 )
 
 
-def part_of(text: str) -> tuple[int, int]:
-    """K and N of `K/N`; ValueError where it is not that."""
-    match = re.fullmatch(r"\s*(\d{1,6})\s*/\s*(\d{1,6})\s*", text, re.ASCII)
-    number, of = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= number <= of:
-        raise ValueError(
-            f"{text!r} is not K/N with K from 1 to N  (for example 2/8: the second of 8)"
-        )
-    return number, of
-
-
 def prepared_by(
     manifest: Path,
     part: tuple[int, int] | None,

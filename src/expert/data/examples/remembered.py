@@ -68,7 +68,7 @@ def _remembered(memory: Path, state: str, make: Callable[[], Any], keep: bool, w
     known = _known(memory)
     if state in known or not keep:
         return known[state] if state in known else make()
-    with in_turn(memory, waits):
+    with in_turn(memory, "reading the rows", waits):
         known = _known(memory)
         if state not in known:
             known[state] = make()

@@ -16,8 +16,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,8 @@ RECIPE = "recipe.json"
 STATISTICS = "statistics.json"
 REJECTS = "rejects.jsonl"
 MADE_FOR = "made_for.txt"
+TRIES = 20
+"""To make again what is found to be damaged, a piece each time."""
 _TOKENS = "tokens-"
 _KEY_DIGITS = 16
 
@@ -128,7 +131,7 @@ def prepare(work: Tokenising, recipe: Recipe, folder: Path) -> Prepared:
     because = "made from the same data and settings"
     state = inspect(folder, recipe, made_for=work.made_for)
     if state is not None:
-        with in_turn(folder, work.waits):
+        with in_turn(folder, _preparing(work), work.waits):
             if is_finished(folder):
                 state = inspect(folder, recipe, made_for=work.made_for)
             if state is None:
@@ -140,11 +143,15 @@ def prepare(work: Tokenising, recipe: Recipe, folder: Path) -> Prepared:
     return Prepared(folder, state is None, because, read_statistics(folder), recipe.key())
 
 
+def _preparing(work: Tokenising) -> str:
+    return f"preparing {work.made_for}"
+
+
 def _build(work: Tokenising, recipe: Recipe, folder: Path) -> None:
     """Make and publish everything; what was begun in parts is finished with their pieces."""
     blocks = next(iter(_dealt(folder, recipe)), Blocks())
     with _pieces_at(blocks, recipe, folder) as place:
-        rows = make_pieces(work, place, blocks, None, published=_is_published(folder))
+        rows = make_pieces(work, place, blocks, partial(is_finished, folder))
         _publish(work, recipe, folder, blocks, rows)
 
 
@@ -266,17 +273,14 @@ def is_finished(folder: Path) -> bool:
     return (folder / DONE).is_file()
 
 
-def _is_published(folder: Path) -> Callable[[], bool]:
-    return lambda: is_finished(folder)
-
-
 def _publish(work: Tokenising, recipe: Recipe, folder: Path, blocks: Blocks, rows: int) -> None:
     """Give the finished pieces their name, after making those that are missing or damaged."""
     place = _pieces_folder(folder, recipe, blocks)
-    pieces = pieces_of(place, blocks, rows, None, contents=True)
-    if pieces is None and not is_finished(folder):
-        rows = make_pieces(work, place, blocks, None, published=_is_published(folder))
-        pieces = pieces_of(place, blocks, rows, None)
+    pieces, tries = pieces_of(place, blocks, rows, check=True), 0
+    while pieces is None and tries < TRIES:
+        tries += 1
+        rows = make_pieces(work, place, blocks, partial(is_finished, folder))
+        pieces = pieces_of(place, blocks, rows, check=True)
     if is_finished(folder):
         return
     if pieces is None:
@@ -388,11 +392,11 @@ def make_part(work: Tokenising, recipe: Recipe, folder: Path, part: Part) -> Non
         return
     refuse_other_parts(recipe, folder, part)
     blocks = next(iter(_dealt(folder, recipe)), Blocks.dealt(part.of, work))
+    own, published = replace(blocks, part=part.number - 1), partial(is_finished, folder)
     with _pieces_at(blocks, recipe, folder) as place:
         refuse_other_parts(recipe, folder, part)  # begun in the same moment
         if part.number not in _done(place):
-            published = _is_published(folder)
-            rows = make_pieces(work, place, blocks, part.number - 1, published=published)
+            rows = make_pieces(work, place, own, published)
             if not published():
                 write_text_atomically(place / f"part-{part.number}.json", json.dumps(rows))
     give_memory_back()
@@ -408,7 +412,7 @@ def missing_parts(recipe: Recipe, folder: Path, parts: int) -> set[int]:
 
 def publish_parts(work: Tokenising, recipe: Recipe, folder: Path) -> None:
     """Publish what all parts have made, unless another process has."""
-    with in_turn(folder, work.waits):
+    with in_turn(folder, _preparing(work), work.waits):
         for blocks in [] if is_finished(folder) else _dealt(folder, recipe):
             with _pieces_at(blocks, recipe, folder) as place:
                 _publish(work, recipe, folder, blocks, max(_done(place).values()))

@@ -53,23 +53,24 @@ def saved_keys(
     prepared: Prepared, cache: Path, waits: Callable[[str], None] = lambda sentence: None
 ) -> RowKeys:
     """The keys of a prepared folder, made once and kept beside it: training starts many times."""
-    saved = kept_keys(prepared, cache)
-    if saved is not None:
-        return saved
     file = _file_of(prepared, cache)
-    with in_turn(file, waits):
-        saved = kept_keys(prepared, cache)
-        if saved is not None:
-            return saved
-        made = RowKeys.of(DocumentStore(prepared.folder))
-        temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
-        try:
-            with temporary.open("xb") as sink:  # never through a link that waits there
-                np.save(sink, np.stack(made))
-            temporary.replace(file)
-        except OSError:  # a cache that is only read: the next start makes them again
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+    saved = kept_keys(prepared, cache)
+    if saved is None:
+        with in_turn(file, f"comparing the rows in {prepared.folder}", waits):
+            saved = kept_keys(prepared, cache) or _made_keys(prepared, file)
+    return saved
+
+
+def _made_keys(prepared: Prepared, file: Path) -> RowKeys:
+    made = RowKeys.of(DocumentStore(prepared.folder))
+    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    try:
+        with temporary.open("xb") as sink:  # never through a link that waits there
+            np.save(sink, np.stack(made))
+        temporary.replace(file)
+    except OSError:  # a cache that is only read: the next start makes them again
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
     return made
 
 

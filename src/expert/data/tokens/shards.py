@@ -15,6 +15,8 @@ import signal
 import sys
 import uuid
 import warnings
+from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -25,7 +27,7 @@ from types import TracebackType
 import numpy as np
 
 from expert.core.files import sha256_of, sync_file, write_text_atomically
-from expert.data.records import BadRow, DataError, Dropped, Made, Row, Segment
+from expert.data.records import BadRow, DataError, Dropped, Made, Row, Segment, Unread
 from expert.data.tokens.documents import Ids, open_shards, write_shard
 from expert.data.tokens.encoder import EncodedBatch, Encoder
 from expert.data.tokens.statistics import DocumentStatistics
@@ -44,8 +46,8 @@ LOOKED_AT_FURTHER = 100_000
 class Tokenising:
     """What it takes to tokenise a source: its rows, what makes segments of them, an encoder."""
 
-    rows: Callable[[], Iterator[Row | BadRow]]
-    """A new pass over all rows."""
+    rows: Callable[[Unread], Iterator[Row | BadRow]]
+    """A new pass over all rows, but those that need not be read."""
     formatter: Callable[[], Callable[[Row], Made]]
     """What makes segments of the rows of one pass."""
     encoder: Encoder
@@ -72,11 +74,13 @@ class Tokenising:
 
 @dataclass(frozen=True)
 class Blocks:
-    """How rows are dealt out: block after block to one part after the other."""
+    """How rows are dealt out, block after block to one part after the other; whose are meant."""
 
     parts: int = 1
     rows: int = sys.maxsize
     """In a block."""
+    part: int | None = None
+    """Counted from 0; None: all of them."""
 
     @classmethod
     def dealt(cls, parts: int, work: Tokenising) -> Blocks:
@@ -84,21 +88,21 @@ class Blocks:
         share = -(-(work.row_count or sys.maxsize) // (parts * BLOCKS_OF_A_PART))
         return cls(parts, max(1, min(work.shard_rows, share)))
 
-    def are_of(self, row: int, part: int | None) -> bool:
-        """Whether a row belongs to a part, counted from 0; all do where there is none."""
-        return part is None or row // self.rows % self.parts == part
+    def has(self, row: int) -> bool:
+        """Whether a row belongs to the part."""
+        return self.part is None or row // self.rows % self.parts == self.part
 
     def end(self, row: int) -> int:
         """The row after the block of a row."""
         return (row // self.rows + 1) * self.rows
 
-    def count(self, rows: int, part: int | None) -> int:
-        """How many of `rows` rows belong to a part."""
-        if part is None:
+    def count(self, rows: int) -> int:
+        """How many of `rows` rows belong to the part."""
+        if self.part is None:
             return rows
         whole, rest = divmod(rows, self.rows)
-        blocks = len(range(part, whole, self.parts))
-        return blocks * self.rows + (rest if whole % self.parts == part else 0)
+        blocks = len(range(self.part, whole, self.parts))
+        return blocks * self.rows + (rest if whole % self.parts == self.part else 0)
 
 
 @dataclass
@@ -108,7 +112,7 @@ class Piece:
     first: int
     index: int = 0
     """Which of the pieces that one process makes."""
-    sizes: list[int] = field(default_factory=list)
+    sizes: array[int] = field(default_factory=lambda: array("q"))
     """Characters of each row; 0 where it is bad or left out."""
     left_out: dict[int, Dropped | BadRow] = field(default_factory=dict)
     """By the number of the row."""
@@ -137,13 +141,10 @@ class Piece:
             self.left_out[self.end] = made
             self.sizes.append(0)
 
-    def dropped(self, start: int, stop: int) -> dict[str, int]:
+    def dropped(self, start: int, stop: int) -> Counter[str]:
         """How many of some rows the checks have left out, by reason."""
-        counts: dict[str, int] = {}
-        for row, made in self.left_out.items():
-            if start <= row < stop and isinstance(made, Dropped):
-                counts[made.reason] = counts.get(made.reason, 0) + 1
-        return counts
+        some = (made for row, made in self.left_out.items() if start <= row < stop)
+        return Counter(made.reason for made in some if isinstance(made, Dropped))
 
     def bad(self) -> list[BadRow]:
         return [made for made in self.left_out.values() if isinstance(made, BadRow)]
@@ -169,9 +170,8 @@ class Piece:
             temporary.unlink(missing_ok=True)
             raise
         told = {
-            "sizes": self.sizes,
-            "dropped": {n: m.reason for n, m in self.left_out.items() if isinstance(m, Dropped)},
-            "bad": {n: asdict(m) for n, m in self.left_out.items() if isinstance(m, BadRow)},
+            "sizes": self.sizes.tolist(),
+            "left_out": [(row, asdict(made)) for row, made in self.left_out.items()],
             "statistics": facts.to_json(),
             "file": [size, sha256],
         }
@@ -184,12 +184,9 @@ def written(place: Path, first: int) -> Piece | None:
     piece = Piece(first)
     try:
         told = json.loads((place / f"{piece.name}.json").read_bytes())
-        left_out: dict[int, Dropped | BadRow] = {
-            **{int(row): Dropped(reason) for row, reason in told["dropped"].items()},
-            **{int(row): BadRow(**bad) for row, bad in told["bad"].items()},
-        }
-        piece.left_out = dict(sorted(left_out.items()))
-        piece.sizes = told["sizes"]
+        for row, made in told["left_out"]:
+            piece.left_out[row] = BadRow(**made) if "file" in made else Dropped(**made)
+        piece.sizes = array("q", told["sizes"])
         piece.statistics = DocumentStatistics.from_json(told["statistics"])
         piece.file = (told["file"][0], told["file"][1])
         whole = (place / piece.name).stat().st_size == piece.file[0]
@@ -198,20 +195,18 @@ def written(place: Path, first: int) -> Piece | None:
     return piece if whole and piece.sizes else None
 
 
-def pieces_of(
-    place: Path, blocks: Blocks, rows: int, part: int | None, *, contents: bool = False
-) -> list[Piece] | None:
-    """The pieces of a part, or of all; None where one is missing. With `contents` a piece with
-    other bytes than were written is removed."""
+def pieces_of(place: Path, blocks: Blocks, rows: int, *, check: bool = False) -> list[Piece] | None:
+    """All pieces of a part; None where one is missing. With `check` one with other bytes than were
+    written is removed."""
     found, first = [], 0
     while first < rows:
-        if not blocks.are_of(first, part):
+        if not blocks.has(first):
             first = blocks.end(first)
             continue
         piece = written(place, first)
         if piece is None:
             return None
-        if contents and sha256_of(place / piece.name) != piece.file[1]:
+        if check and sha256_of(place / piece.name) != piece.file[1]:
             (place / piece.name).unlink(missing_ok=True)
             return None
         found.append(piece)
@@ -220,12 +215,7 @@ def pieces_of(
 
 
 def make_pieces(
-    work: Tokenising,
-    place: Path,
-    blocks: Blocks,
-    part: int | None,
-    *,
-    published: Callable[[], bool],
+    work: Tokenising, place: Path, blocks: Blocks, published: Callable[[], bool]
 ) -> int:
     """Finish the pieces of a part one by one, and say how many rows the source has; stops early
     where another process has published the folder.
@@ -233,20 +223,20 @@ def make_pieces(
     What a helper was to make and has not, because it was killed, is made here after all.
     """
     if work.row_count is not None:
-        work.expect(blocks.count(work.row_count, part))
-    helper = Helper(lambda: _help(work, place, blocks, part, published), wanted=work.with_helper)
+        work.expect(blocks.count(work.row_count))
+    helper = Helper(lambda: _help(_Pass(work, place, blocks), published), wanted=work.with_helper)
     with helper:
-        rows = _pass_over(_Pass(work, place, blocks, part), published, helped=helper.is_there)
-    if helper.is_there and not published() and pieces_of(place, blocks, rows, part) is None:
-        _pass_over(_Pass(work, place, blocks, part), published, helped=False)
+        rows = _pass_over(_Pass(work, place, blocks), published, helped=helper.is_there)
+    if helper.is_there and not published() and pieces_of(place, blocks, rows) is None:
+        _pass_over(_Pass(work, place, blocks), published, helped=False)
     return rows
 
 
 class _Pass:
     """One reading of the rows, in pieces; what other parts have or is there is passed over."""
 
-    def __init__(self, work: Tokenising, place: Path, blocks: Blocks, part: int | None) -> None:
-        self.work, self.place, self.blocks, self.part = work, place, blocks, part
+    def __init__(self, work: Tokenising, place: Path, blocks: Blocks) -> None:
+        self.work, self.place, self.blocks = work, place, blocks
         self.bad = Rejects(work.max_bad_rows)
         self.rows = self.own_rows = self.tokens = self._pieces = 0
 
@@ -254,7 +244,11 @@ class _Pass:
         work, segments_of = self.work, self.work.formatter()
         piece: Piece | None = None
         until = 0
-        coming = work.rows()
+
+        def unread() -> int:
+            return 0 if work.in_order or piece is not None else max(0, until - self.rows)
+
+        coming = work.rows(unread)
         for number, row in enumerate(coming):
             self.rows += 1
             if piece is None and number >= until:
@@ -267,7 +261,7 @@ class _Pass:
             piece.add(made)
             if isinstance(made, BadRow):
                 self.bad.add(made)
-                if self.bad.too_many:
+                if self.bad.too_many:  # the rows that follow are read, as there is a piece
                     rest = (r if isinstance(r, BadRow) else segments_of(r) for r in coming)
                     raise self.bad.refusal(number + 1, rest, work, some=self.blocks.parts > 1)
             full = len(piece.sizes) >= work.shard_rows or piece.characters >= SHARD_CHARACTERS
@@ -282,7 +276,7 @@ class _Pass:
     def _at(self, row: int) -> tuple[Piece | None, int]:
         """The piece to be made from a row on and where it ends at the latest, or None and the row
         up to which there is nothing to do."""
-        if not self.blocks.are_of(row, self.part):
+        if not self.blocks.has(row):
             return None, self.blocks.end(row)
         self._pieces += 1
         there = written(self.place, row)
@@ -316,18 +310,15 @@ def _pass_over(this: _Pass, published: Callable[[], bool], *, helped: bool) -> i
     return this.rows
 
 
-def _help(
-    work: Tokenising, place: Path, blocks: Blocks, part: int | None, published: Callable[[], bool]
-) -> None:
+def _help(this: _Pass, published: Callable[[], bool]) -> None:
     """In the helper: every other piece. Bad rows are the first process's business."""
     began_under = os.getppid()
-    this = _Pass(work, place, blocks, part)
     this.bad = Rejects(sys.maxsize)
     for piece in this.pieces():
         if published() or os.getppid() != began_under:
             return
         if piece.index % 2:
-            piece.write(place, work.encoder)
+            piece.write(this.place, this.work.encoder)
 
 
 class Rejects:
@@ -393,12 +384,11 @@ def write_shards(
             continue
         batch, numbers = _joined(place, stretches)
         write_shard(to / names[-1], batch, numbers)
-        counts = DocumentStatistics()
+        rows, dropped = 0, Counter[str]()
         for piece, start, stop in stretches:
-            dropped = piece.dropped(start, stop)
-            counts = counts.plus(DocumentStatistics(rows_in=stop - start, dropped=dropped))
-        of_shard = DocumentStatistics.of(batch, rows_in=counts.rows_in, dropped=counts.dropped)
-        total = total.plus(of_shard)
+            rows += stop - start
+            dropped.update(piece.dropped(start, stop))
+        total = total.plus(DocumentStatistics.of(batch, rows_in=rows, dropped=dropped))
     return names, total
 
 

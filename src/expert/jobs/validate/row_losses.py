@@ -85,7 +85,7 @@ def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> Pre
     """The rows tokenised, one to a sequence."""
     from expert.data.pack.pack import pack_none
     from expert.data.prepared import PreparedSplit
-    from expert.data.records import BadRow, Row, Segment
+    from expert.data.records import BadRow, Row, Segment, Unread
     from expert.data.template.templates import TemplateError
     from expert.data.tokens.documents import DocumentStore
     from expert.data.tokens.prepare import Recipe, prepare
@@ -102,7 +102,7 @@ def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> Pre
         except TemplateError as error:
             return BadRow(row.file, row.line, str(error))
 
-    def rows() -> Iterator[Row]:
+    def rows(unread: Unread) -> Iterator[Row]:
         return (Row({}, "test set", number + 1) for number in range(len(examples)))
 
     recipe = Recipe(
