@@ -44,7 +44,8 @@ def lacks(place: str, name: str, ask: Callable[[], Any]) -> Any:
 
 def planned(name: str, **config: Any) -> RunPlan:
     places = "manifest/schema, manifest/check or planning/choose"
-    return lacks(places, name, lambda: plan(manifest({"max_steps": 10, **config}), None))
+    made: RunPlan = lacks(places, name, lambda: plan(manifest({"max_steps": 10, **config}), None))
+    return made
 
 
 @pytest.mark.parametrize(
@@ -79,10 +80,9 @@ def test_every_optimizer_is_planned_and_built(name):
 def test_every_schedule_is_planned_and_has_a_curve(name):
     made = planned(name, lr_scheduler=name)
     schedule = schedule_of(made.optim, 10)
-    rates = [
-        lacks("training/schedule.py", name, lambda step=step: learning_rate(step, schedule))
-        for step in range(10)
-    ]
+    rates = lacks(
+        "training/schedule.py", name, lambda: [learning_rate(step, schedule) for step in range(10)]
+    )
     assert max(rates) == made.optim.learning_rate
     assert all(0 < rate <= made.optim.learning_rate for rate in rates)
 

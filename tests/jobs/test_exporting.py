@@ -284,7 +284,7 @@ def test_a_base_that_cannot_be_read_is_not_called_a_place_that_cannot_be_written
 def test_the_folder_that_one_is_in_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    monkeypatch.setattr("expert.run.stored.load.load_trained", None)
+    monkeypatch.setattr("expert.jobs.export.export.load_trained", None)
     for place in (Path(), Path.cwd()):
         with pytest.raises(CannotExport, match=wording("folder-you-in-cannot")):
             exported(finished("lora"), place)

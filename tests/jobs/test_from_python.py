@@ -49,7 +49,7 @@ def test_the_guide_reads_prepared_documents_back(tmp_path, capsys):
     guide = GUIDE.read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
     [code] = [block for block in blocks if "expert.prepare" in block]
-    exec(code.replace("dates/manifest.yaml", str(manifest)), {})
+    exec(code.replace("dates/manifest.json", str(manifest)), {})
     whole, _, learnt = capsys.readouterr().out.rpartition("trained on: ")
     [row] = [row for row in ROWS if f"{row['instruction']}<" in whole]
     assert learnt.strip() == f"{row['response']}<|im_end|>"

@@ -29,7 +29,8 @@ from tests.wording import wording
 def test_tiny_is_adapted_with_its_own_tokenizer_packed_or_padded(tmp_path, monkeypatch, packing):
     tiny = base_model(tmp_path / "package").rename(tmp_path / "package" / "tiny")
     monkeypatch.setattr("expert.planning.models.resolve.BUILT_IN", tiny.parent)
-    monkeypatch.setattr("expert.model.base_folder.built_in_folder", lambda name: tiny)
+    for module in ("model.base_folder", "jobs.export.portable_base"):
+        monkeypatch.setattr(f"expert.{module}.built_in_folder", lambda name: tiny)
     settings = {"packing": packing, "max_steps": 2, "dataloader_num_workers": 0}
     manifest = write_expert(tmp_path / "expert", "tiny", settings)
     assert is_padded(plan(manifest)) is not packing
@@ -71,7 +72,8 @@ def tiny(tmp_path, monkeypatch) -> Path:
     """A package that comes with a `tiny` of its own, which a test may replace."""
     folder = base_model(tmp_path / "package").rename(tmp_path / "package" / "tiny")
     monkeypatch.setattr("expert.planning.models.resolve.BUILT_IN", folder.parent)
-    monkeypatch.setattr("expert.model.base_folder.built_in_folder", lambda name: folder)
+    for module in ("model.base_folder", "jobs.export.portable_base"):
+        monkeypatch.setattr(f"expert.{module}.built_in_folder", lambda name: folder)
     return folder
 
 

@@ -9,14 +9,15 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.core.errors import ExpertError
+from expert.core.rundir import RunFolder
+from expert.insight.findings.finding import Finding, worst_first
+from expert.jobs.validate.test_sets import data_folder
+from expert.manifest.reader import ReadManifest, read_manifest
 from expert.run.session.short_run import SETTLING, ShortRun, short_run
-
-if TYPE_CHECKING:
-    from expert.insight.findings.finding import Finding
-    from expert.manifest.reader import ReadManifest
+from expert.run.stored.load import read_plan
 
 MEASURED_UPDATES = 12
 NOT_FOR_SPEED = frozenset({"saves-only-at-the-end"})
@@ -80,8 +81,6 @@ class Tried:
 
 def first_fix(findings: Sequence[Finding]) -> Finding:
     """The first finding, worst first, whose fix can be tried."""
-    from expert.insight.findings.finding import worst_first
-
     for finding in worst_first([each for each in findings if each.name not in NOT_FOR_SPEED]):
         if finding.overrides and finding.severity in ("error", "warning"):
             return finding
@@ -173,11 +172,6 @@ def _spread(rates: list[float]) -> float | None:
 
 def read_again(run: Path, overrides: tuple[str, ...] = ()) -> ReadManifest:
     """The manifest of a run from its folder, with its paths meaning what they meant then."""
-    from expert.core.rundir import RunFolder
-    from expert.jobs.validate.test_sets import data_folder
-    from expert.manifest.reader import read_manifest
-    from expert.run.stored.load import read_plan
-
     file = run / "manifest.json"
     if not file.is_file():
         raise NothingToTry(f"{run}: has no manifest.json to try a fix on  (name a run folder)")

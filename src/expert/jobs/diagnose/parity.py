@@ -23,6 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.errors import EXIT_OK, EXIT_RUN_FAILED, ExpertError
+from expert.data.pack.packing import PAD_ID, is_padded
+from expert.manifest.schema.manifest import CHAR_GPT
+from expert.run.build import Built, device_of
+from expert.run.session.failures import is_out_of_memory
 from expert.run.session.session import copied, release_memory
 from expert.run.session.short_run import prepared_plan
 
@@ -36,7 +40,6 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
     from expert.parallel.engine import Groups
     from expert.planning.run_plan import RunPlan
-    from expert.run.build import Built
 
 SEQUENCES = 4
 """Sequences that are compared: enough for several micro-batches, few enough for any card."""
@@ -197,8 +200,6 @@ class _Comparison:
         allow_remote_code: bool,
         tell: Callable[[str], None],
     ) -> None:
-        from expert.run.build import device_of
-
         self.plan, self.data, self.split = plan, data, split
         self.device: torch.device = device_of(plan)
         some = min(SEQUENCES, split.index.bins)
@@ -240,8 +241,6 @@ class _Comparison:
         return self.verdict(claim, self.trained(built, self.batches(rows=1)), whole)
 
     def alone(self, built: Built, whole: Trained) -> Compared:
-        from expert.data.pack.packing import is_padded
-
         claim = "padded = alone" if is_padded(self.plan) else "packed = unpacked"
         self._tell(claim)
         pieces = self._pieces()
@@ -275,8 +274,6 @@ class _Comparison:
 
     def kernels(self, whole: Trained) -> list[Compared]:
         """Every kernel switch of the plan that is on against the baseline without it."""
-        from expert.manifest.schema.manifest import CHAR_GPT
-
         kernels, found = self.plan.kernels, []
         kind, characters = kernels.attention, self.plan.model.name == CHAR_GPT
         eager = "the plan is eager already" if kind == "eager" else ""
@@ -317,7 +314,6 @@ class _Comparison:
     def other(self, claim: str, values: dict[str, Any], whole: Trained) -> Compared:
         """The same sequences through a model that is built as the baseline."""
         self._tell(claim)
-        from expert.run.session.failures import is_out_of_memory
 
         plain, trouble = None, ""
         try:
@@ -398,7 +394,6 @@ class _Comparison:
 
         from expert.data.feed.loader import on_device, padded_tensors
         from expert.data.feed.order import Dealt
-        from expert.data.pack.packing import PAD_ID
 
         pieces = self._pieces()
         index = replace(self.split.index, rule="none", bin_offsets=np.arange(pieces + 1))

@@ -47,6 +47,7 @@ from expert.planning.models.resolve import (
     near_model,
     resolve_model,
 )
+from expert.run.open import open_run
 
 EPOCHS = 3
 FEW_ROWS, EPOCHS_OF_FEW = 1000, 5
@@ -225,8 +226,6 @@ def _base(name: str, folder: Path) -> BaseOfNew:
 
 def _length(manifest: Path) -> LengthChoice | None:
     """The max_seq_length for the rows of a new manifest; None where none of them can be used."""
-    from expert.run.open import open_run
-
     opened = open_run(manifest, data="unread")
     known, plan = measure_rows(opened), opened.plan
     if known is None:

@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from expert.data.records import Example, Segment
+from expert.jobs.sample.answer_steps import Speaker
+from expert.jobs.sample.answer_writer import cut_at
+from expert.jobs.sample.decoding import DecodingSettings, end_tokens
+from expert.jobs.sample.token_choice import TokenChoice
+from expert.run.session.failures import is_out_of_memory
 from expert.run.session.session import release_memory
 
 if TYPE_CHECKING:
     import torch
 
-    from expert.data.records import Example
-    from expert.jobs.sample.decoding import DecodingSettings
     from expert.run.stored.load import Trained
 
 MOST_ROWS = {"cpu": 128, "cuda": 512}
@@ -65,7 +69,6 @@ def answer_all(
     may come out otherwise. `rows`: so many at once; None: as many as fit.
     """
     from expert.model.attention import without_cudnn
-    from expert.run.session.failures import is_out_of_memory
 
     work = _Work(trained, questions, how, seed, note)
     done = len(questions) - len(work.order)
@@ -107,8 +110,6 @@ class _Work:
         note: Callable[[str], None],
     ) -> None:
         from expert.data.tokens.encoder import TextEncoder
-        from expert.jobs.sample.answer_steps import Speaker
-        from expert.jobs.sample.decoding import end_tokens
 
         encoder, template = trained.encoder, trained.template
         assert isinstance(encoder, TextEncoder)
@@ -186,8 +187,6 @@ class _Work:
 
     def _text(self, row: int, *, special: bool) -> str:
         """What was said, without what ended it."""
-        from expert.jobs.sample.answer_writer import cut_at
-
         kept = [token for token in self.said[row] if token not in self.ends]
         text = str(self.tokenizer.decode(kept, skip_special_tokens=not special))
         place = cut_at(text, self.stops)
@@ -198,8 +197,6 @@ class _Batch:
     """Some rows on the device, and who of them is still speaking."""
 
     def __init__(self, work: _Work, rows: Sequence[int]) -> None:
-        from expert.jobs.sample.token_choice import TokenChoice
-
         speaker, self._device = work.speaker, work.trained.device
         self.rows = list(rows)
         """The row at each place of the batch; -1 where it has ended."""
@@ -234,8 +231,6 @@ class _Batch:
 
 
 def _encoded(texts: Sequence[str], encoder: Any) -> list[list[int]]:
-    from expert.data.records import Segment
-
     found = encoder.encode([[Segment(text, learn=False)] for text in texts])
     ids, prompts, start = found.ids.tolist(), [], 0
     for length in found.lengths.tolist():

@@ -8,9 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.data.prepared import PreparedSplit
+from expert.data.records import BadRow, Example, Row, Segment, Unread
+from expert.data.template.templates import TemplateError
+from expert.run.build import evaluation_engine
+from expert.run.session.failures import is_out_of_memory
+
 if TYPE_CHECKING:
-    from expert.data.prepared import PreparedSplit
-    from expert.data.records import Example, Row
     from expert.run.stored.load import Trained
     from expert.training.evaluation import EvalResult
 
@@ -27,8 +31,6 @@ def row_losses(
     """Means over all target tokens of the rows; every token counts the same. No logits are kept."""
     from expert.data.feed.run_data import split_batches
     from expert.model.attention import without_cudnn
-    from expert.run.build import evaluation_engine
-    from expert.run.session.failures import is_out_of_memory
     from expert.training.evaluation import evaluate, means_of
 
     plan = trained.plan
@@ -84,9 +86,6 @@ def _evaluating(trained: Trained) -> Iterator[None]:
 def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> PreparedSplit:
     """The rows tokenised, one to a sequence."""
     from expert.data.pack.pack import pack_none
-    from expert.data.prepared import PreparedSplit
-    from expert.data.records import BadRow, Row, Segment, Unread
-    from expert.data.template.templates import TemplateError
     from expert.data.tokens.documents import DocumentStore
     from expert.data.tokens.prepare import Recipe, prepare
     from expert.data.tokens.shards import Tokenising

@@ -10,28 +10,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.judged import weights_of
+from expert.jobs.sample.decoding import DecodingSettings, settle_decoding
+from expert.jobs.validate.answering import GivenAnswer, answer_all
 from expert.jobs.validate.held_out import Run, learnt_cases, refuse_rows_of_the_baseline
 from expert.jobs.validate.requirements import CannotValidate, JudgeChoice, Requirements, way_of
+from expert.jobs.validate.row_losses import row_losses
 from expert.jobs.validate.saved_verdict import place_for
 from expert.jobs.validate.test_sets import TestSet, as_written, data_folder, find_test_set
-from expert.jobs.validate.validation import Judged, Reached, Validation
+from expert.jobs.validate.validation import Judged, Reached, Validation, few_cases, notes_on
+from expert.judging.answers import normalised, unfenced
+from expert.judging.court import judge_all
 from expert.judging.domain import is_strict
 from expert.judging.gate import ENOUGH_NEW_CASES, MAX_REGRESSION, Demands, ModelResult, gate_of
+from expert.judging.judge_command import Scored, score_all
+from expert.judging.oracles.open_text import OPEN_KIND
+from expert.judging.oracles.oracle import Judgement, wrong
 from expert.judging.score import Score, compare
 from expert.run.stored.choose_checkpoint import BASE, choose, states
+from expert.run.stored.load import (
+    Trained,
+    base_remark,
+    load_base,
+    load_trained,
+    pick_device,
+    read_plan,
+)
 from expert.run.stored.locate import find_expert
 
 if TYPE_CHECKING:
     import torch
 
     from expert.data.records import Example
-    from expert.jobs.sample.decoding import DecodingSettings
-    from expert.jobs.validate.answering import GivenAnswer
     from expert.judging.cases import Case
-    from expert.judging.judge_command import Scored
-    from expert.judging.oracles.oracle import Judgement
     from expert.run.stored.choose_checkpoint import Choice
-    from expert.run.stored.load import Trained
     from expert.training.evaluation import EvalResult
 
 __all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
@@ -61,8 +72,6 @@ class _Task:
 
     def losses(self, trained: Trained, rows: Sequence[Example]) -> EvalResult:
         """Loss and token accuracy of a model on rows."""
-        from expert.jobs.validate.row_losses import row_losses
-
         what = f"{trained.choice.name}: loss on held-out rows"
         return row_losses(
             trained,
@@ -101,8 +110,6 @@ def validate(
     the base's loss, and `min_token_accuracy` ask for more. `judge_command`: a program that scores
     the answers (see expert.judging.judge_command); `min_score` is the mean that is asked for.
     """
-    from expert.run.stored.load import base_remark, pick_device
-
     if checkpoints not in (None, ALL):
         raise CannotValidate(
             f"--checkpoints {checkpoints}: is not known  (write --checkpoints all)"
@@ -164,8 +171,6 @@ def validate(
 
 
 def _run_at(expert: str | Path | None) -> Run:
-    from expert.run.stored.load import read_plan
-
     folder, beside = find_expert(Path(expert) if expert is not None else None)
     plan = read_plan(folder)
     return Run(folder, plan, data_folder(folder, plan, beside))
@@ -192,8 +197,6 @@ def _task(
 ) -> tuple[_Task, str]:
     """What the models are asked; and, where it is unknown which cases the run was trained on, a
     note that says why."""
-    from expert.jobs.sample.decoding import settle_decoding
-
     pairs = list(zip(test.cases, test.examples, strict=True))
     learnt, why = learnt_cases(pairs, run, make=test.drawn)
     how, _ = settle_decoding(run.plan, {})  # it speaks of characters that are drawn; here none are
@@ -212,8 +215,6 @@ def _task(
 
 
 def _notes(task: _Task, reached: Reached) -> list[str]:
-    from expert.jobs.validate.validation import few_cases, notes_on
-
     known = notes_on(task.cases, task.way.domain, left_out=task.test.left_out)
     return [*known, "" if reached.is_scored else few_cases(reached.standing.score)]
 
@@ -238,8 +239,6 @@ def _reach_all(run: Run, task: _Task, known: dict[Path, Reached]) -> tuple[Reach
 
 def _reach(run: Run, choice: Choice, task: _Task) -> Reached:
     """Ask a state of a run."""
-    from expert.run.stored.load import load_trained
-
     task.tell(f"loading {run.plan.model.name} and {choice.name}", 0, 0)
     trained = load_trained(run.folder, run.plan, choice, device=task.device)
     return _ask(trained, str(run.folder.path), task)
@@ -247,16 +246,12 @@ def _reach(run: Run, choice: Choice, task: _Task) -> Reached:
 
 def _base(run: Run, task: _Task) -> Trained:
     """The untrained base of a run."""
-    from expert.run.stored.load import load_base
-
     task.tell(f"loading {run.plan.model.name} alone", 0, 0)
     return load_base(run.plan, device=task.device)
 
 
 def _ask(trained: Trained, run: str, task: _Task) -> Reached:
     """Loss on the rows, answers to the cases, and what becomes of them."""
-    from expert.judging.court import judge_all
-
     name = trained.choice.name
     if task.cases and trained.template is None:
         raise CannotValidate(
@@ -299,8 +294,6 @@ def _ask(trained: Trained, run: str, task: _Task) -> Reached:
 
 def _scored(cases: list[Case], answers: list[str], name: str, task: _Task) -> list[Scored]:
     """What the judge command says; nothing where there is none."""
-    from expert.judging.judge_command import score_all
-
     if task.way.judge is None:
         return []
     task.tell(f"{name}: {task.way.judge.command}", 0, 0)
@@ -335,8 +328,6 @@ def _as_standing(rows: EvalResult | None) -> ModelResult | None:
 
 
 def _answers(trained: Trained, task: _Task) -> list[GivenAnswer]:
-    from expert.jobs.validate.answering import answer_all
-
     if not task.cases:
         return []
     name = trained.choice.name
@@ -356,10 +347,6 @@ def _said(case: Case, answer: GivenAnswer) -> str:
 
 
 def _judged(case: Case, answer: GivenAnswer, judgement: Judgement) -> Judged:
-    from expert.judging.answers import normalised, unfenced
-    from expert.judging.oracles.open_text import OPEN_KIND
-    from expert.judging.oracles.oracle import wrong
-
     if answer.refused and judgement.kind == OPEN_KIND:
         judgement = replace(judgement, reason=answer.refused)
     elif answer.refused:

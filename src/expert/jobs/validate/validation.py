@@ -14,11 +14,12 @@ from expert.jobs.validate.saved_verdict import ENOUGH_CASES
 from expert.judging.gate import ENOUGH_NEW_CASES, Gate, ModelResult, Scores, score_for_the_gate
 from expert.judging.judge_command import JUDGE
 from expert.judging.oracles.open_text import OPEN_KIND
+from expert.judging.oracles.oracle import Judgement, missing_packages
+from expert.judging.oracles.typecheck import find_tsc
 from expert.judging.score import Comparison, Score, score_of
 
 if TYPE_CHECKING:
     from expert.judging.cases import Case
-    from expert.judging.oracles.oracle import Judgement
     from expert.judging.score import Score
     from expert.training.evaluation import EvalResult
 
@@ -295,9 +296,6 @@ def facts_of(reached: Reached, *, cases: bool = True) -> dict[str, Any]:
 def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[str]:
     """What the cases do not have, what is not installed, and what that leaves out; `left_out` rows
     are none of the set."""
-    from expert.judging.oracles.oracle import missing_packages
-    from expert.judging.oracles.typecheck import find_tsc
-
     notes = []
     if left_out:
         notes.append(
