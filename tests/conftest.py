@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +49,14 @@ def _no_matter_what_the_machine_does() -> Iterator[None]:
         )
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture(scope="session")
+def base() -> Path:
+    """The folder of a tiny random model."""
+    from tests.jobs.runs import base_model
+
+    return base_model()
 
 
 def pytest_runtest_teardown() -> None:
