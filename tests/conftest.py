@@ -67,6 +67,12 @@ def pytest_runtest_teardown() -> None:
         torch._C._set_mkldnn_enabled(True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: following the guide takes most of a minute, and at the end of the tests
+    one worker would wait for it."""
+    items.sort(key=lambda item: item.path.name != "test_command_blocks.py")
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Put aside what the imports made: a run collects garbage each time it lets a model go, and
     looking through torch and transformers once more took half a second of it."""
