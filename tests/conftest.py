@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,12 +51,26 @@ def _no_matter_what_the_machine_does() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def base() -> Path:
+    """The folder of a tiny random model."""
+    from tests.jobs.runs import base_model
+
+    return base_model()
+
+
 def pytest_runtest_teardown() -> None:
     """On a CPU without bfloat16 products the first one makes torch switch oneDNN off for the whole
     process, and float32 sums of later tests round otherwise than those of their child processes."""
     torch = sys.modules.get("torch")
     if torch is not None and not torch._C._get_mkldnn_enabled():
         torch._C._set_mkldnn_enabled(True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: following the guide takes most of a minute, and at the end of the tests
+    one worker would wait for it."""
+    items.sort(key=lambda item: item.path.name != "test_command_blocks.py")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

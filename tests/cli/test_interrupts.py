@@ -18,7 +18,7 @@ from expert.data.tokens import prepare
 from expert.data.tokens import shards as making
 from tests.insight.ladders import ladder, rung
 from tests.jobs.runs import base_model, write_expert
-from tests.jobs.trained_runs import finished, place
+from tests.jobs.trained_runs import finished
 from tests.wording import wording
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 60.0
 
 @pytest.fixture
 def expert(tmp_path: Path) -> Path:
-    return write_expert(tmp_path / "expert", base_model(place() / "models"), {})
+    return write_expert(tmp_path / "expert", base_model(), {})
 
 
 @pytest.fixture

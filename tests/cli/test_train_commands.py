@@ -19,7 +19,7 @@ from expert.run.session.finish import RunResult
 from expert.run.stored.resume_command import command_to_go_on, with_resume_value
 from tests.each import each
 from tests.jobs.runs import base_model, write_expert
-from tests.jobs.trained_runs import CORPUS, finished, place
+from tests.jobs.trained_runs import CORPUS, finished
 from tests.run.test_status import a_run
 from tests.wording import wording
 
@@ -44,7 +44,7 @@ DONE = RunResult(
 @pytest.fixture
 def expert(tmp_path) -> Path:
     """A manifest of an expert that trains in a second."""
-    return write_expert(tmp_path / "e", base_model(place() / "models"), {"max_steps": 2})
+    return write_expert(tmp_path / "e", base_model(), {"max_steps": 2})
 
 
 def tree(folder: Path) -> list[str]:
@@ -100,7 +100,7 @@ def test_flags_overrule_the_manifest_and_the_result_is_json(run, expert, tmp_pat
 def test_a_run_on_plain_text_ends_with_the_command_that_continues_one(run, tmp_path):
     rows = [{"text": f"the cat sat on mat {n}"} for n in range(20)]
     config = {"max_steps": 1}
-    path = write_expert(tmp_path / "demo", base_model(tmp_path / "models"), config, rows=rows)
+    path = write_expert(tmp_path / "demo", base_model(), config, rows=rows)
     ran = run("train", str(path), "--device", "cpu")
     assert ran.code == 0, ran.err
     [folder] = (path.parent / "runs").iterdir()

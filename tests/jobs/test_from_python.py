@@ -11,7 +11,7 @@ import expert
 from expert.jobs.sample.decoding import CannotSample
 from expert.jobs.sample.sample import sample as sample_job
 from tests.jobs.runs import ROWS, base_model, write_expert
-from tests.jobs.trained_runs import finished, place
+from tests.jobs.trained_runs import finished
 from tests.wording import wording
 
 GUIDE = Path(__file__).parents[2] / "docs" / "DATA.md"
@@ -36,7 +36,7 @@ def test_an_export_is_the_folder_it_wrote(tmp_path):
 
 
 def test_what_is_prepared_prints_as_a_line(tmp_path):
-    manifest = write_expert(tmp_path, base_model(place() / "models"), {})
+    manifest = write_expert(tmp_path, base_model(), {})
     train = expert.prepare(manifest).train
     folder = re.escape(str(train.folders[0].folder))
     size = r"\d+ rows in \d+ sequences of \d+ tokens"
@@ -45,7 +45,7 @@ def test_what_is_prepared_prints_as_a_line(tmp_path):
 
 
 def test_the_guide_reads_prepared_documents_back(tmp_path, capsys):
-    manifest = write_expert(tmp_path, base_model(place() / "models"), {})
+    manifest = write_expert(tmp_path, base_model(), {})
     guide = GUIDE.read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
     [code] = [block for block in blocks if "expert.prepare" in block]

@@ -28,8 +28,7 @@ from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import load_trained, read_plan
 from tests.data.template.chat_templates import family, qwen3_source
 from tests.each import each
-from tests.jobs.runs import WORDS, base_model, run, write_expert
-from tests.jobs.trained_runs import place
+from tests.jobs.runs import WORDS, base_model, place, run, write_expert
 from tests.jobs.validated_runs import as_it_was, written
 from tests.wording import wording
 
@@ -63,7 +62,7 @@ def calling() -> Path:
     """The run of an expert that has learnt to make one call, whatever it is asked; how calls are
     written is its model's own way."""
     base = place() / "models" / "with tools"
-    shutil.copytree(base_model(place() / "models"), base)
+    shutil.copytree(base_model(), base)
     config = base / "tokenizer_config.json"
     settings = json.loads(config.read_text(encoding="utf-8"))
     config.write_text(json.dumps({**settings, "chat_template": TEMPLATE}), encoding="utf-8")

@@ -18,7 +18,7 @@ from expert.judging.oracles.oracle import UnknownDomain
 from expert.run.stored.choose_checkpoint import NothingTrained
 from expert.run.stored.load import read_plan
 from tests.jobs.runs import base_model, events_of, run, write_expert
-from tests.jobs.trained_runs import finished, place
+from tests.jobs.trained_runs import finished
 from tests.jobs.validated_runs import TESTS, as_it_was, learnt, written
 from tests.wording import wording
 
@@ -241,7 +241,7 @@ def test_the_function_is_offered_by_the_package():
 
 def test_rows_are_found_by_the_manifest_where_runs_and_tokens_lie_elsewhere(tmp_path):
     """On other disks, say; the run knows where its manifest was."""
-    manifest = write_expert(tmp_path / "expert", base_model(place() / "models"), {"epochs": 1})
+    manifest = write_expert(tmp_path / "expert", base_model(), {"epochs": 1})
     elsewhere = (
         f"training.config.output_dir={tmp_path / 'disk' / 'runs'}",
         f"training.config.pretokenized_cache={tmp_path / 'disk2' / 'tokens' / 'one'}",

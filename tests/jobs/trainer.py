@@ -26,7 +26,7 @@ ACKNOWLEDGED = "acknowledged"
 
 def main() -> None:
     # Imported here so that the forks need not.
-    for name in ("expert.jobs", "expert.run", "expert.data", "expert.parallel", "expert.telemetry"):
+    for name in ("expert.run", "expert.data", "expert.training", "expert.telemetry"):
         for module in pkgutil.walk_packages(import_module(name).__path__, f"{name}."):
             import_module(module.name)
     for name in ("peft", "pandas", "transformers.models.qwen3.modeling_qwen3"):

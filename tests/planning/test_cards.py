@@ -7,7 +7,7 @@ import pytest
 from expert.planning.machine.cards import CARDS, Card, card_named, find_card, suggest_cards
 from tests.each import each
 
-every_card = pytest.mark.parametrize("card", CARDS, ids=lambda card: card.slug)
+every_card = each("card", CARDS, ids=lambda card: card.slug)
 MIB = 2**20
 
 

@@ -24,7 +24,7 @@ def _as_for_users(monkeypatch):
 def test_the_rate_of_a_finished_run_is_the_time_of_the_next_plan(tmp_path, monkeypatch):
     monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(run_rate, "LEAST_SECONDS", 0.0)
-    file = write_expert(tmp_path, base_model(tmp_path), {"epochs": 5})
+    file = write_expert(tmp_path, base_model(), {"epochs": 5})
     assert plan(file).length.tokens_per_second is None
     done = run(file)
     assert done.steps >= LEAST_UPDATES
@@ -42,7 +42,7 @@ def test_a_run_that_cannot_be_remembered_ends_well_and_says_so(tmp_path, monkeyp
     (tmp_path / "home").write_text("a file where a folder belongs")
     monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(run_rate, "LEAST_SECONDS", 0.0)
-    done = run(write_expert(tmp_path, base_model(tmp_path), {"epochs": 5}))
+    done = run(write_expert(tmp_path, base_model(), {"epochs": 5}))
     assert done.final is not None
     told = [event["text"] for event in events_of(done.folder, "warning")]
     assert [text for text in told if text.startswith(wording("rate-not-remembered"))]

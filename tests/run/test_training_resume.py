@@ -23,7 +23,6 @@ from expert.training.state import TrainState
 from tests.each import each
 from tests.jobs.runs import (
     ROWS,
-    base_model,
     copied,
     events_of,
     inject,
@@ -42,11 +41,6 @@ SETTINGS = {
     "eval_steps": 3,
     "dropout": 0.1,
 }
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return base_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

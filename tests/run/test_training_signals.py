@@ -21,7 +21,6 @@ from expert.core.rundir import RunInUse
 from expert.model.load import LoadedModel
 from expert.training import checkpoint, loop
 from tests.jobs.runs import (
-    base_model,
     events_of,
     losses_of,
     run,
@@ -80,11 +79,6 @@ def trainers():
     process = Trainers()
     yield process
     process.close()
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return base_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

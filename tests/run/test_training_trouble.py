@@ -22,7 +22,6 @@ from expert.training import recorder as recorder_module
 from expert.training.checkpoint import DiskFull, load_checkpoint
 from tests.jobs.runs import (
     ROWS,
-    base_model,
     copied,
     events_of,
     inject,
@@ -49,11 +48,6 @@ LONG = SETTINGS | {
     "learning_rate": 1e-3,
     "micro_batch_size": 4,
 }
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return base_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

@@ -25,13 +25,8 @@ from expert.jobs.diagnose.profile import Span, busy_time, profile, purpose_of, s
 from expert.manifest.reader import read_manifest
 from expert.run.session.short_run import SETTLING, ShortRun, short_run
 from tests.each import each
-from tests.jobs.runs import base_model, losses_of, run, write_expert
+from tests.jobs.runs import losses_of, run, write_expert
 from tests.wording import wording
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return base_model(tmp_path_factory.mktemp("models"))
 
 
 def test_a_rehearsal_learns_as_the_run_would_and_leaves_only_tokens(tmp_path, base):
