@@ -14,6 +14,7 @@ from expert.core.errors import EXIT_RUN_FAILED
 from tests.jobs.runs import base_model, events_of, losses_of, run, saved_steps, write_expert
 from tests.parallel.ranks import Ended, fine, ranks, trained
 from tests.parallel.test_worlds import CLOSE, numbers_of
+from tests.wording import wording
 
 CONFIG: dict[str, Any] = {"epochs": 1, "micro_batch_size": 2, "save_steps": 2}
 
@@ -134,7 +135,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_run_can_be_resumed(base, 
     manifest = write_expert(tmp_path, base, CONFIG)
     first, second = ranks(2, with_fault, manifest, {}, 1, 3, die)
     assert second == Ended(exit_code=-signal.SIGKILL)
-    assert "another rank failed: it has ended" in first.raised
+    assert wording("another-rank-has-ended") in first.raised
     (folder,) = (tmp_path / "runs").iterdir()
     assert saved_steps(folder) == [2]
     resumed = fine(ranks(2, trained, manifest, {"resume": str(folder)}))[0]
