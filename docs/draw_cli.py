@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import typer
 from typer import Typer
 from typer.models import ArgumentInfo, OptionInfo
 
@@ -83,6 +84,8 @@ def parameters(callback: Callable[..., Any]) -> Iterator[Parameter]:
     """What a command takes, in its own order."""
     hints = typing.get_type_hints(callback, include_extras=True)
     for name, given in inspect.signature(callback).parameters.items():
+        if hints[name] is typer.Context:
+            continue
         kind, info = typing.get_args(hints[name])
         required = given.default is inspect.Parameter.empty
         if isinstance(info, OptionInfo):

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,11 @@ from expert.telemetry.cpu import CpuSampler, own_seconds
 
 # Two workers with two threads each would only get in each other's way on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Compiled once, not by every worker and every command that a test starts: 13 s of each worker went
+# into rewriting asserts where the environment forbids to keep the result.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A shell without job control starts what it puts in the background with Ctrl-C ignored, and a run
 # that was started so leaves it ignored. Tests send the signal themselves.
@@ -30,40 +36,41 @@ settings.register_profile("search", derandomize=False, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS", "same"))
 
 
-@pytest.fixture(autouse=True)
-def _leave_no_rates_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that takes long on a busy machine would tell the plans of other tests its rate."""
-    monkeypatch.setattr("expert.run.session.run_rate.LEAST_SECONDS", float("inf"))
-
-
 @pytest.fixture(autouse=True, scope="session")
-def _alone_on_the_cores() -> Iterator[None]:
-    """Runs of tests are told that nobody else computes: what a diagnosis says of them would depend
-    on what else the machine does."""
+def _no_matter_what_the_machine_does() -> Iterator[None]:
+    """A run that takes long on a busy machine would tell the plans of other tests its rate. Runs
+    are told that nobody else computes: what a diagnosis says of them would depend on what else the
+    machine does. No machine loses power during a test: 20 tests of whole runs took 19.4 s with
+    fsync, 12.0 s without; tests about durability watch or break `os.fsync` themselves."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("expert.run.session.run_rate.LEAST_SECONDS", float("inf"))
         patch.setattr(
             "expert.telemetry.cpu.CpuSampler", lambda: CpuSampler(busy=own_seconds, own=own_seconds)
         )
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _no_waiting_for_the_disk() -> Iterator[None]:
-    """No machine loses power during a test: 20 tests of whole runs took 19.4 s with fsync, 12.0 s
-    without. Tests about durability watch or break `os.fsync` themselves."""
-    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 
-@pytest.fixture(autouse=True)
-def _onednn_stays_on() -> Iterator[None]:
+@pytest.fixture(scope="session")
+def base() -> Path:
+    """The folder of a tiny random model."""
+    from tests.jobs.runs import base_model
+
+    return base_model()
+
+
+def pytest_runtest_teardown() -> None:
     """On a CPU without bfloat16 products the first one makes torch switch oneDNN off for the whole
     process, and float32 sums of later tests round otherwise than those of their child processes."""
-    yield
     torch = sys.modules.get("torch")
     if torch is not None and not torch._C._get_mkldnn_enabled():
         torch._C._set_mkldnn_enabled(True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: following the guide takes most of a minute, and at the end of the tests
+    one worker would wait for it."""
+    items.sort(key=lambda item: item.path.name != "test_command_blocks.py")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -16,6 +16,7 @@ from expert.manifest.peers.sections import SECTIONS
 from expert.manifest.peers.unsupported_keys import ANSWERS, FAMILIES
 from expert.manifest.reader import ReadManifest
 from tests.command_blocks import ROOT
+from tests.each import each
 from tests.manifest.reading import read
 from tests.test_generated_documents import drawing
 
@@ -90,7 +91,7 @@ def test_every_trainer_has_a_table():
     assert len(lines()) > 130
 
 
-@pytest.mark.parametrize(("trainer", "there", "here"), lines())
+@each(("trainer", "there", "here"), lines())
 def test_a_line_is_read_as_the_document_says(trainer, there, here):
     text, keys = written(trainer, there)
     if here == "refused":

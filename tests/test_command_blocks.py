@@ -26,12 +26,14 @@ from tests.command_blocks import (
     needs_a_shell,
     words_of,
 )
+from tests.each import each
 
 DOCUMENTS = documents()
 GUIDE = ROOT / "docs" / "TRAINING_GUIDE.md"
 MADE = ("runs", "datasets_optimized", ".pytest_cache", "__pycache__")
 # Where what the documents show was printed; the name of this machine's CPU takes its place.
 CPU_OF_THE_DOCUMENTS = "Intel(R) Xeon(R) Processor"
+MANY_ROWS = re.compile(r"--rows 8000\b")
 TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
 
@@ -59,9 +61,10 @@ class Reader:
     def follow(self, document: Path, *, slow: bool) -> None:
         for block in blocks(document):
             if "not run" not in block.notes and ("slow" not in block.notes or slow):
-                self.take(block, f"{named(document)}:{block.line}")
+                self.take(block, f"{named(document)}:{block.line}", hurry=not slow)
 
-    def take(self, block: Block, where: str) -> None:
+    def take(self, block: Block, where: str, *, hurry: bool = False) -> None:
+        """`hurry`: generators make a few rows; the slow tests make as many as is written."""
         if "file" in block.notes:
             path = self.folder / block.notes["file"]
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +72,7 @@ class Reader:
             return
         printed = ""
         for number, command in enumerate(block.commands, 1):
-            code, wrote = self.do(command)
+            code, wrote = self.do(MANY_ROWS.sub("--rows 400", command) if hurry else command)
             expected = block.exit_code if number == len(block.commands) else 0
             assert code == expected, f"{where}: {command}\n{wrote}"
             printed += wrote
@@ -137,16 +140,21 @@ def kept(tmp_path_factory):
 
 
 def make_the_guides_expert(reader: Reader, kept: Path) -> None:
-    """The files of the guide, and a run of a few updates in place of its own; made once."""
+    """The files of the guide, and a run of two steps in place of its own; made once."""
     if kept.exists():
         shutil.copytree(kept, reader.folder / "dates")
         return
-    for block in blocks(GUIDE):
-        if "file" in block.notes:
-            reader.take(block, "the guide")
-    assert reader.do("python dates/make_rows.py")[0] == 0
-    code, wrote = reader.do("expert train --manifest dates/manifest.yaml --set max_steps=12")
-    assert code == 0, wrote
+    rows, *others = [block for block in blocks(GUIDE) if "file" in block.notes]
+    reader.take(rows, "the guide")
+    for command in (
+        "python make_rows.py",
+        "expert new dates --from rows.jsonl",
+        "expert train --manifest dates/manifest.json --set max_steps=2",
+    ):
+        code, wrote = reader.do(command)
+        assert code == 0, wrote
+    for block in others:
+        reader.take(block, "the guide")
     shutil.copytree(reader.folder / "dates", kept)
 
 
@@ -182,7 +190,7 @@ def test_there_are_documents_with_commands():
     assert sum(len(block.commands) for path in DOCUMENTS for block in blocks(path)) >= 40
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+@each("document", DOCUMENTS, ids=named)
 def test_what_is_not_run_or_not_compared_says_why(document):
     for block in blocks(document):
         for name, value in block.notes.items():

@@ -13,6 +13,7 @@ import pytest
 from expert.manifest.explain import explain
 from tests.cli.running import Runner
 from tests.command_blocks import ROOT, documents
+from tests.each import each
 
 REQUIREMENTS = ROOT / "docs" / "REQUIREMENTS.md"
 
@@ -103,7 +104,7 @@ def test_a_requirement_that_is_there_has_a_test():
         assert quoted(tests) or not state.startswith("there"), requirement
 
 
-@pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+@each("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_of_a_document_leads_somewhere(document):
     text = re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
     for link in re.findall(r"\]\(([^)]+)\)", text):

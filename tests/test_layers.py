@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.each import each
 
 SOURCE = Path(__file__).parent.parent / "src" / "expert"
 LAYERS = (
@@ -68,13 +68,13 @@ def test_every_folder_is_a_layer():
     assert {path.name for path in modules() if path.parent == SOURCE} <= {FACE, START}
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+@each("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_a_module_imports_only_its_own_layer_and_those_below(path: Path):
     layer = path.relative_to(SOURCE).parts[0]
     assert upward(layer, ast.parse(path.read_text(encoding="utf-8"))) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("layer", "code", "allowed"),
     [
         ("manifest", "from expert.core.errors import Problem", True),

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.each import each
 from tests.insight.ladders import ladder, rung
 from tests.wording import wording
 
@@ -108,7 +109,7 @@ def test_a_document_without_the_marks_is_not_touched():
         drawing().status_with("# Status\n", "numbers")
 
 
-@pytest.mark.parametrize("record", sorted(BENCHMARKS.glob("*.json")), ids=lambda path: path.stem)
+@each("record", sorted(BENCHMARKS.glob("*.json")), ids=lambda path: path.stem)
 def test_a_record_tells_nothing_of_the_folders_it_was_made_in(record):
     found = re.findall(r"(?:/tmp|/root|/home|/work|/Users)/[^\s\"]*", record.read_text("utf-8"))
     assert found == []

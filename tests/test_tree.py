@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each
 from tests.test_generated_documents import drawing, read
 
 SOURCE = Path(__file__).parent.parent / "src" / "expert"
@@ -95,7 +96,7 @@ def folders() -> list[Path]:
     return sorted({path.parent for path in SOURCE.rglob("*.py")} - {SOURCE})
 
 
-@pytest.mark.parametrize("folder", folders(), ids=lambda path: str(path.relative_to(SOURCE)))
+@each("folder", folders(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_a_folder_says_what_it_is_for_and_can_be_looked_over(folder: Path):
     found = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
     assert len(found) <= MOST_FILES, f"{len(found)} files: make it two folders"

@@ -28,7 +28,7 @@ CLIMBED = ladder(
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> str:
-    return str(write_expert(tmp_path / "expert", base_model(tmp_path / "models"), {}))
+    return str(write_expert(tmp_path / "expert", base_model(), {}))
 
 
 @pytest.mark.slow

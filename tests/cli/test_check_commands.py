@@ -7,14 +7,9 @@ import json
 import pytest
 
 from tests.cli.running import run_without
-from tests.jobs.runs import base_model, write_expert
+from tests.jobs.runs import write_expert
 from tests.jobs.trained_runs import finished
 from tests.wording import wording
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return base_model(tmp_path_factory.mktemp("models"))
 
 
 def test_alone_it_looks_at_the_machine(run):

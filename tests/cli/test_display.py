@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 
-import pytest
 from rich.console import Console
 
 from expert.cli.show.display import Sheet, bar_of, plain_lines, show_sheet
 from expert.core.text import count, counted, duration, gib, value_in_words
+from tests.each import each
 from tests.wording import wording
 
 SHEET = Sheet(("key", "value"), [[("a", "1")], [("longer", "[bold]2")]], "title")
@@ -80,7 +80,7 @@ def test_a_table_that_fits_stays_as_it_is():
     assert plain_lines(Sheet(("k", "v"), [[("a", "x y " * 20)]]))[1] == "a  " + "x y " * 19 + "x y"
 
 
-@pytest.mark.parametrize(
+@each(
     ("share", "bar"),
     [(0, "····"), (1, "████"), (0.5, "██··"), (2, "████"), (0.25 / 8, "▏···"), (-1, "····")],
 )
@@ -88,7 +88,7 @@ def test_a_bar_is_filled_to_an_eighth_of_a_cell(share, bar):
     assert bar_of(share, width=4) == bar
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "expected"),
     [
         (duration(0.44), "0.4 s"),

@@ -12,7 +12,7 @@ from tests.wording import wording
 TINY = "name: fruit\nbase_model: {}\ndataset: {}\nbatch_size: 4\nepochs: 1\nmax_seq_length: 64\n"
 
 
-def a_manifest(folder, *, model="tiny", rows="train.jsonl", more="", count=40):
+def a_manifest(folder, *, model="tiny", rows="train.jsonl", more="", count=12):
     (folder / "train.jsonl").write_text(lines(ROWS[:count]), encoding="utf-8")
     path = folder / "manifest.yaml"
     path.write_text(TINY.format(model, rows) + more, encoding="utf-8")
@@ -103,7 +103,7 @@ def test_a_run_that_is_resumed_with_other_options_is_reported_which_and_the_whol
     assert ran.err.splitlines() == [
         wording("belongs-to-another-run", folder=folder),
         "  - epochs: was 2, is 1",
-        "  - schedule.total_steps: was 18, is 9",
+        "  - schedule.total_steps: was 6, is 3",
         wording("undo-change-go-on"),
         wording("go-on-started-expert", file=file),
     ]
@@ -119,7 +119,7 @@ def test_a_run_that_is_resumed_with_other_options_is_reported_which_and_the_whol
 def test_a_run_that_is_resumed_on_other_rows_is_reported_how_many(run, tmp_path):
     file = a_manifest(tmp_path)
     assert run("train", file).code == 0
-    a_manifest(tmp_path, count=41)
+    a_manifest(tmp_path, count=13)
     ran = run("train", file, "--resume")
     assert ran.code == 2
     told = ran.err.splitlines()

@@ -18,7 +18,7 @@ from expert.data.tokens import prepare
 from expert.data.tokens import shards as making
 from tests.insight.ladders import ladder, rung
 from tests.jobs.runs import base_model, write_expert
-from tests.jobs.trained_runs import finished, place
+from tests.jobs.trained_runs import finished
 from tests.wording import wording
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 60.0
 
 @pytest.fixture
 def expert(tmp_path: Path) -> Path:
-    return write_expert(tmp_path / "expert", base_model(place() / "models"), {})
+    return write_expert(tmp_path / "expert", base_model(), {})
 
 
 @pytest.fixture
@@ -57,16 +57,16 @@ def stopped_in(
 
 
 def stopped_while_reading(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """A signal comes when two shards were handed over, between the rows of the third."""
-    shards = making._shards
+    """A signal comes when two pieces were handed over, between the rows of the third."""
+    pieces = making._Pass.pieces
 
-    def with_a_signal(work: Any, bad: Any) -> Any:
-        for index, shard in enumerate(shards(work, bad)):
-            if index == 2:
+    def with_a_signal(this: Any) -> Any:
+        for piece in pieces(this):
+            if piece.index == 2:
                 signal.raise_signal(number)
-            yield shard
+            yield piece
 
-    monkeypatch.setattr(making, "_shards", with_a_signal)
+    monkeypatch.setattr(making._Pass, "pieces", with_a_signal)
 
 
 def half_written(folder: Path) -> list[Path]:
@@ -83,19 +83,20 @@ def test_preparing_that_is_stopped_keeps_what_is_finished_and_continues_from_the
     assert ran.code == code
     assert ran.err == f"expert pretokenize: stopped by {name}: {PREPARED_STAYS}\n"
     assert half_written(expert.parent) == []
-    finished_shards = [path.name for path in expert.parent.rglob("*.parts-*/data-*.arrow")]
-    assert sorted(finished_shards) == ["data-00000.arrow", "data-00001.arrow"]
-    encoded: list[int] = []
+    finished = [path.name for path in expert.parent.rglob("*.parts-*/data-*.arrow")]
+    assert len(finished) == 2
+    encoded: list[str] = []
     with monkeypatch.context() as patched:
-        finish = making._finish_shard
+        write = making.Piece.write
 
-        def counted(parts: Path, index: int, *rest: Any) -> Any:
-            encoded.extend([] if (parts / f"data-{index:05d}.arrow").is_file() else [index])
-            return finish(parts, index, *rest)
+        def counted(piece: Any, *rest: Any) -> Any:
+            encoded.append(piece.name)
+            return write(piece, *rest)
 
-        patched.setattr(making, "_finish_shard", counted)
+        patched.setattr(making.Piece, "write", counted)
         assert run("pretokenize", "-m", str(expert)).code == 0
-    assert encoded[:1] == [2]
+    assert encoded
+    assert set(encoded).isdisjoint(finished)
     assert list(expert.parent.rglob("*.parts-*")) == []
 
 
@@ -115,7 +116,7 @@ def test_a_run_that_is_stopped_while_its_data_is_prepared_leaves_no_folder(
 def test_preparing_that_is_stopped_before_anything_is_finished_leaves_nothing(
     run, expert, monkeypatch
 ):
-    stopped_in(monkeypatch, prepare, "make_shards", signal.SIGTERM)
+    stopped_in(monkeypatch, prepare, "make_pieces", signal.SIGTERM)
     assert run("pretokenize", "-m", str(expert)).code == 143
     assert list(expert.parent.rglob("*.parts-*")) == []
 
@@ -208,7 +209,7 @@ import sys, time
 from expert.data.tokens import shards
 swallow = sys.argv.pop() == "swallow"  # as callbacks of compiled code do
 
-def waits(work, bad):
+def waits(this):
     try:
         print("there", flush=True)
         time.sleep({PATIENCE_SECONDS})
@@ -219,7 +220,7 @@ def waits(work, bad):
         time.sleep({PATIENCE_SECONDS})
     yield
 
-shards._shards = waits
+shards._Pass.pieces = waits
 from expert.__main__ import main
 main()
 """

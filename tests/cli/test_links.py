@@ -12,7 +12,7 @@ import pytest
 
 from expert.data.tokens.prepare import Recipe
 from tests.jobs.runs import base_model, write_expert
-from tests.jobs.trained_runs import finished, place
+from tests.jobs.trained_runs import finished
 from tests.wording import wording
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
@@ -260,7 +260,7 @@ def test_a_manifest_cannot_lead_out_of_its_folder_by_a_link_in_it(run, expert, o
 
 
 def test_what_the_user_types_may_be_a_link(run, tmp_path):
-    base = base_model(place() / "models")
+    base = base_model()
     manifest = write_expert(tmp_path / "own", base, {"max_steps": 1})
     disk = tmp_path / "other-disk"
     disk.mkdir()

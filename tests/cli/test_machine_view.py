@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from expert.cli.machine import machine_sheet
 from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine, unknown
+from tests.each import each
 from tests.wording import wording
 
 GIB = 2**30
@@ -51,7 +50,7 @@ def lines_of(machine: Machine) -> list[str]:
     return [line for line in lines if line][1:]
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "GPU 0 memory 80.0 GiB NVML",

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import pytest
+
 from tests.wording import wording
 
 
@@ -100,3 +105,135 @@ def test_pretokenize_wants_one_manifest_or_a_folder(run):
     ran = run("pretokenize")
     assert ran.code == 2
     assert wording("name-one-manifest-folder") in ran.err
+
+
+SPLITS = {"path": "train.jsonl", "validation_path": "v.jsonl", "test_path": "t.csv"}
+
+
+def with_splits(folder: Path, **dataset: object) -> Path:
+    """An expert whose splits have files of their own, one of them smaller than the parts."""
+    from tests.run.test_preparing import ROWS, an_expert, lines
+
+    file = an_expert(folder, dataset={**SPLITS, **dataset})
+    (folder / "v.jsonl").write_text(lines(ROWS[:20]), encoding="utf-8")
+    (folder / "t.csv").write_text("instruction,output\nCount.,SELECT 1\n", encoding="utf-8")
+    return file
+
+
+def cache(expert: Path) -> dict[str, bytes]:
+    """Every file of a cache; who holds a lock and when a file was written are not its content."""
+    place = expert.parent / "datasets_optimized"
+    found = {path.relative_to(place).as_posix(): path for path in place.rglob("*")}
+    return {
+        name: path.read_bytes()
+        for name, path in found.items()
+        if path.is_file() and not path.name.startswith(".")
+    }
+
+
+@pytest.mark.parametrize("checks", [{}, {"validation": {"deduplicate": True}}])
+def test_parts_make_the_cache_that_one_process_makes(run, tmp_path, checks):
+    alone, shared = with_splits(tmp_path / "alone", **checks), with_splits(tmp_path / "b", **checks)
+    assert run("pretokenize", str(alone)).code == 0
+    told = [run("pretokenize", str(shared), "--part", f"{part}/3") for part in (2, 3, 2, 1)]
+    assert [each.code for each in told] == [0, 0, 0, 0]
+    lines = [each.out.splitlines() for each in told]
+    assert [each[-1] for each in lines[:3]] == [
+        wording("two-of-three-parts-left"),
+        wording("one-of-three-parts-left"),
+        wording("one-of-three-parts-left"),
+    ]
+    assert lines[3][0] == wording("all-parts-are-done")
+    assert wording("examples-per-sequence") in told[3].out
+    assert cache(shared) == {
+        name: content.replace(bytes(alone.parent), bytes(shared.parent))
+        for name, content in cache(alone).items()
+    }
+    hit = run("pretokenize", str(shared))
+    assert hit.out.count("cache hit") == 3
+    assert wording("train-cache-hit-made") in hit.out
+    assert run("pretokenize", str(shared), "--part", "2/3").out.count("cache hit") == 3
+
+
+def test_one_part_of_one_is_everything(run, tmp_path):
+    ran = run("pretokenize", str(with_splits(tmp_path)), "--part", "1/1")
+    assert wording("train-cache-miss-nothing") in ran.out
+
+
+@pytest.mark.parametrize("part", ["0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/3/5", "1.0/2", ""])
+def test_what_is_not_a_part_is_refused_with_the_form(run, tmp_path, part):
+    ran = run("pretokenize", str(with_splits(tmp_path)), "--part", part)
+    assert ran.code == 2
+    assert ran.err.endswith(wording("is-not-a-part", part=repr(part)) + "\n")
+    assert not (tmp_path / "datasets_optimized").exists()
+
+
+def test_rows_that_are_streamed_have_no_parts(run, tmp_path):
+    from tests.run.test_preparing import an_expert
+
+    file = an_expert(tmp_path, dataset={"path": "train.jsonl", "streaming": True})
+    ran = run("pretokenize", str(file), "--part", "1/3")
+    assert ran.code == 2
+    assert "streaming is true" in ran.err
+
+
+def test_another_number_of_parts_is_refused_and_changes_nothing(run, tmp_path):
+    file = with_splits(tmp_path)
+    run("pretokenize", str(file), "--part", "1/3")
+    before = cache(file)
+    ran = run("pretokenize", str(file), "--part", "1/2")
+    assert ran.code == 2
+    assert wording("parts-are-under-way") in ran.err
+    assert cache(file) == before
+
+
+def test_a_part_of_every_manifest_below_a_folder(run, tmp_path):
+    files = [with_splits(tmp_path / name) for name in ("a", "b")]
+    first = run("pretokenize", "--all", str(tmp_path), "--part", "1/2")
+    assert first.code == 0
+    assert "0 prepared, 0 skipped, 0 failed, 2 unfinished" in first.out
+    assert [line for line in first.out.splitlines() if line.startswith("·")] == [
+        f"· {file}: " + wording("one-of-two-parts-left") for file in files
+    ]
+    assert "2 prepared" in run("pretokenize", "--all", str(tmp_path), "--part", "2/2").out
+
+
+@pytest.mark.parametrize("ending", ["parquet", "json", "jsonl"])
+def test_files_of_every_kind_are_dealt_out_by_rows(run, tmp_path, ending):
+    from tests.run.test_preparing import ROWS, an_expert, lines
+
+    made = []
+    for name in ("alone", "shared"):
+        file = an_expert(tmp_path / name, dataset={"path": "rows", "max_bad_rows": 9})
+        place = file.parent / "rows"
+        place.mkdir()
+        for number in (0, 1):  # two files, with blank lines and bad rows where a format can
+            path = place / f"{number}.{ending}"
+            if ending == "parquet":
+                write_parquet(path, ROWS)
+            elif ending == "json":
+                path.write_text(json.dumps([*ROWS, 5]), encoding="utf-8")
+            else:
+                path.write_text("\n" + lines(ROWS) + "\n{\n\n" + lines(ROWS[:7]), encoding="utf-8")
+        made.append(file)
+    alone, shared = made
+    assert run("pretokenize", str(alone)).code == 0
+    for part in (3, 1, 2):
+        assert run("pretokenize", str(shared), "--part", f"{part}/3").code == 0
+    expected = {
+        name: content.replace(bytes(alone.parent), bytes(shared.parent))
+        for name, content in cache(alone).items()
+    }
+    ours = cache(shared)
+    assert ours.keys() == expected.keys()
+    # DONE has the size and hash of a file with a path in it.
+    assert {name for name in ours if ours[name] != expected[name]} <= {
+        name for name in ours if name.endswith("/DONE") and ending != "parquet"
+    }
+
+
+def write_parquet(path: Path, rows: list[dict[str, str]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(rows), path)

@@ -11,6 +11,7 @@ from rich.console import Console
 from expert.cli.show.progress import ProgressView, fitting
 from expert.insight.event_text import step_parts
 from tests.cli.screens import EPOCH, PLAIN_STEP, STARTED, STEP, Screen, plain
+from tests.each import each
 
 # --- between two step lines ----------------------------------------------------------------------
 
@@ -170,7 +171,7 @@ def test_leaving_the_view_in_the_middle_gives_the_cursor_back():
     assert "\x1b[?25h" in Screen(terminal=True).show(STARTED, STEP).file.getvalue()
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+@each("width", [40, 60, 80, 100, 160])
 def test_the_bar_never_takes_more_than_one_line(width):
     parts = step_parts(STEP, total=900, epochs=3)
     assert len(fitting(parts, width - 9)) <= width - 9
@@ -181,7 +182,7 @@ def test_in_a_narrow_terminal_the_loss_is_the_last_to_go():
     assert fitting(step_parts(STEP, total=900, epochs=3), 20) == "120/900  loss 1.2345"
 
 
-@pytest.mark.parametrize(
+@each(
     ("epoch", "shown"), [(1, "1/3"), (3, "3/3"), (0.2, "1/3"), (2.5, "3/3"), (0, "1/3"), (9, "3/3")]
 )
 def test_the_epoch_is_counted_from_one_as_a_number_or_as_progress(epoch, shown):

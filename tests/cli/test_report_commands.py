@@ -163,10 +163,9 @@ def test_the_loss_of_the_last_line_is_the_same_in_train_watch_and_report(run, tm
     import re
 
     from tests.jobs.runs import base_model, events_of, write_expert
-    from tests.jobs.trained_runs import place
 
     config = {"max_steps": 6, "logging_steps": 3}
-    file = write_expert(tmp_path / "e", base_model(place() / "models"), config)
+    file = write_expert(tmp_path / "e", base_model(), config)
     ran = run("train", str(file), "--device", "cpu")
     first, last = re.findall(r"^step [36]/6  loss ([0-9.e-]+)", ran.out, re.MULTILINE)
     assert first != last

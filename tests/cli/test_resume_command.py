@@ -18,7 +18,7 @@ from expert.run.session.session import Start
 from expert.run.session.start import started_facts
 from expert.run.stored.resume_command import command_of_run
 from tests.jobs.runs import base_model, write_expert
-from tests.jobs.trained_runs import CORPUS, place
+from tests.jobs.trained_runs import CORPUS
 from tests.wording import wording
 
 GO_ON = "resume with: expert "
@@ -37,7 +37,7 @@ def killed(folder: Path) -> None:
 
 
 def test_a_killed_run_is_resumed_by_the_command_that_watch_and_diagnose_print(run, tmp_path):
-    base = base_model(place() / "models")
+    base = base_model()
     file = write_expert(tmp_path / "e", base, {"epochs": 9, "save_steps": 2})
     out = tmp_path / "out"
     options = ("--epochs", "2", "--output", str(out), "--set", "max_steps=4", "--device", "cpu")

@@ -23,11 +23,27 @@ def test_outside_a_terminal_preparing_shows_a_line_now_and_then():
     with PreparingView(console, clock=lambda: now[0]) as tell:
         tell("train rows.jsonl", 10, 100)
         now[0] += SECONDS_BETWEEN_LINES
-        tell("train rows.jsonl", 2000, 3_000_000)
-        tell("train rows.jsonl", 2001, 3_000_100)
+        tell("train rows.jsonl", 2000, 3_000_100)
+        tell("train rows.jsonl", 2001, 3_000_200)
     assert file.getvalue().splitlines() == [
         wording("reading-the-data"),
-        "preparing train rows.jsonl: 2,000 rows, 3.0 M tokens",
+        "preparing train rows.jsonl: 2,000 rows, 3.0 M tokens, 600,000 tokens/s",
+    ]
+
+
+def test_where_the_number_of_rows_is_known_preparing_shows_when_it_will_be_done():
+    console, file = screen(terminal=False)
+    now = [0.0]
+    with PreparingView(console, clock=lambda: now[0]) as tell:
+        tell.expect("train rows.jsonl, part 2/8", 10_000)
+        tell("train rows.jsonl, part 2/8", 4000, 1000)  # made by an earlier attempt
+        now[0] += SECONDS_BETWEEN_LINES
+        tell("train rows.jsonl, part 2/8", 5000, 2000)
+        tell.waits("waiting for process 7")
+    assert file.getvalue().splitlines()[1:] == [
+        "preparing train rows.jsonl, part 2/8: 5,000 of 10,000 rows, 2,000 tokens, 200 tokens/s, "
+        "ETA 25 s",
+        "waiting for process 7",
     ]
 
 

@@ -17,8 +17,9 @@ from expert.cli.train import _show_stopping
 from expert.core.interrupts import Interrupted
 from expert.run.session.finish import RunResult
 from expert.run.stored.resume_command import command_to_go_on, with_resume_value
+from tests.each import each
 from tests.jobs.runs import base_model, write_expert
-from tests.jobs.trained_runs import CORPUS, finished, place
+from tests.jobs.trained_runs import CORPUS, finished
 from tests.run.test_status import a_run
 from tests.wording import wording
 
@@ -43,7 +44,7 @@ DONE = RunResult(
 @pytest.fixture
 def expert(tmp_path) -> Path:
     """A manifest of an expert that trains in a second."""
-    return write_expert(tmp_path / "e", base_model(place() / "models"), {"max_steps": 2})
+    return write_expert(tmp_path / "e", base_model(), {"max_steps": 2})
 
 
 def tree(folder: Path) -> list[str]:
@@ -99,7 +100,7 @@ def test_flags_overrule_the_manifest_and_the_result_is_json(run, expert, tmp_pat
 def test_a_run_on_plain_text_ends_with_the_command_that_continues_one(run, tmp_path):
     rows = [{"text": f"the cat sat on mat {n}"} for n in range(20)]
     config = {"max_steps": 1}
-    path = write_expert(tmp_path / "demo", base_model(tmp_path / "models"), config, rows=rows)
+    path = write_expert(tmp_path / "demo", base_model(), config, rows=rows)
     ran = run("train", str(path), "--device", "cpu")
     assert ran.code == 0, ran.err
     [folder] = (path.parent / "runs").iterdir()
@@ -242,7 +243,7 @@ def test_the_exit_code_is_that_of_the_run_and_resuming_is_explained(run, expert,
 # --- resuming ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "meant"),
     [
         ("train --resume", "train --resume auto"),
@@ -387,7 +388,7 @@ def test_remote_code_is_allowed_by_its_flag_alone(run, expert, monkeypatch, flag
     assert asked == [allowed]
 
 
-@pytest.mark.parametrize(
+@each(
     ("argv", "command"),
     [
         (["expert", "train", "-m", "a b.json"], "expert train -m 'a b.json' --resume runs/a"),
@@ -401,7 +402,7 @@ def test_the_command_that_resumes_is_whole(argv, command):
     assert command_to_go_on(argv, Path("runs/a")) == command
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "key", "words"),
     [
         ("--set max_steps=6", "max_steps", "--set max_steps=3"),

@@ -25,6 +25,7 @@ from expert.core.events import (
     secrets_of_environment,
 )
 from tests.core.forking import in_child
+from tests.each import each
 
 
 def ticking() -> Any:
@@ -270,7 +271,7 @@ def test_a_warning_holds_no_secret_either(path: Path, monkeypatch: pytest.Monkey
     assert "***" in path.read_text()
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value", "secret"),
     [
         ("HF_TOKEN", "12345678", True),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from expert.core.install import NAME, Origin, how_to_get_it, origin, origin_of, pip_install
+from tests.each import each
 from tests.wording import wording
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +81,7 @@ def test_an_installation_from_an_index_adds_from_the_index(tmp_path):
     assert pip_install(of=found, windows=False) == "pip install expert-trainer"
 
 
-@pytest.mark.parametrize(
+@each(
     ("record", "command"),
     [
         (

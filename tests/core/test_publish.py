@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from expert.core import publish
 from expert.core.publish import DONE, PublishError, damage, is_alive, publishing, sweep
+from tests.each import each
 from tests.wording import wording
 
 FILES = {"a.bin": b"a" * 100, "sub/deep/b.txt": b"text\n", "empty": b""}
@@ -55,7 +57,7 @@ def test_done_lists_every_file_with_its_size_and_hash(tmp_path: Path):
 
 def test_the_private_folder_lies_beside_the_target_and_carries_the_process(tmp_path: Path):
     with publishing(tmp_path / "x") as temporary:
-        assert temporary == tmp_path / f".tmp-x-{os.getpid()}"
+        assert temporary == tmp_path / f".tmp-x@{socket.gethostname()}-{os.getpid()}"
         assert not (tmp_path / "x").exists()
 
 
@@ -81,7 +83,7 @@ def test_every_byte_reaches_the_disk_before_the_name(
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
     published(tmp_path / "x")
-    temporary = f".tmp-x-{os.getpid()}"
+    temporary = f".tmp-x@{socket.gethostname()}-{os.getpid()}"
     files = [f"{temporary}/{name}" for name in FILES]
     assert sorted(calls[:3]) == sorted(files)
     folders = [f"{temporary}/sub/deep", f"{temporary}/sub", temporary]
@@ -240,7 +242,7 @@ def harmed_twice(folder: Path) -> None:
     os.truncate(folder / "sub/deep/b.txt", 1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("harm", "words"),
     [
         (lambda x: (x / "a.bin").unlink(), "a.bin is missing"),
@@ -334,6 +336,15 @@ def test_leftovers_of_dead_processes_are_removed_and_those_of_living_ones_stay(t
     assert (tmp_path / "x" / "a.bin").is_file()
 
 
+def test_leftovers_of_another_machine_stay_as_nobody_knows_whether_their_makers_live(tmp_path):
+    dead, here = dead_pid(), socket.gethostname()
+    for name in (f".tmp-x@elsewhere-{dead}", f".tmp-x@{here}-{dead}", f".tmp-y@{here}-{dead}"):
+        fill(tmp_path / name)
+    fill(tmp_path / f".tmp-x@elsewhere-{os.getpid()}")
+    assert [path.name for path in sweep(tmp_path, name="x")] == [f".tmp-x@{here}-{dead}"]
+    assert [path.name for path in sweep(tmp_path)] == [f".tmp-y@{here}-{dead}"]
+
+
 def test_a_folder_that_is_being_filled_is_not_swept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -346,7 +357,7 @@ def test_a_folder_that_is_being_filled_is_not_swept(
 
 
 def test_an_earlier_process_with_the_same_number_is_no_obstacle(tmp_path: Path):
-    fill(tmp_path / f".tmp-x-{os.getpid()}", {"old": b"old"})
+    fill(tmp_path / f".tmp-x@{socket.gethostname()}-{os.getpid()}", {"old": b"old"})
     published(tmp_path / "x")
     assert damage(tmp_path / "x") == ""
     assert not (tmp_path / "x" / "old").exists()

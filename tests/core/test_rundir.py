@@ -21,6 +21,7 @@ from expert.core import rundir
 from expert.core.errors import EXIT_USAGE
 from expert.core.rundir import RunFolder, RunFolderError, RunInUse, latest_run, named_manifest
 from tests.core.forking import fork, in_child
+from tests.each import each
 from tests.wording import wording
 
 NOON = time.mktime((2026, 5, 4, 12, 0, 0, 0, 0, -1))
@@ -53,7 +54,7 @@ def test_many_that_start_in_one_second_get_folders_of_their_own(tmp_path: Path):
     assert len(set(made)) == 40
 
 
-@pytest.mark.parametrize(
+@each(
     ("expert", "name"),
     [("../../etc", "etc"), ("a b/c", "a-b-c"), ("..", "expert"), ("", "expert"), ("Ünit", "Ünit")],
 )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from expert.core.text import visible
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "shown"),
     [
         ("plain text", "plain text"),

@@ -28,17 +28,17 @@ def listed(folder: Path) -> dict[str, str]:
 def test_two_processes_make_what_one_makes(tmp_path, monkeypatch):
     alone = prepare(work(), RECIPE, tmp_path / "alone")
     made_here = []
-    finish = module._finish_shard
+    write = module.Piece.write
 
-    def counted(parts, index, shard, encoder):
-        made_here.append(index)
-        return finish(parts, index, shard, encoder)
+    def counted(piece, place, encoder):
+        made_here.append(piece.first)
+        return write(piece, place, encoder)
 
-    monkeypatch.setattr(module, "_finish_shard", counted)
+    monkeypatch.setattr(module.Piece, "write", counted)
     helped = prepare(work(with_helper=True), RECIPE, tmp_path / "helped")
     assert listed(helped.folder) == listed(alone.folder)
     assert helped.statistics == alone.statistics
-    assert made_here == [0, 2, 4, 6], "the other shards came from the helper"
+    assert made_here == [0, 32, 64, 96], "the other shards came from the helper"
 
 
 def test_what_a_helper_that_dies_leaves_undone_is_made_all_the_same(tmp_path, monkeypatch):

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.jobs.runs import ROWS, base_model, events_of, losses_of, run, weights_of, write_expert
+from tests.jobs.runs import ROWS, events_of, losses_of, run, weights_of, write_expert
 
 PADDED: dict[str, Any] = {
     "packing": False,
     "micro_batch_size": 4,
-    "max_steps": 8,
+    "max_steps": 4,
     "dataloader_num_workers": 0,
 }
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return base_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.mark.parametrize(
@@ -34,23 +28,23 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=["plain", "a worker", "cut", "dropped", "soft prompt"],
 )
 def test_a_run_that_tokenises_late_learns_exactly_what_a_prepared_one_learns(
-    tmp_path, models, config, more
+    tmp_path, base, config, more
 ):
     settings = {**PADDED, **config}
-    ahead = run(write_expert(tmp_path / "ahead", models, settings, **more)).folder
+    ahead = run(write_expert(tmp_path / "ahead", base, settings, **more)).folder
     settings["tokenize"] = "late"
-    late = run(write_expert(tmp_path / "late", models, settings, **more)).folder
-    assert len(losses_of(late)) == 8
+    late = run(write_expert(tmp_path / "late", base, settings, **more)).folder
+    assert len(losses_of(late)) == 4
     assert losses_of(late) == losses_of(ahead)
     assert weights_of(late) == weights_of(ahead)
     assert {event["kind"] for event in events_of(ahead, "feed")} == {"padded"}
     assert {event["kind"] for event in events_of(late, "feed")} == {"late"}
 
 
-def test_rows_that_preparing_left_out_are_left_out_late_too(tmp_path, models):
+def test_rows_that_preparing_left_out_are_left_out_late_too(tmp_path, base):
     rows = [{"instruction": "", "response": ""}, *ROWS[:20], {"wrong": 1}, *ROWS[20:]]
     dataset = {"max_bad_rows": 2}
     settings = {**PADDED, "tokenize": "late"}
-    late = write_expert(tmp_path / "late", models, settings, rows=rows, dataset=dataset)
-    ahead = write_expert(tmp_path / "ahead", models, PADDED, rows=rows, dataset=dataset)
+    late = write_expert(tmp_path / "late", base, settings, rows=rows, dataset=dataset)
+    ahead = write_expert(tmp_path / "ahead", base, PADDED, rows=rows, dataset=dataset)
     assert losses_of(run(late).folder) == losses_of(run(ahead).folder)

@@ -17,6 +17,7 @@ from expert.data.feed.order import (
     micro_batches,
     shuffled,
 )
+from tests.each import each
 from tests.wording import wording
 
 counts = st.integers(1, 300)
@@ -102,9 +103,7 @@ def test_another_micro_batch_has_the_same_bins_in_every_update(count, size, seed
         assert len(first) == -(-len(update.bins) // one)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "updates"), [(1, 50), (1.1, 55), (0.1, 5), (0.001, 1), (2.55, 128), (3, 150)]
-)
+@each(("epochs", "updates"), [(1, 50), (1.1, 55), (0.1, 5), (0.001, 1), (2.55, 128), (3, 150)])
 def test_a_fraction_of_an_epoch_is_rounded_up_once(epochs: float, updates: int):
     # 1.1 * 50 is 55.00000000000001 in floating point; that must not make 56.
     order = DataOrder(100, 2, 0)

@@ -11,6 +11,7 @@ import pytest
 from expert.jobs.datasets.check import check_dataset
 from expert.manifest.reader import read_manifest
 from expert.run.open import plan, prepare
+from tests.each import each
 from tests.run.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
 
@@ -44,7 +45,7 @@ def test_long_texts_are_learnt_to_their_end(tmp_path, rows):
     assert not any("longer than" in line for line in checked.warnings())
 
 
-@pytest.mark.parametrize(
+@each(
     ("rows", "config", "settled", "because"),
     [
         (None, {}, "split", wording("plain-text-every-part")),

@@ -29,9 +29,10 @@ from expert.data.pack.pack import (
     shifted_blocks,
 )
 from expert.data.pack.pack_index import OverlongCounts, PackIndex
+from tests.data.tokenizers import QWEN3, SHARED, qwen3_encoder
+from tests.each import each
 from tests.wording import wording
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 REAL_FILES = [
     *("json/corpus", "json/train", "sql/train", "cypher/train", "alpaca/alpaca_libre"),
     *("shakespeare/train", "typescript/handbook_text"),
@@ -143,8 +144,8 @@ def test_a_soft_prompt_as_long_as_the_bin_is_refused():
         pack_best_fit(np.array([3]), 8, 0, soft_tokens=8)
 
 
-@pytest.mark.parametrize("mean", [404, 983])
-@pytest.mark.parametrize("length", [2048, 4096, 16384])
+@each("mean", [404, 983])
+@each("length", [2048, 4096, 16384])
 def test_best_fit_fills_bins_of_typical_lengths(mean: int, length: int):
     index = pack_best_fit(lognormal_lengths(mean, 20_000), length, 7)
     assert index.statistics().fill >= 0.99
@@ -197,8 +198,8 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("length", [512, 1024, 2048, 4096])
-@pytest.mark.parametrize("kind", KINDS)
+@each("length", [512, 1024, 2048, 4096])
+@each("kind", KINDS)
 def test_best_fit_fills_97_percent_or_what_long_rows_allow(kind: str, length: int):
     lengths = drawn(kind, 5000)
     assert full_enough(pack_best_fit(lengths, length, 7), lengths)
@@ -206,14 +207,12 @@ def test_best_fit_fills_97_percent_or_what_long_rows_allow(kind: str, length: in
 
 @pytest.mark.parametrize("name", REAL_FILES)
 def test_best_fit_fills_bins_of_real_files(name: str):
-    path, tokenizer = SHARED / f"{name}.jsonl", SHARED / "tokenizers" / "qwen3" / "tokenizer.json"
-    if not (path.exists() and tokenizer.exists()):
+    path = SHARED / f"{name}.jsonl"
+    if not (path.exists() and QWEN3.exists()):
         pytest.skip("the real files are not here")
-    from tokenizers import Tokenizer
-
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:1500]]
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:700]]
     texts = ["\n".join(str(value) for value in row.values() if value) for row in rows]
-    encoded = Tokenizer.from_file(str(tokenizer)).encode_batch(texts)
+    encoded = qwen3_encoder().tokenizer.encode_batch_fast(texts)
     lengths = np.array([len(text.ids) for text in encoded])
     for length in (512, 1024, 2048, 4096):
         assert full_enough(pack_best_fit(lengths, length, 7), lengths), length

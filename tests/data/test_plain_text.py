@@ -12,6 +12,7 @@ from expert.core.rundir import RunFolder
 from expert.data.plain_text import trained_on_text
 from expert.jobs.validate.test_sets import data_folder
 from expert.planning.run_plan import RunPlan
+from tests.each import each
 from tests.planning.planning import manifest, plan
 
 CHAT = {"instruction": "say cat", "response": "cat"}
@@ -24,7 +25,7 @@ def planned(folder: Path, **dataset: Any) -> RunPlan:
     return plan(data, None, folder=folder)
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "dataset", "is_text"),
     [
         ({"text": "once upon a time"}, {}, True),

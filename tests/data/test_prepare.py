@@ -26,6 +26,7 @@ from expert.data.tokens.encoder import EncodedBatch, TextEncoder
 from expert.data.tokens.prepare import Recipe, prepare
 from expert.data.tokens.shards import Tokenising
 from tests.data.tokenizers import small_encoder
+from tests.each import each
 from tests.wording import wording
 
 RECIPE = Recipe(data="d", tokenizer="t", template="p", columns="c", learn_prompt=False)
@@ -49,14 +50,13 @@ def work(
     segments_of: Callable[[Row], list[Segment] | BadRow | Dropped] = segments_of,
     **changes: Any,
 ) -> Tokenising:
-    read = rows or (lambda: good_rows(count))
-
-    def formatted() -> Iterator[Any]:
-        return ((row, row if isinstance(row, BadRow) else segments_of(row)) for row in read())
-
-    return Tokenising(
-        **{"formatted": formatted, "encoder": small_encoder(), "shard_rows": 16, **changes}
-    )
+    asked: dict[str, Any] = {
+        "rows": lambda unread: rows() if rows else good_rows(count),
+        "formatter": lambda: segments_of,
+        "encoder": small_encoder(),
+        "shard_rows": 16,
+    }
+    return Tokenising(**asked | changes)
 
 
 def test_documents_come_back_as_they_were_encoded(tmp_path):
@@ -101,7 +101,7 @@ def test_the_second_time_is_a_hit(tmp_path):
     assert again.statistics == first.statistics
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "words"),
     [
         ({"data": "x"}, "the data changed"),
@@ -340,7 +340,7 @@ def rounds_of_builders(tmp_path: Path, rounds: int) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is POSIX")
 def test_builders_that_race_and_one_that_is_killed_leave_one_valid_cache(tmp_path):
-    rounds_of_builders(tmp_path, 3)
+    rounds_of_builders(tmp_path, 1)
 
 
 @pytest.mark.slow

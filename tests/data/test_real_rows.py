@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
@@ -12,11 +11,9 @@ from expert.data.pack.pack import pack_best_fit
 from expert.data.read.rows import read_rows
 from expert.data.records import Example, Row, Segment
 from expert.data.template.templates import Template, named_template, plain_segments
-from expert.data.tokens.encoder import TextEncoder
 from tests.data.examples.understood import understand
+from tests.data.tokenizers import QWEN3, SHARED, qwen3_encoder
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-TOKENIZER = SHARED / "tokenizers" / "qwen3"
 FILES = [
     "json/train.jsonl",
     "json/corpus.jsonl",
@@ -29,13 +26,8 @@ FILES = [
 SAMPLED = 150
 
 pytestmark = pytest.mark.skipif(
-    not TOKENIZER.is_dir(), reason="the real data is not beside this checkout"
+    not QWEN3.is_dir(), reason="the real data is not beside this checkout"
 )
-
-
-@pytest.fixture(scope="module")
-def encoder() -> TextEncoder:
-    return TextEncoder.of_folder(TOKENIZER, template_adds_bos=False)
 
 
 def examples_of(name: str, most: int | None) -> list[Example]:
@@ -53,7 +45,8 @@ def answers_of(example: Example, template: Template) -> str:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_exactly_the_answers_are_learnt(name: str, encoder: TextEncoder):
+def test_exactly_the_answers_are_learnt(name: str):
+    encoder = qwen3_encoder()
     template = named_template("chatml", eos="<|im_end|>")
     examples = examples_of(name, SAMPLED)
     assert len(examples) > 40
@@ -74,8 +67,9 @@ def test_exactly_the_answers_are_learnt(name: str, encoder: TextEncoder):
 
 
 @pytest.mark.parametrize("name", ["json/corpus.jsonl", "sql/train.jsonl", "cypher/train.jsonl"])
-def test_real_rows_fill_sequences_to_98_percent(name: str, encoder: TextEncoder):
+def test_real_rows_fill_sequences_to_98_percent(name: str):
+    encoder = qwen3_encoder()
     template = named_template("chatml", eos="<|im_end|>")
-    examples = examples_of(name, 1500)
+    examples = examples_of(name, 700)
     lengths = encoder.encode([template.segments(example) for example in examples]).lengths
     assert pack_best_fit(lengths, 2048, 42).statistics().fill >= 0.98

@@ -92,8 +92,8 @@ def test_what_rows_are_recognised_by_is_made_once(tmp_path, monkeypatch):
     assert again.shared == first.shared != ()
 
 
-def test_a_run_says_once_that_its_validation_file_is_learnt_as_well(tmp_path_factory, tmp_path):
-    base = base_model(tmp_path_factory.getbasetemp())
+def test_a_run_says_once_that_its_validation_file_is_learnt_as_well(tmp_path):
+    base = base_model()
     done = run(an_expert(tmp_path, base=base, validation=[*NEW, ROWS[2]]))
     told = [event["text"] for event in events_of(done.folder, "warning")]
     (doubt,) = [text for text in told if wording("in-training-rows-well") in text]

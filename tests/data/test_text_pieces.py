@@ -19,9 +19,9 @@ from expert.data.template.templates import named_template
 from expert.data.tokens.encoder import SpecialTokens, TextEncoder
 from expert.data.tokens.text_pieces import PieceEncoder, find_cuts, without_normalizer
 from tests.data.examples.understood import understand
-from tests.data.tokenizers import small_tokenizer
+from tests.data.tokenizers import SHARED, qwen3_encoder, small_tokenizer
+from tests.each import each
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 FILES = Path(__file__).parent / "files"
 QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -178,7 +178,7 @@ def with_dropout(tokenizer: Any) -> None:
     tokenizer.model.dropout = 0.1
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         with_words_unknown,
@@ -212,8 +212,8 @@ def rows_of(path: Path, most: int | None = None) -> list[list[Segment]]:
     return [template.segments(one) for one in examples if isinstance(one, Example)]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "qwen", "llama"])
-@pytest.mark.parametrize("name", ["cypher", "sql", "json", "alpaca", "messages", "plain_text"])
+@each("kind", ["gpt2", "qwen", "llama"])
+@each("name", ["cypher", "sql", "json", "alpaca", "messages", "plain_text"])
 def test_rows_in_pieces_have_the_tokens_and_spans_of_whole_rows(name, kind):
     encoder = encoder_of(tokenizer_of(kind))
     documents = rows_of(FILES / f"{name}.jsonl")
@@ -224,17 +224,15 @@ def test_rows_in_pieces_have_the_tokens_and_spans_of_whole_rows(name, kind):
 REAL = sorted(path.relative_to(SHARED).as_posix() for path in SHARED.rglob("*.jsonl"))
 
 
-@pytest.fixture(scope="module")
-def real_encoder() -> TextEncoder:
-    return TextEncoder.of_folder(SHARED / "tokenizers" / "qwen3", template_adds_bos=False)
-
-
 @pytest.mark.skipif(not REAL, reason="the real data is not beside this checkout")
 @pytest.mark.parametrize("most", [100, pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", REAL or ["absent"])
-def test_real_rows_in_pieces_have_the_tokens_and_spans_of_whole_rows(name, most, real_encoder):
-    documents = rows_of(SHARED / name, most)
-    assert find_cuts(real_encoder.tokenizer) is not None
-    whole = encoded_whole(real_encoder, documents)
-    for real_encoder.by_words in (False, True):
-        assert encoded(real_encoder, documents) == whole
+def test_real_rows_in_pieces_have_the_tokens_and_spans_of_whole_rows(
+    name, most, monkeypatch: pytest.MonkeyPatch
+):
+    documents, encoder = rows_of(SHARED / name, most), qwen3_encoder()
+    assert find_cuts(encoder.tokenizer) is not None
+    whole = encoded_whole(encoder, documents)
+    for by_words in (False, True):
+        monkeypatch.setattr(encoder, "by_words", by_words)
+        assert encoded(encoder, documents) == whole

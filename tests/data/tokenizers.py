@@ -12,6 +12,8 @@ from expert.data.tokens.encoder import SpecialTokens, TextEncoder
 # A byte-level BPE of 400 tokens with ChatML markers. It is a file so that every process of a test
 # has the same one, whether or not training one is deterministic.
 TOKENIZER = Path(__file__).parent / "files" / "tokenizer.json"
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+QWEN3 = SHARED / "tokenizers" / "qwen3"
 
 
 @cache
@@ -40,6 +42,12 @@ def small_encoder(*, adds_bos: bool = False, template_adds_bos: bool = False) ->
         template_adds_bos=template_adds_bos,
         fingerprint=str(adds_bos),
     )
+
+
+@cache
+def qwen3_encoder() -> TextEncoder:
+    """A real tokenizer, loaded once in a process: that takes most of a second."""
+    return TextEncoder.of_folder(QWEN3, template_adds_bos=False)
 
 
 def model_folder(path: Path, **config: Any) -> Path:

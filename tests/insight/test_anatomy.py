@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from expert.insight.step.anatomy import StepAnatomy, dissect, finite, log_lines, numbers, run_times
+from tests.each import each
 from tests.insight.records import PLAN, finished_events, planned, record, step_events
 
 
@@ -143,7 +144,7 @@ def test_a_plan_is_not_needed():
     assert PLAN["kernels"]["device"] == "cuda"
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "found"),
     [
         ([1.5, 2], [1.5, 2]),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from expert.insight.step.bands import Band, MeasuredCase, expected_band, measured_cases
+from tests.each import each
 from tests.wording import wording
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +83,7 @@ def test_models_much_smaller_than_any_measured_one_have_no_band():
     assert found is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("rate", "word"),
     [
         (499, wording("something-is-wrong")),
@@ -97,5 +98,5 @@ def test_the_words_are_those_of_the_guide_to_the_4080_super(rate, word):
 
 
 def test_every_packaged_case_names_its_file():
-    for each in measured_cases():
-        assert (ROOT / each.file).is_file()
+    for case in measured_cases():
+        assert (ROOT / case.file).is_file()

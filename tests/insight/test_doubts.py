@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from expert.insight.ladder.ladder import Ladder, crowded, doubts_of
 from expert.insight.ladder.pairs import in_turns
+from tests.each import each
 from tests.insight.ladders import ladder, measured, rung
 from tests.wording import wording
 
@@ -16,7 +15,7 @@ def on(cores: int, others: float, **more: Any) -> Any:
     return measured(100.0, cores=cores, others=others, **more)
 
 
-@pytest.mark.parametrize(
+@each(
     ("seen", "words"),
     [
         (on(2, 0.2, threads=2), ""),
@@ -42,7 +41,7 @@ def climbed(*others: float, spread: float = 0.0, gain: float = 2.0) -> Ladder:
     return ladder(*rungs, against_baseline=direct)
 
 
-@pytest.mark.parametrize(
+@each(
     ("found", "doubts"),
     [
         (climbed(0.0, 0.1, 0.2), []),

@@ -8,6 +8,7 @@ import pytest
 
 from expert.insight.event_text import lines_of, step_parts
 from tests.cli.screens import EPOCH, PLAIN_STEP, STARTED, STEP, only_line, plain
+from tests.each import each
 from tests.wording import wording
 
 
@@ -84,7 +85,7 @@ def test_an_epoch_without_validation_shows_nothing_about_it():
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("event", "expected"),
     [
         (

@@ -10,6 +10,7 @@ import pytest
 from expert.insight.findings.table import RULES, find
 from expert.insight.findings.verdict import judge
 from expert.insight.record import RunRecord
+from tests.each import each
 from tests.insight.records import (
     CPU,
     GIB,
@@ -44,7 +45,7 @@ def growing(name: str, each: float, **changes: Any) -> list[dict[str, Any]]:
     return steps
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "run", "says"),
     [
         (
@@ -354,7 +355,7 @@ def test_other_holders_are_named_as_the_start_saw_them():
     assert found.evidence.endswith(wording("at-start-blender-pid"))
 
 
-@pytest.mark.parametrize(
+@each(
     "events",
     [
         [],
@@ -366,7 +367,7 @@ def test_other_holders_are_named_as_the_start_saw_them():
     ],
     ids=range(6),
 )
-@pytest.mark.parametrize(
+@each(
     "plan",
     [
         {},

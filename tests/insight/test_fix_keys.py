@@ -6,11 +6,10 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 import expert
 from expert.insight.findings.finding import CONFIG
 from expert.manifest.reader import read_manifest
+from tests.each import each
 from tests.jobs.runs import write_expert
 
 FILES = sorted((Path(expert.__file__).parent / "insight" / "findings").glob("*.py"))
@@ -31,7 +30,7 @@ def test_there_are_fixes():
     assert len(settings()) > 15
 
 
-@pytest.mark.parametrize("setting", settings())
-@pytest.mark.parametrize("config", [{}, {"dataloader_num_workers": 0, "packing": False}], ids=str)
+@each("setting", settings())
+@each("config", [{}, {"dataloader_num_workers": 0, "packing": False}], ids=str)
 def test_a_fix_that_is_a_key_is_one_that_manifests_have(tmp_path, setting, config):
     read_manifest(write_expert(tmp_path, "tiny", config), overrides=(setting,), strict=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
+from tests.each import each
 from tests.insight.pages import (
     HOSTILE,
     check_harmless,
@@ -19,7 +18,7 @@ from tests.insight.pages import (
 from tests.wording import wording
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+@each("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_text_stays_text_on_the_page(tmp_path: Path, text: str):
     plain = check_harmless(html_of(hostile_run(tmp_path / "a", "harmless")))
     tags = check_harmless(html_of(hostile_run(tmp_path / "b", text)))
@@ -28,7 +27,7 @@ def test_hostile_text_stays_text_on_the_page(tmp_path: Path, text: str):
     "".join(tags.texts).encode("utf-8")
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+@each("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_text_stays_text_in_markdown(tmp_path: Path, text: str):
     plain = markdown_of(hostile_run(tmp_path / "a", "harmless")).splitlines()
     lines = markdown_of(hostile_run(tmp_path / "b", text)).splitlines()

@@ -18,6 +18,7 @@ from expert.insight.ladder.ladder import (
 )
 from expert.insight.ladder.pairs import Paired, in_turns
 from expert.insight.ladder.table import COLUMNS, as_markdown, headline, how_measured, table_rows
+from tests.each import each
 from tests.insight.ladders import ladder, measured, rung
 from tests.wording import wording
 
@@ -36,7 +37,7 @@ def paired(*ratios: float) -> Paired:
 FASTER = paired(1.5, 1.5, 1.5)
 
 
-@pytest.mark.parametrize(
+@each(
     ("ratios", "cost", "status", "words"),
     [
         ((1.4, 1.5, 1.6), "", "kept", ""),
@@ -196,8 +197,8 @@ def _pair() -> list[SettingResult]:
 def test_a_result_of_the_format_before_is_still_read():
     [file] = Path("docs/benchmarks").glob("ladder-expert-json-cpu.json")
     old = json.loads(file.read_text(encoding="utf-8")) | {"format": 1}
-    for each in old["rungs"]:
-        each.pop("paired", None)
+    for one in old["rungs"]:
+        one.pop("paired", None)
     old = {key: value for key, value in old.items() if key not in ("against_baseline", "doubts")}
     found = Ladder.model_validate(old)
     assert found.winner is not None

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from expert.insight.page.html import page_html
+from tests.each import each
 from tests.insight.pages import (
     check_harmless,
     figures_of,
@@ -55,7 +56,7 @@ def test_damaged_files_are_reported_and_the_rest_is_shown(tmp_path: Path):
     assert "loss" in figures_of(page)
 
 
-@pytest.mark.parametrize(
+@each(
     "odd",
     [
         {"step": "x"},

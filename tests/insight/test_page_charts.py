@@ -34,6 +34,7 @@ from expert.insight.page.scales import (
     smoothed,
     thinned,
 )
+from tests.each import each
 from tests.insight.pages import Tags
 
 FINITE = st.floats(min_value=-1e12, max_value=1e12)
@@ -85,7 +86,7 @@ def test_a_value_has_its_place_on_the_scale(values, kind, value, share):
     assert scale_of(values, **kind).share(value) == pytest.approx(share)
 
 
-@pytest.mark.parametrize(
+@each(
     ("ticks", "unit", "expected"),
     [
         ((0.0, 0.25, 0.5), "number", ["0.00", "0.25", "0.50"]),
@@ -229,8 +230,8 @@ def test_marks_are_where_they_happened():
     assert "<small>7</small>" in html
 
 
-@pytest.mark.parametrize("values", [(1.0,), (0.0, 0.0), (-1.0, 1.0), (1e-9, 1e9), (1e300, 1e300)])
-@pytest.mark.parametrize("log", [False, True])
+@each("values", [(1.0,), (0.0, 0.0), (-1.0, 1.0), (1e-9, 1e9), (1e300, 1e300)])
+@each("log", [False, True])
 def test_no_value_makes_a_drawing_fail(values: tuple[float, ...], log: bool):
     html = draw(line_chart(*values, log=log))
     assert not any(word in html for word in ("nan", "inf"))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from expert.insight.page.markdown import text
 from expert.insight.page.markup import MAX_TEXT, Markup, escape, joined, path, tag, visible
+from tests.each import each
 from tests.insight.pages import HOSTILE, Tags
 
 
@@ -25,7 +26,7 @@ def test_names_of_attributes_are_those_of_html():
     assert tag("meta", http_equiv="a", name="b") == '<meta http-equiv="a" name="b">'
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@each("text", HOSTILE)
 def test_hostile_text_makes_no_tag_and_no_attribute(text: str):
     tags = Tags(tag("p", text, title=text))
     assert [(name, list(attributes)) for name, attributes in tags.found] == [("p", ["title"])]
@@ -66,7 +67,7 @@ def test_an_escaped_text_has_no_sign_that_html_knows():
     assert not set(escape("".join(HOSTILE))) & set("<>\"'`")
 
 
-@pytest.mark.parametrize(
+@each(
     ("given_text", "expected"),
     [
         ("a|b", r"a\|b"),

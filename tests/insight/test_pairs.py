@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from expert.insight.ladder.pairs import in_turns, one_after_the_other, spread_of
+from tests.each import each
 from tests.wording import wording
 
 
@@ -20,7 +21,7 @@ def test_a_machine_that_slows_down_slows_both_halves_of_a_pair():
     assert found.difference == "faster"
 
 
-@pytest.mark.parametrize(
+@each(
     ("ratios", "difference"),
     [
         ((1.3, 1.2, 1.25), "faster"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from expert.insight.findings.verdict import judge
+from tests.each import each
 from tests.insight.records import (
     GIB,
     evidence,
@@ -167,7 +168,7 @@ def test_the_gain_of_keeping_activations(kind, gain):
     assert found.gain == pytest.approx(gain)
 
 
-@pytest.mark.parametrize(
+@each(
     ("seconds", "asked", "told"),
     [
         ((2.0, 2.0), True, None),  # 4 s beside 17.9 s of training: under a quarter
@@ -176,7 +177,7 @@ def test_the_gain_of_keeping_activations(kind, gain):
         ((16.0, 16.0), False, "warning"),
     ],
 )
-@pytest.mark.parametrize(
+@each(
     ("kind", "name", "path"),
     [
         ("eval", "evaluation-often", "watch.eval_steps"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -29,9 +31,17 @@ ROWS = [
 
 
 @cache
-def base_model(folder: Path, family: str = "qwen3") -> Path:
-    """A tiny random model, made once in a process."""
-    return tiny_model(folder / family, family)
+def place() -> Path:
+    """A folder that lasts as long as this process."""
+    folder = tempfile.mkdtemp(prefix="expert-runs-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+@cache
+def base_model(layers: int = 1) -> Path:
+    """A tiny random model, made once in a process; a second layer costs half a run more."""
+    return tiny_model(place() / f"layers-{layers}" / "qwen3", num_hidden_layers=layers)
 
 
 def write_expert(folder: Path, base: Path | str, config: dict[str, Any], **more: Any) -> Path:
@@ -109,9 +119,9 @@ def inject(monkeypatch: Any, fault: Fault) -> Now:
     now = Now()
     loss_sum = LoadedModel.loss_sum
 
-    def seeded(number: int, step: int) -> None:
+    def seeded(number: int, step: int, rank: int = 0) -> None:
         now.update, now.micro_batch = step, 0
-        seed_step(number, step)
+        seed_step(number, step, rank)
 
     def faulty(self: LoadedModel, batch: Any) -> Tensor:
         loss = fault(loss_sum(self, batch), batch, now)

@@ -11,7 +11,6 @@ import pytest
 from expert.jobs.manifest import check_manifests
 from expert.run.open import open_run
 from tests.jobs.runs import ROWS, base_model, write_expert
-from tests.jobs.trained_runs import place
 from tests.wording import wording
 
 
@@ -24,7 +23,7 @@ def opened(file: Path) -> tuple[Any, Any]:
 @pytest.mark.parametrize("suffix", ["jsonl", "json"])
 def test_a_step_of_so_many_tokens_has_them_whatever_was_known_before(tmp_path, suffix):
     """Lines of .json rows cannot be counted: the first plan knows nothing of their lengths."""
-    base = base_model(place() / "models")
+    base = base_model()
     config = {"batch_size": "auto", "batch_tokens": 128}
     file = write_expert(tmp_path, base, config, dataset={"path": f"rows.{suffix}"})
     text = "\n".join(map(json.dumps, ROWS)) if suffix == "jsonl" else json.dumps(ROWS)
@@ -43,7 +42,7 @@ def test_the_rows_of_a_list_of_data_sets_are_the_rows_of_the_run(tmp_path):
     (data / "dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
     rows = [{"ask": f"say {n}", "reply": f"it is {n}", "output": "wrong"} for n in range(20)]
     (data / "talk.json").write_text(json.dumps(rows), encoding="utf-8")
-    base = base_model(place() / "models")
+    base = base_model()
     (tmp_path / "run.yaml").write_text(
         f"model_name_or_path: {base}\nstage: sft\nfinetuning_type: lora\ndataset: talk\n"
         "cutoff_len: 64\nper_device_train_batch_size: 4\nnum_train_epochs: 1\ntemplate: chatml\n"
@@ -56,7 +55,7 @@ def test_the_rows_of_a_list_of_data_sets_are_the_rows_of_the_run(tmp_path):
 
 
 def test_prepared_tokens_go_into_the_folder_that_windows_named(tmp_path):
-    base = base_model(place() / "models")
+    base = base_model()
     cache = "datasets_optimized\\demo\\tokenized"
     opened(write_expert(tmp_path, base, {"pretokenized_cache": cache}))
     assert (tmp_path / "datasets_optimized" / "demo" / "tokenized").is_dir()

@@ -19,7 +19,7 @@ from expert.run.open import prepare
 from expert.run.session import checkpoints
 from expert.run.stored.trained_rows import learnt_rows
 from expert.training.checkpoint import CheckpointError
-from tests.jobs.runs import base_model, copied, events_of, losses_of, plan_of, run, write_expert
+from tests.jobs.runs import copied, events_of, losses_of, plan_of, run, write_expert
 from tests.wording import wording
 
 SETTINGS = {"epochs": 1, "save_steps": 1, "save_total_limit": None, "batch_size": 4}
@@ -39,11 +39,6 @@ def an_earlier_version() -> Iterator[None]:
             lambda *args: {k: v for k, v in order_of(*args).items() if k != "fitted"},
         )
         yield
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return base_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from expert.jobs.export.exported import Exported
 from expert.jobs.export.model_card import Known, model_card
 from expert.run.stored.choose_checkpoint import NothingTrained, choose
 from expert.run.stored.load import Trained, load_trained, pick_device, read_plan
+from tests.each import each
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.wording import wording
 
@@ -99,7 +100,7 @@ def test_merged_weights_are_rounded_once_to_the_type_asked_for(dtype, tmp_path):
 
 
 def test_the_guide_says_how_far_an_export_may_be_off():
-    guide = Path(__file__).parents[2] / "docs" / "TRAINING_GUIDE.md"
+    guide = Path(__file__).parents[2] / "docs" / "EXPORT.md"
     text = " ".join(guide.read_text(encoding="utf-8").split())
     fp32, fp16, bf16 = (f"{100 * TOLERANCE[name]:g} %" for name in ("fp32", "fp16", "bf16"))
     assert re.search(
@@ -283,7 +284,7 @@ def test_a_base_that_cannot_be_read_is_not_called_a_place_that_cannot_be_written
 def test_the_folder_that_one_is_in_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    monkeypatch.setattr("expert.run.stored.load.load_trained", None)
+    monkeypatch.setattr("expert.jobs.export.export.load_trained", None)
     for place in (Path(), Path.cwd()):
         with pytest.raises(CannotExport, match=wording("folder-you-in-cannot")):
             exported(finished("lora"), place)
@@ -297,7 +298,7 @@ def test_an_empty_folder_stays_where_an_export_is_refused(tmp_path):
     assert (tmp_path / "empty").is_dir()
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "flags", "text"),
     [
         ("full", {"kind": "merged"}, wording("model-trained-whole-has")),

@@ -11,10 +11,10 @@ import expert
 from expert.jobs.sample.decoding import CannotSample
 from expert.jobs.sample.sample import sample as sample_job
 from tests.jobs.runs import ROWS, base_model, write_expert
-from tests.jobs.trained_runs import finished, place
+from tests.jobs.trained_runs import finished
 from tests.wording import wording
 
-GUIDE = Path(__file__).parents[2] / "docs" / "TRAINING_GUIDE.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "DATA.md"
 
 
 def test_an_answer_is_a_text():
@@ -36,7 +36,7 @@ def test_an_export_is_the_folder_it_wrote(tmp_path):
 
 
 def test_what_is_prepared_prints_as_a_line(tmp_path):
-    manifest = write_expert(tmp_path, base_model(place() / "models"), {})
+    manifest = write_expert(tmp_path, base_model(), {})
     train = expert.prepare(manifest).train
     folder = re.escape(str(train.folders[0].folder))
     size = r"\d+ rows in \d+ sequences of \d+ tokens"
@@ -45,11 +45,11 @@ def test_what_is_prepared_prints_as_a_line(tmp_path):
 
 
 def test_the_guide_reads_prepared_documents_back(tmp_path, capsys):
-    manifest = write_expert(tmp_path, base_model(place() / "models"), {})
+    manifest = write_expert(tmp_path, base_model(), {})
     guide = GUIDE.read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
     [code] = [block for block in blocks if "expert.prepare" in block]
-    exec(code.replace("dates/manifest.yaml", str(manifest)), {})
-    whole, _, learnt = capsys.readouterr().out.rpartition("learnt: ")
+    exec(code.replace("dates/manifest.json", str(manifest)), {})
+    whole, _, learnt = capsys.readouterr().out.rpartition("trained on: ")
     [row] = [row for row in ROWS if f"{row['instruction']}<" in whole]
     assert learnt.strip() == f"{row['response']}<|im_end|>"

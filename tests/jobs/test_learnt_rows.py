@@ -14,7 +14,7 @@ from expert.jobs.validate.test_sets import NoTestSet
 from expert.jobs.validate.validate import validate
 from tests.jobs.runs import ROWS as RUN_ROWS
 from tests.jobs.runs import run, write_expert
-from tests.jobs.validated_runs import ROWS, TESTS, YES, own_run, written
+from tests.jobs.validated_runs import ROWS, YES, own_run, written
 from tests.wording import wording
 
 
@@ -56,7 +56,6 @@ def test_rows_that_are_read_otherwise_than_in_the_run_are_told_from_changed_data
 
 
 def test_test_rows_of_their_own_may_be_used_whatever_became_of_the_training_rows(tmp_path):
-    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, TESTS)), encoding="utf-8")
     folder = own_run(tmp_path, test_path="test.jsonl")
     append_a_row(tmp_path)
     done = validate(folder, device="cpu", min_accuracy=0.0, limit=2)
@@ -64,7 +63,6 @@ def test_test_rows_of_their_own_may_be_used_whatever_became_of_the_training_rows
 
 
 def test_a_named_test_set_may_be_used_whatever_became_of_the_training_rows(tmp_path):
-    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, TESTS)), encoding="utf-8")
     folder = own_run(tmp_path)
     append_a_row(tmp_path)
     named = tmp_path / "test.jsonl"
@@ -125,8 +123,7 @@ def test_a_baseline_that_held_out_other_rows_is_refused_with_how_many_it_has_lea
     words = wording("b-baseline-has-learnt")
     with pytest.raises(NoTestSet, match=words):
         validate(folder, baseline=other, device="cpu")
-    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, TESTS)), encoding="utf-8")
-    named = tmp_path / "test.jsonl"
+    named = tmp_path / "a" / "test.jsonl"
     done = validate(folder, test_set=named, baseline=other, device="cpu", min_accuracy=0.0, limit=2)
     assert done.baseline is not None
 

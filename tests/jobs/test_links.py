@@ -10,7 +10,6 @@ from expert.core.links import LinkRefused
 from expert.jobs.train import train
 from expert.run.open import prepare
 from tests.jobs.runs import base_model, events_of, write_expert
-from tests.jobs.trained_runs import place
 from tests.wording import wording
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
@@ -27,7 +26,7 @@ def outside(tmp_path):
 
 def test_checkpoints_that_become_a_link_while_training_are_not_followed(tmp_path, outside):
     config = {"max_steps": 4, "save_steps": 2, "save_total_limit": None}
-    manifest = write_expert(tmp_path / "own", base_model(place() / "models"), config)
+    manifest = write_expert(tmp_path / "own", base_model(), config)
 
     def swap(done: int) -> None:
         [run] = (tmp_path / "own" / "runs").iterdir()
@@ -44,7 +43,7 @@ def test_checkpoints_that_become_a_link_while_training_are_not_followed(tmp_path
 
 @pytest.mark.parametrize("name", ["runs", "datasets_optimized"])
 def test_the_python_api_follows_no_link_in_the_folder_of_an_expert(tmp_path, outside, name):
-    manifest = write_expert(tmp_path / "own", base_model(place() / "models"), {"max_steps": 1})
+    manifest = write_expert(tmp_path / "own", base_model(), {"max_steps": 1})
     (tmp_path / "own" / name).symlink_to(outside)
     with pytest.raises(LinkRefused, match=wording("is-a-link-to-4", name=name)):
         train(manifest)

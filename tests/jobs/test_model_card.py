@@ -21,8 +21,9 @@ from expert.jobs.export.model_card import Known, languages, model_card
 from expert.jobs.export.portable_base import SMOLLM2_HUB, portable_base
 from expert.jobs.sample.sample import sample
 from expert.run.stored.load import read_plan
-from tests.jobs.runs import base_model, run, write_expert
-from tests.jobs.trained_runs import finished, finished_characters, place
+from tests.each import each
+from tests.jobs.runs import base_model, place, run, write_expert
+from tests.jobs.trained_runs import finished, finished_characters
 from tests.wording import wording
 
 TEXT_ROWS = [
@@ -38,7 +39,7 @@ def learnt(kind: str, rows: str) -> Path:
     config: dict[str, Any] = {"adapter_type": kind, "epochs": 12, "load_best_model_at_end": False}
     config["learning_rate"] = 1e-2 if kind == "full" else 5e-2
     more: dict[str, Any] = {"rows": TEXT_ROWS} if rows == "text" else {}
-    base = base_model(place() / "models")
+    base = base_model()
     folder = place() / f"card-{kind}-{rows}"
     return run(write_expert(folder, base, config, **more)).folder
 
@@ -228,7 +229,7 @@ def test_smollm2_is_named_by_its_hub_id_and_its_rounded_weights_are_told():
     assert "/home/me" not in card
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "place_", "hub_id"),
     [
         ("Qwen/Qwen3-0.6B", "models folder", "Qwen/Qwen3-0.6B"),

@@ -23,7 +23,7 @@ from expert.run.stored.choose_checkpoint import NothingTrained, choose
 from expert.run.stored.load import load_trained, pick_device, read_plan
 from tests.data.tokenizers import model_folder
 from tests.jobs.runs import base_model, write_expert
-from tests.jobs.trained_runs import finished, finished_characters, place
+from tests.jobs.trained_runs import finished, finished_characters
 from tests.wording import wording
 
 CHATML = (
@@ -79,7 +79,7 @@ def test_prompts_are_written_by_the_same_template_and_tokenizer_as_the_training_
     settings, tmp_path
 ):
     base = tmp_path / "base"
-    shutil.copytree(base_model(place() / "models"), base)
+    shutil.copytree(base_model(), base)
     model_folder(base, **settings)
     name = "tokenizer" if settings else "phi"
     manifest = write_expert(tmp_path / "e", base, {}, model={"prompt_template": name})

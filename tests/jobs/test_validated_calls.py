@@ -18,6 +18,7 @@ from expert.data.records import Example, Turn
 from expert.jobs.sample.decoding import settle_decoding
 from expert.jobs.sample.sample import NoTools, ready, sample
 from expert.jobs.validate.answering import GivenAnswer, answer_all
+from expert.jobs.validate.held_out import Run
 from expert.jobs.validate.test_sets import as_written, find_test_set
 from expert.jobs.validate.validate import _said, validate
 from expert.judging.cases import Case
@@ -26,8 +27,8 @@ from expert.judging.oracles.oracle import JudgeOptions, oracle_for
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import load_trained, read_plan
 from tests.data.template.chat_templates import family, qwen3_source
-from tests.jobs.runs import WORDS, base_model, run, write_expert
-from tests.jobs.trained_runs import place
+from tests.each import each
+from tests.jobs.runs import WORDS, base_model, place, run, write_expert
 from tests.jobs.validated_runs import as_it_was, written
 from tests.wording import wording
 
@@ -61,7 +62,7 @@ def calling() -> Path:
     """The run of an expert that has learnt to make one call, whatever it is asked; how calls are
     written is its model's own way."""
     base = place() / "models" / "with tools"
-    shutil.copytree(base_model(place() / "models"), base)
+    shutil.copytree(base_model(), base)
     config = base / "tokenizer_config.json"
     settings = json.loads(config.read_text(encoding="utf-8"))
     config.write_text(json.dumps({**settings, "chat_template": TEMPLATE}), encoding="utf-8")
@@ -156,7 +157,7 @@ NO_JSON = LLAMA.replace(
 def asked_of(template: str, rows: Path) -> Case:
     """The first case of the rows, as a model with this template is asked."""
     folder = RunFolder(calling())
-    test = find_test_set(folder, read_plan(folder), beside=None, named=rows)
+    test = find_test_set(Run(folder, read_plan(folder), None), named=rows)
     return as_written(test.asked(), family(template))[0]
 
 
@@ -199,7 +200,7 @@ def test_what_a_row_says_of_its_domain_holds_of_answers_without_calls(tmp_path):
     last = {"role": "assistant", "content": '{"done": true}'}
     rows = [row("a", call(yes=True), told, last, domain="json", check={"schema": {}})]
     folder = RunFolder(calling())
-    test = find_test_set(folder, read_plan(folder), beside=None, named=rows_file(tmp_path, rows))
+    test = find_test_set(Run(folder, read_plan(folder), None), named=rows_file(tmp_path, rows))
     first, second = (case for case, _ in test.asked())
     assert (first.domain, first.check) == (
         CALLS,
@@ -233,7 +234,7 @@ def test_other_tools_are_taken_from_a_file(tmp_path, text):
     assert loaded.notes == ()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "no json", '{"a": 1}', '[{"parameters": {}}]'])
+@each("text", ["", "[]", "no json", '{"a": 1}', '[{"parameters": {}}]'])
 def test_a_file_without_tools_is_refused_in_words(tmp_path, text):
     file = tmp_path / "tools.json"
     file.write_text(text, encoding="utf-8")

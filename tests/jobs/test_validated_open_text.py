@@ -16,8 +16,8 @@ from expert.jobs.report import report
 from expert.jobs.validate.requirements import CannotValidate
 from expert.jobs.validate.validate import validate
 from expert.judging.judge_command import NoJudge
-from tests.jobs.runs import WORDS, base_model, run, write_expert
-from tests.jobs.trained_runs import place
+from tests.each import each
+from tests.jobs.runs import WORDS, base_model, place, run, write_expert
 from tests.jobs.validated_runs import as_it_was, learnt, written
 from tests.wording import wording
 
@@ -37,7 +37,7 @@ TALES = [
 def teller() -> Path:
     """A run that has learnt to tell tales, and answers none of them word by word."""
     config = {"epochs": 2, "adapter_type": "full", "learning_rate": 1e-3, "save_steps": 100}
-    base, folder = base_model(place() / "models"), place() / "tales"
+    base, folder = base_model(), place() / "tales"
     split = {"test_path": "test.jsonl"}
     short = {"max_new_tokens": 3}
     path = write_expert(folder, base, config, rows=TALES[6:], dataset=split, decoding=short)
@@ -131,7 +131,7 @@ def test_a_person_may_ask_for_an_exact_match():
 def test_a_domain_in_the_manifest_wins(tmp_path, domain):
     config = {"max_steps": 1, "save_steps": 1}
     decoding = {"max_new_tokens": 2, "grammar_type": domain}
-    base = base_model(place() / "models")
+    base = base_model()
     path = write_expert(tmp_path, base, config, rows=TALES, decoding=decoding)
     done = validate(run(path).folder, device="cpu", limit=2)
     assert done.domain == domain
@@ -176,7 +176,7 @@ def test_a_judge_command_that_fails_is_told_and_fails_the_gate(tmp_path):
     assert wording("final-judge-command-ended") in done.notes
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "kind", "text"),
     [
         ({"min_accuracy": 0.5}, CannotValidate, wording("no-accuracy-measured-expected")),

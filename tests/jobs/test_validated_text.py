@@ -10,7 +10,8 @@ import pytest
 
 from expert.jobs.export.export import export
 from expert.jobs.validate.validate import CannotValidate, validate
-from tests.jobs.trained_runs import finished_characters, place
+from tests.jobs.runs import place
+from tests.jobs.trained_runs import finished_characters
 from tests.jobs.validated_runs import as_it_was, learnt, own_run, written
 from tests.wording import wording
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -12,11 +13,12 @@ from expert.core.rundir import RunFolder, RunFolderError
 from expert.data.records import DataError
 from expert.jobs.validate.test_sets import NoTestSet, data_folder
 from expert.jobs.validate.validate import CannotValidate, validate
+from expert.judging.domain import JUDGES
 from expert.judging.oracles.oracle import UnknownDomain
 from expert.run.stored.choose_checkpoint import NothingTrained
 from expert.run.stored.load import read_plan
 from tests.jobs.runs import base_model, events_of, run, write_expert
-from tests.jobs.trained_runs import finished, place
+from tests.jobs.trained_runs import finished
 from tests.jobs.validated_runs import TESTS, as_it_was, learnt, written
 from tests.wording import wording
 
@@ -173,9 +175,7 @@ def test_a_hostile_row_of_a_test_set_is_judged_by_nobody(tmp_path, monkeypatch):
 
 
 def test_packages_that_are_missing_are_told(monkeypatch):
-    from expert.judging.oracles import oracle
-
-    monkeypatch.setitem(oracle.PACKAGES, "json", ("no_such_package",))
+    monkeypatch.setitem(JUDGES, "json", replace(JUDGES["json"], packages=("no_such_package",)))
     done = validate(learnt(), device="cpu", limit=2)
     assert any("no-such-package not installed" in note for note in done.notes)
 
@@ -216,7 +216,7 @@ def test_a_test_set_with_other_columns_is_named(tmp_path):
 
 
 def test_a_baseline_that_is_not_there_is_told_before_anything_is_loaded(monkeypatch):
-    monkeypatch.setattr("expert.jobs.validate.test_sets.find_test_set", None)
+    monkeypatch.setattr("expert.jobs.validate.validate.find_test_set", None)
     with pytest.raises(RunFolderError, match=wording("nowhere-no-such-folder")):
         validate(learnt(), baseline="nowhere", device="cpu")
 
@@ -241,7 +241,7 @@ def test_the_function_is_offered_by_the_package():
 
 def test_rows_are_found_by_the_manifest_where_runs_and_tokens_lie_elsewhere(tmp_path):
     """On other disks, say; the run knows where its manifest was."""
-    manifest = write_expert(tmp_path / "expert", base_model(place() / "models"), {"epochs": 1})
+    manifest = write_expert(tmp_path / "expert", base_model(), {"epochs": 1})
     elsewhere = (
         f"training.config.output_dir={tmp_path / 'disk' / 'runs'}",
         f"training.config.pretokenized_cache={tmp_path / 'disk2' / 'tokens' / 'one'}",

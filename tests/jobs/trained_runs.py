@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
-import shutil
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.jobs.runs import base_model, run, write_expert
+from tests.jobs.runs import base_model, place, run, write_expert
 
 SOFT = [{"name": "lead", "tokens": 4}]
 CORPUS = "the cat sat on the mat.\nthe dog ran to the cat.\n" * 60
-
-
-@cache
-def place() -> Path:
-    """A folder that lasts as long as this process."""
-    folder = tempfile.mkdtemp(prefix="expert-runs-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
 
 
 @cache
@@ -41,7 +30,7 @@ def finished(kind: str) -> Path:
         config["adapter_type"] = "none"
     if kind == "int8":
         more["model"] = {"quantization": "int8"}
-    base = base_model(place() / "models")
+    base = base_model(2)
     return run(write_expert(place() / kind, base, config, **more)).folder
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import signal
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,12 @@ ACKNOWLEDGED = "acknowledged"
 
 
 def main() -> None:
-    import peft  # noqa: F401 - imported here so that the forks need not
-    import transformers  # noqa: F401
-
+    # Imported here so that the forks need not.
+    for name in ("expert.run", "expert.data", "expert.training", "expert.telemetry"):
+        for module in pkgutil.walk_packages(import_module(name).__path__, f"{name}."):
+            import_module(module.name)
+    for name in ("peft", "pandas", "transformers.models.qwen3.modeling_qwen3"):
+        import_module(name)
     _say({"ready": os.getpid()})
     for line in sys.stdin:
         pid = os.fork()
@@ -64,16 +69,16 @@ def _train(work: dict[str, Any]) -> int:
 
 
 def _holding(
-    seed_step: Callable[[int, int], None], folder: Path, update: int
-) -> Callable[[int, int], None]:
+    seed_step: Callable[[int, int, int], None], folder: Path, update: int
+) -> Callable[[int, int, int], None]:
     """What begins a step, and waits in the one after so many."""
 
-    def held(seed: int, number: int) -> None:
+    def held(seed: int, number: int, rank: int) -> None:
         if number == update:
             (folder / HELD).touch()
             while not (folder / GO_ON).exists():
                 time.sleep(0.005)
-        seed_step(seed, number)
+        seed_step(seed, number, rank)
 
     return held
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,8 +13,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.runs import ROWS as RUN_ROWS
-from tests.jobs.runs import WORDS, base_model, run, write_expert
-from tests.jobs.trained_runs import place
+from tests.jobs.runs import WORDS, base_model, place, run, write_expert
 
 YES = '{"ok": true}'
 ROWS = [{"instruction": f"say {word} {n}", "output": YES} for n in range(6) for word in WORDS]
@@ -49,7 +50,7 @@ def learnt() -> Path:
     folder = place() / "yes"
     path = write_expert(
         folder,
-        base_model(place() / "models"),
+        base_model(2),
         config,
         rows=ROWS,
         dataset={"test_path": "test.jsonl"},
@@ -64,8 +65,20 @@ def written(folder: Path) -> dict[str, Any]:
 
 
 def own_run(folder: Path, *, rows: Any = RUN_ROWS, **dataset: Any) -> Path:
-    """A short run that nobody else looks at, with its rows beside its manifest."""
-    base = base_model(place() / "models")
+    """A short run that nobody else looks at, with its rows beside its manifest: the expert is moved
+    away after its run, and copied from there."""
+    kept = _own_expert(json.dumps([rows, dataset]))
+    [name] = (one.name for one in (kept / "runs").iterdir())
+    return Path(shutil.copytree(kept, folder, dirs_exist_ok=True)) / "runs" / name
+
+
+@cache
+def _own_expert(asked: str) -> Path:
+    rows, dataset = json.loads(asked)
     config = {"max_steps": 2, "save_steps": 1, "save_total_limit": None}
     config |= {key: dataset.pop(key) for key in ("seed", "max_seq_length") if key in dataset}
-    return run(write_expert(folder, base, config, dataset=dataset, rows=rows)).folder
+    folder = Path(tempfile.mkdtemp(dir=place()))
+    manifest = write_expert(folder / "made", base_model(), config, dataset=dataset, rows=rows)
+    (folder / "made" / "test.jsonl").write_text("\n".join(map(json.dumps, TESTS)), encoding="utf-8")
+    run(manifest)
+    return (folder / "made").rename(folder / "kept")

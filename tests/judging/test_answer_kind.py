@@ -8,12 +8,13 @@ import pytest
 
 from expert.judging.domain import kind_of_answers
 from tests.data.real_rows import REAL_DATA
+from tests.each import each
 from tests.wording import wording
 
 SENTENCE = "The Brooklyn Bridge was finished in 1883 and spans the East River."
 
 
-@pytest.mark.parametrize(
+@each(
     "expected",
     [
         ["2021-03-17", "1999-01-02"],
@@ -32,7 +33,7 @@ def test_short_or_repeated_answers_are_held_to_the_expected_one(expected):
     assert because
 
 
-@pytest.mark.parametrize(
+@each(
     "expected",
     [
         [SENTENCE],

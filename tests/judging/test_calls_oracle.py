@@ -10,6 +10,7 @@ import pytest
 
 from expert.judging.oracles.calls import CallMarks, check_of, marks_of
 from expert.judging.oracles.oracle import Judgement
+from tests.each import each
 from tests.judging.asking import judged
 from tests.wording import wording
 
@@ -17,7 +18,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"town": "K\u00f6ln", "days": 2}
 OTHER = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
 
 
-@pytest.mark.parametrize(
+@each(
     "answer",
     [
         CALL,
@@ -32,7 +33,7 @@ def test_the_same_calls_are_right_whatever_is_said_beside_them(answer):
     assert (found.passed, found.kind) == (True, "calls")
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "reason"),
     [
         ("It rains.", wording("no-call-where-f")),
@@ -92,7 +93,7 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("way", WRITTEN)
+@each("way", WRITTEN)
 def test_what_a_template_puts_around_calls_is_read_off_a_call_it_wrote(way):
     written, marks = WRITTEN[way]
     assert marks_of(written, "zq") == marks

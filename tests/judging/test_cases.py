@@ -7,6 +7,7 @@ import json
 import pytest
 
 from expert.judging.cases import CasesError, is_case_file, read_case_file
+from tests.each import each
 from tests.wording import wording
 
 
@@ -29,7 +30,7 @@ def test_a_list_of_rows_is_no_file_of_cases(tmp_path):
     assert not is_case_file(write(tmp_path / "broken.json", "{"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "text"),
     [
         ("{", wording("is-no-json")),

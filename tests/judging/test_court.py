@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
 from expert.core.install import pip_install
 from expert.judging.court import Bench, judge_all
-from expert.judging.domain import domain_of, is_strict
-from expert.judging.oracles import oracle
+from expert.judging.domain import JUDGES, domain_of, is_strict
 from expert.judging.oracles.oracle import UnknownDomain, missing_packages, oracle_for
+from tests.each import each
 from tests.judging.asking import case_of, judged
 from tests.wording import wording
 
@@ -70,7 +71,7 @@ def test_a_process_that_was_killed_is_started_again():
 
 @pytest.mark.parametrize("domain", ["sql", "cypher", "typescript"])
 def test_without_its_packages_a_domain_has_no_oracle_and_says_how_to_get_them(domain, monkeypatch):
-    for name in oracle.PACKAGES[domain]:
+    for name in JUDGES[domain].packages:
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.setitem(sys.modules, "antlr4", None)
     found = judged(domain, "SELECT 1", "SELECT 1")
@@ -80,7 +81,9 @@ def test_without_its_packages_a_domain_has_no_oracle_and_says_how_to_get_them(do
 
 def test_packages_that_are_missing_are_named(monkeypatch):
     assert missing_packages("sql") == []
-    monkeypatch.setitem(oracle.PACKAGES, "sql", ("sqlglot", "no_such_package"))
+    monkeypatch.setitem(
+        JUDGES, "sql", replace(JUDGES["sql"], packages=("sqlglot", "no_such_package"))
+    )
     assert missing_packages("sql") == ["no_such_package"]
 
 
@@ -89,7 +92,7 @@ def test_an_unknown_domain_is_refused_with_those_there_are():
         oracle_for("cobol")
 
 
-@pytest.mark.parametrize(
+@each(
     ("capabilities", "decoding", "domain"),
     [
         (["task:repair", "format:json", "language:en"], {}, "json"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.each import each
 from tests.judging.asking import judged
 from tests.wording import wording
 
@@ -33,7 +34,7 @@ def test_a_query_with_the_same_effect_is_right(expected, answer):
     assert asked(expected, answer).passed is True
 
 
-@pytest.mark.parametrize(
+@each(
     ("expected", "answer", "reason"),
     [
         (KNOWN, "MATCH (a:P) RETURN a.name", wording("rows-instead-of")),
@@ -54,7 +55,7 @@ def test_a_query_with_another_effect_is_wrong_and_says_why(expected, answer, rea
     assert reason in found.reason
 
 
-@pytest.mark.parametrize(
+@each(
     "answer",
     [
         "LOAD FROM '/etc/passwd' RETURN *",
@@ -72,7 +73,7 @@ def test_what_is_not_plain_cypher_never_reaches_the_database(answer, tmp_path, m
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("expected", "answer", "check", "reason"),
     [
         (KNOWN, "MATCH (a:P)-[r]->(b) WHERE type(r) = 'K' RETURN b.name", {}, "dialect"),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from expert.judging.gate import Demands, ModelResult, Scores, gate_of
 from expert.judging.score import Score
+from tests.each import each
 from tests.wording import wording
 
 
@@ -13,7 +12,7 @@ def standing(passed: int, failed: int = 0, none: int = 0, loss: float | None = 1
     return ModelResult(score=Score(passed=passed, failed=failed, without_oracle=none), loss=loss)
 
 
-@pytest.mark.parametrize(
+@each(
     ("now", "before", "reasons"),
     [
         (standing(95, 5), None, ()),
@@ -59,7 +58,7 @@ def on_rows(loss: float, tokens: float | None = 0.5) -> ModelResult:
     return ModelResult(score=none, loss=loss, token_accuracy=tokens)
 
 
-@pytest.mark.parametrize(
+@each(
     ("now", "demands", "reasons"),
     [
         (on_rows(0.97), Demands(), ()),

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.judging.oracles.json_values import difference, parse
+from tests.each import each
 from tests.judging.asking import judged
 from tests.wording import wording
 
 
-@pytest.mark.parametrize(
+@each(
     ("expected", "answer"),
     [
         ('{"a": 1, "b": [1, 2]}', '{"b":[1,2],"a":1}'),
@@ -27,7 +28,7 @@ def test_the_same_value_is_right_however_it_is_written(expected, answer):
     assert judged("json", expected, answer).passed is True
 
 
-@pytest.mark.parametrize(
+@each(
     ("expected", "answer", "reason"),
     [
         ('{"a": 1}', '{"a": true}', wording("true-false-instead-number")),
@@ -45,7 +46,7 @@ def test_another_value_is_wrong_and_its_place_is_named(expected, answer, reason)
     assert reason in found.reason
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "reason"),
     [
         ("", wording("the-answer-is-empty")),

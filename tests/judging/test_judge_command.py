@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from expert.judging.judge_command import JudgeCommand, NoJudge, score_all
+from tests.each import each
 from tests.judging.asking import case_of
 from tests.wording import wording
 
@@ -49,7 +50,7 @@ def test_a_judge_is_told_all_of_a_case(tmp_path):
     assert {each.score for each in found} == {1.0}
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "fault"),
     [
         ("sys.exit('no key is set')", wording("judge-command-ended-with")),

@@ -16,6 +16,7 @@ from sqlglot import exp
 
 from expert.judging.oracles.made_rows import rows_around
 from expert.judging.oracles.sqlite_sandbox import Column
+from tests.each import each
 from tests.judging.asking import judged
 from tests.wording import wording
 
@@ -29,7 +30,7 @@ def asked(expected: str, answer: str):
     return judged("sql", expected, answer, prompt=f"Which?\n{CARS};\n{SCHOOLS};")
 
 
-@pytest.mark.parametrize(
+@each(
     ("expected", "answer"),
     [
         (TWO, "SELECT c.name FROM cars AS c WHERE c.age >= 4 AND c.color = 'red'"),
@@ -59,7 +60,7 @@ BOTH = "head T1 JOIN management T2 ON T1.head_id = T2.head_id"
 TURNED = "management T2 JOIN head T1 ON T1.head_id = T2.head_id"
 
 
-@pytest.mark.parametrize(
+@each(
     ("expected", "answer"),
     [
         (
@@ -103,7 +104,7 @@ def test_rows_are_such_as_tables_hold(expected, answer):
     assert judged("sql", expected, answer, prompt=HEADS).passed is not False
 
 
-@pytest.mark.parametrize(
+@each(
     ("table", "condition"),
     [
         ("CREATE TABLE t (id INTEGER PRIMARY KEY, n TEXT)", "id = '5'"),
@@ -119,7 +120,7 @@ def test_rows_that_a_table_does_not_take_harm_nobody(table, condition):
     assert judged("sql", query, f"{query} AND 1 = 1", prompt=table).passed is not False
 
 
-@pytest.mark.parametrize(
+@each(
     ("expected", "answer"),
     [
         (TWO, "SELECT name FROM cars WHERE color = 'red'"),

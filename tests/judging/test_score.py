@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.judging.score import compare, mcnemar, paired_interval, score_of, wilson
+from tests.each import each
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_the_paired_interval_holds_the_difference(counts):
     assert (wins - losses) / cases - 1e-12 <= high <= 1
 
 
-@pytest.mark.parametrize(("wins", "losses"), [(0, 0), (5, 5), (8, 1), (1, 8), (30, 12), (600, 500)])
+@each(("wins", "losses"), [(0, 0), (5, 5), (8, 1), (1, 8), (30, 12), (600, 500)])
 def test_the_test_is_a_coin_thrown_for_each_change(wins, losses):
     count = wins + losses
     tail = sum(math.comb(count, k) for k in range(min(wins, losses) + 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.each import each
 from tests.judging.asking import judged
 from tests.wording import wording
 
@@ -18,7 +19,7 @@ def asked(expected: str, answer: str, **check):
     return judged("sql", expected, answer, **{"setup": SETUP, **check})
 
 
-@pytest.mark.parametrize(
+@each(
     ("expected", "answer"),
     [
         (OLD, "SELECT t.name FROM t WHERE NOT t.age <= 2"),
@@ -35,7 +36,7 @@ def test_a_query_with_the_same_effect_is_right(expected, answer):
     assert asked(expected, answer).passed is True
 
 
-@pytest.mark.parametrize(
+@each(
     ("expected", "answer", "kind", "reason"),
     [
         (OLD, "SELECT name FROM t", "rows", wording("rows-instead")),
@@ -85,7 +86,7 @@ def test_where_changes_are_expected_only_tables_may_be_changed(answer, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("expected", "answer", "check", "reason"),
     [
         (

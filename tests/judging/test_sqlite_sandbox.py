@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from expert.judging.oracles.sqlite_sandbox import NotAllowed, Sandbox, TooMuch
+from tests.each import each
 from tests.wording import wording
 
 SETUP = ["CREATE TABLE t(a); INSERT INTO t VALUES (1), (2)"]
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT {} FROM c"
 
 
-@pytest.mark.parametrize(
+@each(
     "statement",
     [
         "DELETE FROM t",

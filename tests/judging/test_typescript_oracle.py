@@ -8,13 +8,14 @@ import pytest
 
 from expert.judging.court import judge_all
 from expert.judging.oracles.typecheck import find_tsc, type_errors
+from tests.each import each
 from tests.judging.asking import case_of, judged
 from tests.wording import wording
 
 ADD = "function f(a: number, b: string): string {\n  return b + a;\n}"
 
 
-@pytest.mark.parametrize(
+@each(
     ("expected", "answer"),
     [
         (ADD, "// adds\nfunction f(a:number,b:string,):string{return b+a}"),
@@ -28,7 +29,7 @@ def test_the_same_program_is_right_however_it_is_laid_out(expected, answer):
     assert judged("typescript", expected, answer).passed is True
 
 
-@pytest.mark.parametrize(
+@each(
     ("expected", "answer", "kind"),
     [
         (ADD, "function f(a: number): string { return b + a }", "equal"),

@@ -26,6 +26,7 @@ from expert.manifest.migrate.aliases import (
 from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES
 from expert.manifest.text.document import read_document
 from expert.manifest.upgrade import upgrade
+from tests.each import each
 from tests.manifest.strategies import any_manifest, any_spelling, document_of, manifest_of
 
 ROOT = Path(__file__).parents[2]
@@ -124,7 +125,7 @@ def test_an_unknown_key_inside_a_config_section_is_not_valid(key):
     assert faults(with_config(**{key: {"num_cycle": 1}})) != []
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "value"),
     [
         *(("epochs", 0), ("epochs", "three"), ("rank", 257), ("bf16", "yes"), ("optim", "adam")),
@@ -186,13 +187,13 @@ SPELLINGS = [(key, word) for key, words in CONFIG_VALUES.items() for word in wor
 MODEL_SPELLINGS = [(key, word) for key, words in MODEL_VALUES.items() for word in words]
 
 
-@pytest.mark.parametrize(("key", "word"), SPELLINGS)
+@each(("key", "word"), SPELLINGS)
 def test_every_other_spelling_of_a_config_value_is_valid_in_any_case(key, word):
     for spelling in [word, word.upper()] if isinstance(word, str) else [word]:
         assert faults(with_config(**{key: spelling})) == []
 
 
-@pytest.mark.parametrize(("key", "word"), MODEL_SPELLINGS)
+@each(("key", "word"), MODEL_SPELLINGS)
 def test_every_other_spelling_of_a_model_value_is_valid_in_any_case(key, word):
     for spelling in [word, word.title()] if isinstance(word, str) else [word]:
         data = with_config()
@@ -230,7 +231,7 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("data", ODD, ids=[json.dumps(data)[:60] for data in ODD])
+@each("data", ODD, ids=[json.dumps(data)[:60] for data in ODD])
 def test_what_the_reader_takes_in_no_table_is_valid_as_well(data):
     assert reads(data)
     assert faults(data) == []

@@ -17,6 +17,7 @@ from expert.manifest.migrate.aliases import (
 )
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.manifest import Manifest
+from tests.each import each
 from tests.wording import wording
 
 
@@ -61,7 +62,7 @@ def test_a_key_is_reported_with_its_range_default_meaning_and_other_names():
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "default"),
     [
         ("seed", "42"),
@@ -83,7 +84,7 @@ def test_a_section_is_reported_with_everything_in_it():
     assert paths("config") == told
 
 
-@pytest.mark.parametrize("key", sorted(CONFIG_KEYS))
+@each("key", sorted(CONFIG_KEYS))
 def test_every_config_key_is_found_alone_with_its_path_and_outside_its_section(key):
     path = f"training.config.{key}"
     assert path in paths(key)
@@ -91,7 +92,7 @@ def test_every_config_key_is_found_alone_with_its_path_and_outside_its_section(k
     assert paths(f"training.{key}")[0] == path
 
 
-@pytest.mark.parametrize("alias", sorted(CONFIG_ALIASES))
+@each("alias", sorted(CONFIG_ALIASES))
 def test_every_alias_leads_to_the_key_it_is_read_as(alias):
     home = f"training.config.{CONFIG_ALIASES[alias]}"
     for written in (alias, f"training.config.{alias}", f"training.{alias}"):
@@ -99,7 +100,7 @@ def test_every_alias_leads_to_the_key_it_is_read_as(alias):
         assert alias in entry.also_written
 
 
-@pytest.mark.parametrize("name", SPECIAL_NAMES)
+@each("name", SPECIAL_NAMES)
 def test_a_special_name_tells_what_it_becomes(name):
     told, *homes = explain(name)
     assert told.path == name
@@ -108,7 +109,7 @@ def test_a_special_name_tells_what_it_becomes(name):
     assert all(name in home.also_written or home.path.endswith(name) for home in homes)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "home"),
     [
         ("dtype", "training.config.bf16"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from expert.core.errors import ManifestError
 from expert.manifest.text.item import Item
 from expert.manifest.text.json_text import parse_json
+from tests.each import each
 from tests.wording import wording
 
 SCALARS = (
@@ -93,7 +94,7 @@ def test_a_doubled_key_keeps_the_first_value_and_a_doubled_comment_both():
     assert _value(item) == {"a": 1, "_a": 1, "_a_2": 2, "_a_4": 3}
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "refusal"),
     [
         ("{\n/* note */}", wording("line-json-has-no")),

@@ -26,6 +26,7 @@ from expert.manifest.migrate.aliases import (
 )
 from expert.manifest.schema.expectations import schema
 from expert.manifest.schema.manifest import Manifest
+from tests.each import each
 from tests.manifest.reading import MINIMAL, error_of, notices_of, problems_of, read, read_data
 from tests.wording import wording
 
@@ -123,7 +124,7 @@ def test_an_alias_of_the_config_ends_at_its_home_from_every_place(place: str):
         assert _told(data)[path][0] == f"read as training.config.{home}"
 
 
-@pytest.mark.parametrize("alias", CONFIG_ALIASES)
+@each("alias", CONFIG_ALIASES)
 def test_an_alias_that_contradicts_its_key_is_a_problem(alias: str):
     home = CONFIG_ALIASES[alias]
     first, second = CONFIG_VALUES[home]
@@ -135,7 +136,7 @@ def test_an_alias_that_contradicts_its_key_is_a_problem(alias: str):
     assert problem.fix == wording("keep-one-two")
 
 
-@pytest.mark.parametrize("alias", CONFIG_ALIASES)
+@each("alias", CONFIG_ALIASES)
 def test_an_alias_that_agrees_with_its_key_is_fine(alias: str):
     home = CONFIG_ALIASES[alias]
     data = _file(**{alias: CONFIG_VALUES[home][0]})
@@ -143,7 +144,7 @@ def test_an_alias_that_agrees_with_its_key_is_fine(alias: str):
     assert _config(read_data(data).manifest, home) == CONFIG_VALUES[home][0]
 
 
-@pytest.mark.parametrize("key", sorted(CONFIG_KEYS))
+@each("key", sorted(CONFIG_KEYS))
 def test_a_key_of_the_config_is_understood_outside_it(key: str):
     default = _plain(getattr(read(MINIMAL).manifest.training.config, key))
     value = CONFIG_VALUES.get(key, (default,))[0]
@@ -157,7 +158,7 @@ def test_a_key_of_the_config_is_understood_outside_it(key: str):
         assert _told(data)[f"training.{key}"][0] == f"read as training.config.{key}"
 
 
-@pytest.mark.parametrize("alias", DATASET_ALIASES)
+@each("alias", DATASET_ALIASES)
 def test_an_alias_of_the_data_set_ends_at_its_home(alias: str):
     home = DATASET_ALIASES[alias]
     value = DATASET_VALUES[home][0]
@@ -168,7 +169,7 @@ def test_an_alias_of_the_data_set_ends_at_its_home(alias: str):
     assert _told(data)[f"training.dataset.{alias}"] == [f"read as training.dataset.{home}"]
 
 
-@pytest.mark.parametrize("alias", [alias for alias in DATASET_ALIASES if alias != "name"])
+@each("alias", [alias for alias in DATASET_ALIASES if alias != "name"])
 def test_an_alias_of_the_data_set_that_contradicts_its_key_is_a_problem(alias: str):
     home = DATASET_ALIASES[alias]
     first, second = DATASET_VALUES[home]
@@ -190,8 +191,8 @@ def test_a_data_set_with_a_path_may_have_a_title():
     ]
 
 
-@pytest.mark.parametrize("place", ["", "training"])
-@pytest.mark.parametrize("key", LOOSE_DATASET_KEYS)
+@each("place", ["", "training"])
+@each("key", LOOSE_DATASET_KEYS)
 def test_a_loose_key_of_the_data_set_ends_there(key: str, place: str):
     home = LOOSE_DATASET_KEYS[key]
     value = DATASET_VALUES[home][0]
@@ -211,8 +212,8 @@ def test_a_loose_constraint_ends_in_constraints(key: str):
     ]
 
 
-@pytest.mark.parametrize("name", MODEL_NAMES)
-@pytest.mark.parametrize("place", ["", "model", "training"])
+@each("name", MODEL_NAMES)
+@each("place", ["", "model", "training"])
 def test_a_name_of_the_base_model_ends_there(name: str, place: str):
     data: dict[str, Any] = {"training": {"dataset": "a.jsonl"}}
     (data.setdefault(place, {}) if place else data)[name] = "Y"
@@ -224,8 +225,8 @@ def test_a_name_of_the_base_model_ends_there(name: str, place: str):
     assert problem.what == "says 'Y', but base_model says 'Z'"
 
 
-@pytest.mark.parametrize("name", [*DTYPE_NAMES, *AMP_NAMES])
-@pytest.mark.parametrize(
+@each("name", [*DTYPE_NAMES, *AMP_NAMES])
+@each(
     ("word", "bf16", "fp16"),
     [
         ("bfloat16", True, False),
@@ -243,8 +244,8 @@ def test_a_word_for_the_arithmetic_sets_both_flags(name: str, word: str, bf16: A
     assert (config.bf16, config.fp16) == (bf16, fp16)
 
 
-@pytest.mark.parametrize("name", DTYPE_NAMES)
-@pytest.mark.parametrize("value", [True, 16, ["bf16"], {"a": 1}, "bf17"])
+@each("name", DTYPE_NAMES)
+@each("value", [True, 16, ["bf16"], {"a": 1}, "bf17"])
 def test_other_words_for_the_arithmetic_are_refused(name: str, value: Any):
     (problem,) = problems_of(_file(**{name: value}))
     assert problem.path == name
@@ -302,7 +303,7 @@ def test_both_betas_come_together():
     assert read(text).manifest.training.config.betas == (0.7, 0.8)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "kind"),
     [
         ("use_dora: true", "dora"),
@@ -324,7 +325,7 @@ def test_use_dora_false_contradicts_dora():
     )
 
 
-@pytest.mark.parametrize("alias", SHAPE_ALIASES)
+@each("alias", SHAPE_ALIASES)
 def test_a_name_of_the_shape_ends_in_the_architecture(alias: str):
     home = SHAPE_ALIASES[alias]
     value = 0.5 if home == "dropout" else 12
@@ -335,8 +336,8 @@ def test_a_name_of_the_shape_ends_in_the_architecture(alias: str):
     assert told[f"model.{alias}"] == [f"read as base_models[0].architecture.{home}"]
 
 
-@pytest.mark.parametrize("key", BASE_MODEL_KEYS)
-@pytest.mark.parametrize("place", ["", "training", "model"])
+@each("key", BASE_MODEL_KEYS)
+@each("place", ["", "training", "model"])
 def test_a_loose_key_of_the_model_ends_there(key: str, place: str):
     value = {"quantization": "int8", "prompt_template": "phi"}[key]
     data: dict[str, Any] = {"model": {"name": "X"}, "training": {"dataset": "a.jsonl"}}
@@ -365,7 +366,7 @@ def test_rows_without_a_model_mean_no_model():
     assert error_of("dataset: a.jsonl") == wording("problem-line-missing-models")
 
 
-@pytest.mark.parametrize("version", ["'1.0'", "1.0", "2.0", "'2.0'", "1", "2", "~"])
+@each("version", ["'1.0'", "1.0", "2.0", "'2.0'", "1", "2", "~"])
 def test_a_known_schema_version_raises_no_notice(version: str):
     read_back = read(f"schema_version: {version}\n{MINIMAL}")
     assert read_back.manifest.schema_version == "2.0"

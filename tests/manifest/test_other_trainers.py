@@ -9,6 +9,7 @@ import pytest
 
 from expert.core.errors import ManifestError
 from expert.manifest.reader import ReadManifest, read_manifest
+from tests.each import each
 from tests.wording import wording
 
 AXOLOTL = """
@@ -108,7 +109,7 @@ def test_a_file_of_llama_factory_has_its_rows_of_a_step(tmp_path):
     assert training.dataset.max_samples == 1000
 
 
-@pytest.mark.parametrize("line", ["stage: dpo", "stage: ppo", "stage: kto", "stage: rm", "rl: dpo"])
+@each("line", ["stage: dpo", "stage: ppo", "stage: kto", "stage: rm", "rl: dpo"])
 def test_other_methods_are_refused(tmp_path, line):
     word = line.partition(": ")[2]
     with pytest.raises(ManifestError, match=wording("not-built-only-sft", word=word)):

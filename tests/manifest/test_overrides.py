@@ -9,6 +9,7 @@ import pytest
 from expert.core.errors import EXIT_USAGE, ExpertError
 from expert.manifest.migrate.overrides import OverrideError, parse_override
 from expert.manifest.schema.manifest import Manifest
+from tests.each import each
 from tests.manifest.reading import MINIMAL, error_of, notices_of, read
 from tests.wording import wording
 
@@ -23,13 +24,11 @@ def _manifest(text: str, *overrides: str) -> Manifest:
     return read(text, overrides=overrides).manifest
 
 
-@pytest.mark.parametrize(
+@each(
     "override",
     ["training.config.epochs=5", "training.epochs=5", "epochs=5", "num_epochs=5", " epochs = 5 "],
 )
-@pytest.mark.parametrize(
-    "file", [MINIMAL, MINIMAL + "epochs: 1", MINIMAL + "training: {config: {num_epochs: 1}}"]
-)
+@each("file", [MINIMAL, MINIMAL + "epochs: 1", MINIMAL + "training: {config: {num_epochs: 1}}"])
 def test_short_names_and_aliases_win_over_any_name_in_the_file(override: str, file: str):
     assert _config(file, override).epochs == 5
 
@@ -38,7 +37,7 @@ def test_a_later_override_wins():
     assert _config(MINIMAL, "lr=0.1", "learning_rate=0.2").learning_rate == 0.2
 
 
-@pytest.mark.parametrize(
+@each(
     ("override", "value"),
     [
         ("output_dir=runs", "runs"),
@@ -53,7 +52,7 @@ def test_a_value_is_read_as_yaml(override: str, value: object):
     assert _config(MINIMAL, override).output_dir == value
 
 
-@pytest.mark.parametrize(
+@each(
     ("override", "key", "value"),
     [
         ("lr=2e-5", "learning_rate", 2e-5),
@@ -88,9 +87,7 @@ def test_sections_are_made_where_they_are_missing():
     assert made.training.decoding.top_k == 3
 
 
-@pytest.mark.parametrize(
-    "override", ["model=Y", "base_model=Y", "base_model.name=Y", "model_name=Y", "model.name=Y"]
-)
+@each("override", ["model=Y", "base_model=Y", "base_model.name=Y", "model_name=Y", "model.name=Y"])
 def test_the_first_model_is_renamed_and_keeps_the_rest(override: str):
     model = _manifest(
         "base_model: {name: X, quantization: int8}\ndataset: a", override
@@ -129,7 +126,7 @@ def test_the_data_set_may_be_given_as_a_path_that_leaves_the_folder():
     assert wording("may-not-climb-out") in error_of("base_model: X\ndataset: ../rows.jsonl")
 
 
-@pytest.mark.parametrize(
+@each(
     ("override", "home"),
     [
         ("max_bad_rows=10", "training.dataset.max_bad_rows"),
@@ -162,7 +159,7 @@ def test_an_override_fixes_a_broken_file():
     assert _config(MINIMAL + "epochs: three", "epochs=3").epochs == 3
 
 
-@pytest.mark.parametrize(
+@each(
     ("override", "text"),
     [
         ("epochs", "--set epochs: expected path=value, such as --set training.config.epochs=2"),
@@ -194,7 +191,7 @@ def test_a_wrong_override_is_refused_by_its_text(override: str, text: str):
     assert caught.value.exit_code == EXIT_USAGE
 
 
-@pytest.mark.parametrize(
+@each(
     ("override", "text"),
     [
         ("epochs={", "--set epochs: 1 problem\n  - line 1: not YAML: "),

@@ -11,6 +11,7 @@ import pytest
 
 from expert.core.errors import ManifestError
 from expert.manifest.reader import ReadManifest, read_manifest
+from tests.each import each
 from tests.manifest.reading import error_of, notices_of, read
 from tests.wording import wording
 
@@ -52,7 +53,7 @@ def test_an_axolotl_file_without_an_adapter_trains_every_weight():
     assert read(ours).manifest.training.config.adapter_type == "lora"
 
 
-@pytest.mark.parametrize(
+@each(
     ("entry", "path"),
     [
         ("{path: owner/set, split: 'train[:10%]'}", "owner/set::train[:10%]"),
@@ -98,7 +99,7 @@ def test_plain_text_is_plain_text_by_its_column(word):
     assert mapping.manifest.training.dataset.field_mapping.text == "body"
 
 
-@pytest.mark.parametrize(
+@each(
     ("entry", "words"),
     [
         ("{path: a, shards: 4}", wording("one-parts-rows")),
@@ -121,7 +122,7 @@ def test_what_cannot_be_read_of_a_set_is_refused(entry, words):
     assert words in error_of(axolotl(f"  - {entry}"))
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "datasets: [7, []]\n",
@@ -245,7 +246,7 @@ def test_pretraining_reads_the_column_of_the_prompt(tmp_path):
     assert mapping.text == "content"
 
 
-@pytest.mark.parametrize(
+@each(
     ("about", "words"),
     [
         ({"file_name": "a.json", "ranking": True}, wording("x-ranking-preference-rows")),
@@ -328,7 +329,7 @@ def test_other_bits_and_methods_are_refused():
 # --- templates -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("word", "ours", "kind"),
     [
         ("alpaca", "alpaca", "read as"),
@@ -339,7 +340,7 @@ def test_other_bits_and_methods_are_refused():
         ("zephyr", "auto", "warning"),
     ],
 )
-@pytest.mark.parametrize("key", ["template", "chat_template"])
+@each("key", ["template", "chat_template"])
 def test_templates_of_others_are_ours_or_the_tokenizers(key, word, ours, kind):
     made = read(f"{FACTORY}dataset: a.jsonl\n{key}: {word}\n")
     assert made.manifest.base_models[0].prompt_template == ours

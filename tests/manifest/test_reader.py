@@ -12,17 +12,18 @@ from expert.core.errors import ManifestError
 from expert.manifest.reader import read_manifest
 from expert.manifest.schema.manifest import Manifest
 from expert.manifest.text.item import Item
+from tests.each import each
 from tests.manifest.reading import MINIMAL, REAL_MANIFESTS, error_of, files_in, notices_of, read
 from tests.wording import wording
 
 
-@pytest.mark.parametrize("path", files_in("good"), ids=lambda path: path.name)
+@each("path", files_in("good"), ids=lambda path: path.name)
 def test_a_good_manifest_reads_with_exactly_the_notices_beside_it(path: Path):
     expected = Path(f"{path}.expected.txt").read_text(encoding="utf-8")
     assert "".join(f"{notice}\n" for notice in read_manifest(path).notices) == expected
 
 
-@pytest.mark.parametrize("path", files_in("bad"), ids=lambda path: path.name)
+@each("path", files_in("bad"), ids=lambda path: path.name)
 def test_a_bad_manifest_is_refused_with_exactly_the_text_beside_it(path: Path):
     expected = Path(f"{path}.expected.txt").read_text(encoding="utf-8")
     with pytest.raises(ManifestError) as caught:
@@ -214,7 +215,7 @@ _METADATA = {
 }
 
 
-@pytest.mark.parametrize("section", _METADATA)
+@each("section", _METADATA)
 def test_metadata_of_real_manifests_raises_no_near_miss_warning(section: str):
     extra = dict.fromkeys(_METADATA[section].split(), "x")
     model: dict[str, Any] = {"name": "X", "adapters": [{"type": "lora"}]}

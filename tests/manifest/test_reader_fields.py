@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pytest
-
 from expert.manifest.schema.expectations import resolve, schema
+from tests.each import each
 from tests.manifest.reading import MINIMAL, problems_of, read
 from tests.wording import wording
 
@@ -107,7 +106,7 @@ def _wrong_values(title: str, key: str) -> Iterator[Any]:
         yield True
 
 
-@pytest.mark.parametrize(("title", "key"), list(_fields()))
+@each(("title", "key"), list(_fields()))
 def test_a_wrong_typed_value_is_one_problem_that_names_its_path(title: str, key: str):
     values = list(_wrong_values(title, key))
     assert values
@@ -127,7 +126,7 @@ def test_the_wrong_values_cover_every_kind_of_type():
     assert kinds == {"list", "dict", "str", "int", "bool", "float"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "value", "expected"),
     [
         ("rank", 257, wording("whole-number-from-to")),

@@ -8,6 +8,7 @@ import inspect
 import pytest
 
 from expert.manifest.check import rules
+from tests.each import each
 from tests.manifest.reading import MANIFESTS, MINIMAL, error_of, notices_of, read
 from tests.wording import wording
 
@@ -52,7 +53,7 @@ def test_every_rule_is_shown_by_a_manifest(method: str, folder: str, least: int)
     assert [text for text in texts if text not in shown] == []
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "bf16: true\nfp16: false",
@@ -82,16 +83,14 @@ def test_a_rule_leaves_right_settings_alone(text: str):
     assert read(MINIMAL + text).manifest.name == "m"
 
 
-@pytest.mark.parametrize(
+@each(
     "path", ["/data/rows.jsonl", "C:/rows.jsonl", "~/rows.jsonl", "a b.jsonl", "org/x::train[:10%]"]
 )
 def test_rows_may_be_read_from_anywhere_but_above(path: str):
     assert read(f"base_model: X\ndataset: {path!r}").manifest.training.dataset.path == path
 
 
-@pytest.mark.parametrize(
-    "checkpoint", ["/etc", "checkpoint-", "checkpoint-1/..", "Final", "weights"]
-)
+@each("checkpoint", ["/etc", "checkpoint-", "checkpoint-1/..", "Final", "weights"])
 def test_only_a_checkpoint_of_the_run_is_packaged(checkpoint: str):
     text = error_of(MINIMAL + f"training: {{packaging_checkpoint: '{checkpoint}'}}")
     assert wording("got-expected-final-best", checkpoint=checkpoint) in text
@@ -120,7 +119,7 @@ def test_the_second_of_two_models_is_checked_too():
     assert error_of(text) == wording("problem-line-base-cannot")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "notice"),
     [
         ("group_by_length: true\npacking: false", None),

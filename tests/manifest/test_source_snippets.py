@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cli.running import EXAMPLES, Runner
+from tests.each import each
 from tests.manifest.reading import error_of, notices_of, read
 from tests.wording import wording
 
@@ -111,7 +112,7 @@ def test_the_arguments_of_the_loader_are_settings(section):
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("accumulation_steps: 4\nbatch_size: 1\n", {"gradient_accumulation_steps": 4}),
@@ -183,7 +184,7 @@ def test_the_settings_before_it_are_read_too():
     assert made.training.config.optim == "adamw_torch"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         (  # out of memory

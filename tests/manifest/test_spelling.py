@@ -22,6 +22,7 @@ from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.dataset import DatasetSpec, Decoding
 from expert.manifest.schema.manifest import BaseModelSpec, Manifest, Training
 from expert.manifest.text.document import parse_document
+from tests.each import each
 from tests.wording import wording
 
 DOCUMENTS = Path(__file__).parents[2]
@@ -41,7 +42,7 @@ KNOWN = sorted(
 )
 
 
-@pytest.mark.parametrize(
+@each(
     ("one", "other", "edits"),
     [
         ("path", "pth", 1),
@@ -56,7 +57,7 @@ def test_letters_put_in_taken_out_replaced_and_swapped_are_counted(one, other, e
     assert edit_distance(other, one) == edits
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "right"),
     [
         *(("lerning_rate", "learning_rate"), ("learningRate", "learning_rate"), ("pth", "path")),
@@ -70,7 +71,7 @@ def test_a_slip_of_the_pen_is_known_for_what_was_meant(wrong, right):
     assert slip_of(wrong, KNOWN) == right
 
 
-@pytest.mark.parametrize(
+@each(
     "word",
     [
         *("date", "test", "task", "datasets", "service", "ranking", "complete", "models", "owner"),
@@ -85,7 +86,7 @@ def test_a_word_of_its_own_is_not_a_slip(word):
     assert slip_of(word, [name for name in KNOWN if name != "type"]) is None
 
 
-@pytest.mark.parametrize("word", ["speed", "sed", "lr_schedule", "warmup_step", "epoks"])
+@each("word", ["speed", "sed", "lr_schedule", "warmup_step", "epoks"])
 def test_a_key_of_elsewhere_is_meant_only_where_nothing_else_can_be(word):
     assert slip_of(word, TrainingConfig.model_fields, elsewhere=True) is None
     assert slip_of("lerning_rate", TrainingConfig.model_fields, elsewhere=True) == "learning_rate"
@@ -116,7 +117,7 @@ TOP: tuple[str, ...] = ()
 TRAINING, DATASET, CONFIG = ("training",), ("training", "dataset"), ("training", "config")
 
 
-@pytest.mark.parametrize(
+@each(
     ("section", "key", "meant"),
     [
         (TOP, "lerning_rate", "'learning_rate' under training.config"),
@@ -146,7 +147,7 @@ def test_a_key_with_a_meaning_of_its_own_is_never_refused(section):
     assert [word for word in words if _told(section, word)] == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("section", "key"),
     [
         (TOP, "epoch"),
@@ -181,7 +182,7 @@ def _manifests() -> list[Path]:
     return sorted(path for folder in found for path in folder.rglob("manifest.json"))
 
 
-@pytest.mark.parametrize("path", _manifests(), ids=lambda path: path.parent.name)
+@each("path", _manifests(), ids=lambda path: path.parent.name)
 def test_no_key_of_a_shipped_manifest_is_taken_for_a_slip(path):
     data = json.loads(path.read_text(encoding="utf-8"))
     assert read_manifest(path).manifest.name
@@ -258,10 +259,8 @@ def test_a_file_of_rows_that_is_named_for_a_manifest_is_distinguished_from_one(t
         read_manifest(path)
 
 
-@pytest.mark.parametrize("more", ["", "lr: 0.1\ntraining: {config: {seed: 1}}\n"])
-@pytest.mark.parametrize(
-    ("key", "meant"), [("epoch", "epochs"), ("sed", "seed"), ("warmup_step", "warmup_steps")]
-)
+@each("more", ["", "lr: 0.1\ntraining: {config: {seed: 1}}\n"])
+@each(("key", "meant"), [("epoch", "epochs"), ("sed", "seed"), ("warmup_step", "warmup_steps")])
 def test_a_key_near_a_setting_is_refused_where_settings_stand_at_the_top(
     tmp_path, more, key, meant
 ):

@@ -11,6 +11,7 @@ from expert.manifest.migrate.aliases import CONFIG_ALIASES, CONFIG_KEYS, DATASET
 from expert.manifest.peers.converted_keys import CONVERTED
 from expert.manifest.peers.sections import SECTIONS
 from expert.manifest.peers.unsupported_keys import ANSWERS, FAMILIES, answer_to
+from tests.each import each
 from tests.manifest.reading import MINIMAL, error_of, notices_of, read
 from tests.wording import wording
 
@@ -137,7 +138,7 @@ def test_not_8_bits_says_nothing_against_4():
 # --- names of one key ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "key", "value"),
     [
         ("allow_tf32: true", "use_tf32", True),
@@ -212,7 +213,7 @@ def test_a_streamed_set_is_streamed():
 # --- lines of Python -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "key", "value"),
     [
         ("per_device_train_batch_size: int = 24  # Reduced", "batch_size", 24),
@@ -293,7 +294,7 @@ def test_a_backslash_that_json_took_for_a_tab_is_reported_as_one():
 # --- models that read images ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         *("Qwen/Qwen2-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B", "llava-hf/llava-1.5-7b-hf"),
@@ -312,7 +313,7 @@ def test_a_model_that_reads_images_is_refused_by_its_name(name):
     assert wording("reads-images-sound-only") in text
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         *("Qwen/Qwen3-0.6B", "mistralai/Devstral-Small-2507", "evolve/evolver-1b", "x/VLite"),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES, REFUSED_METHODS
+from tests.each import each
 from tests.manifest.reading import MINIMAL, error_of, notices_of, read, read_data
 from tests.wording import wording
 
@@ -32,7 +33,7 @@ def test_the_tables_are_not_empty():
     assert len(REFUSED_METHODS) > 3
 
 
-@pytest.mark.parametrize(("key", "word", "meaning"), _CONFIG)
+@each(("key", "word", "meaning"), _CONFIG)
 def test_a_spelling_in_the_config_is_understood_and_reported(key: str, word: Any, meaning: str):
     read_back = read_data(_file({key: word, "save_steps": 5, "eval_steps": 5}))
     assert getattr(read_back.manifest.training.config, key) == meaning
@@ -41,7 +42,7 @@ def test_a_spelling_in_the_config_is_understood_and_reported(key: str, word: Any
     ]
 
 
-@pytest.mark.parametrize(("key", "word", "meaning"), _MODEL)
+@each(("key", "word", "meaning"), _MODEL)
 def test_a_spelling_of_the_model_is_understood_and_reported(key: str, word: Any, meaning: str):
     read_back = read_data(_file({}, **{key: word}))
     assert getattr(read_back.manifest.base_models[0], key) == meaning
@@ -68,14 +69,14 @@ def test_a_template_without_text_gives_way_to_the_tokenizers_own(word: str):
     assert read_back.notices[0].text == wording("no-template-tokenizers-own", word=word.lower())
 
 
-@pytest.mark.parametrize("method", REFUSED_METHODS)
+@each("method", REFUSED_METHODS)
 def test_a_method_that_is_not_built_is_refused_by_name(method: str):
     assert error_of(MINIMAL + f"method: {method}") == wording(
         "problem-line-method-not", method=method
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("said", "trackers"),
     [
         ("none", []),
@@ -97,7 +98,7 @@ def test_early_stopping_may_be_a_switch(said: str, patience: int | None):
     assert manifest.training.config.early_stopping_patience == patience
 
 
-@pytest.mark.parametrize("quantization", ["null", "auto", "int4", "nf4", "4bit"])
+@each("quantization", ["null", "auto", "int4", "nf4", "4bit"])
 def test_qlora_is_lora_on_an_int4_base(quantization: str):
     text = f"base_model: {{name: X, quantization: {quantization}}}\ndataset: a\nadapter_type: qlora"
     manifest = read(text).manifest

@@ -14,6 +14,7 @@ from expert.manifest.reader import understand
 from expert.manifest.text.document import parse_document
 from expert.manifest.text.item import Item
 from expert.manifest.text.write import WIDTH, to_json, to_yaml
+from tests.each import each
 from tests.manifest.items import as_item, manifest_item
 from tests.manifest.strategies import KEYS, SCALARS, any_manifest, manifest_of
 from tests.wording import wording
@@ -84,14 +85,14 @@ def check_round_trip(data: Any) -> None:
     assert json.loads(to_json(as_item(data))) == data
 
 
-@pytest.mark.parametrize("kind", ["json", "yaml"])
-@pytest.mark.parametrize("text", TRICKY)
+@each("kind", ["json", "yaml"])
+@each("text", TRICKY)
 def test_tricky_text_reads_back_as_itself_wherever_it_stands(text, kind):
     data = {"value": text, "list": [text, 1], "block": [{"in": text}, [[text]]], text: {text: 1}}
     assert with_types(reread(data, kind)) == with_types(data)
 
 
-@pytest.mark.parametrize("text", TRICKY)
+@each("text", TRICKY)
 def test_tricky_text_is_the_same_text_to_another_yaml_reader(text):
     data = {"value": text, "list": [text, 1], "block": [{"in": text}]}
     assert yaml.safe_load(to_yaml(as_item(data))) == data

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from expert.core.errors import ManifestError
 from expert.manifest.text.item import Item
 from expert.manifest.text.yaml_text import parse_yaml, read_scalar
+from tests.each import each
 from tests.wording import wording
 
 # Text that is a number to us and bare text to PyYAML, such as 2e5: we read it as people mean it.
@@ -42,7 +43,7 @@ def _refusal(text: str) -> str:
     return str(caught.value.problems[0])
 
 
-@pytest.mark.parametrize(
+@each(
     ("word", "value"),
     [
         ("2e-5", 2e-5),
@@ -144,7 +145,7 @@ def test_comments_belong_to_the_key_below_or_beside_them():
     assert closing == ["# end"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "refusal"),
     [
         ("a: !!python/object/apply:os.system [ls]", "!!python/object/apply:os.system"),
@@ -161,7 +162,7 @@ def test_every_explicit_tag_is_refused(text: str, refusal: str):
     assert _refusal(text) == wording("line-yaml-tag-refused", refusal=refusal)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "refusal"),
     [
         ("a:\n\tb: 1", wording("line-not-yaml-found")),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from expert.model.attention import IMPLEMENTATIONS, attention_kwargs, register_attention
 from expert.model.blocks import CompileWatch, compile_blocks, find_blocks, recompute
+from tests.each import each
 from tests.model.test_attention import SMALL, WORDS, a_batch, a_model, logits_of
 
 # torch's own tracing looks at .grad of every input, and is warned by torch.
@@ -91,9 +92,9 @@ def test_experts_inside_blocks_are_not_taken_for_blocks():
     assert find_blocks(nn.Linear(2, 2)) == []
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("count", [1, 2])
+@each("lora", [False, True])
+@each("dropout", [0.0, 0.3])
+@each("count", [1, 2])
 def test_recomputed_gradients_are_the_plain_ones_bit_by_bit(lora, dropout, count):
     model = a_trained_model(lora=lora, dropout=dropout)
     plain = gradients(model)

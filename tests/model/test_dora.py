@@ -15,6 +15,7 @@ from expert.model import adapters
 from expert.model.load import LoadedModel, load_model
 from expert.model.lora.dora import faster_class, row_norms, settle_dora
 from expert.model.saving import load_trainable, save_trained
+from tests.each import each
 from tests.model.models import (
     adapter_plan,
     documents,
@@ -95,8 +96,8 @@ def run(layer: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize(("base", "bias"), [("linear", True), ("linear", False), ("conv1d", True)])
+@each("dropout", [0.0, 0.3])
+@each(("base", "bias"), [("linear", True), ("linear", False), ("conv1d", True)])
 def test_output_and_gradients_equal_those_of_peft_in_float64(base: str, bias: bool, dropout: float):
     ours, theirs = pair(base=base, bias=bias, dropout=dropout, dtype=torch.float64)
     found, expected = run(ours, torch.float64), run(theirs, torch.float64)

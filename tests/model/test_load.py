@@ -13,6 +13,7 @@ from expert.model.base_folder import base_reference, built_in_folder, model_fold
 from expert.model.errors import ModelError
 from expert.model.load import LoadedModel, check_vocabulary, load_model
 from expert.model.saving import save_trained
+from tests.each import each
 from tests.model.models import (
     VOCABULARY,
     adapter_plan,
@@ -385,7 +386,7 @@ def test_a_token_past_the_embedding_is_refused_and_the_last_row_is_not(qwen: Pat
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("plan", "base"),
     [
         ({"place": "hf cache"}, ("Qwen/Qwen3-0.6B", "abc")),

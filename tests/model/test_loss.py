@@ -20,6 +20,7 @@ from expert.model.loss import (
     loss_kernel_trouble,
     summed_loss,
 )
+from tests.each import each
 
 WORDS, WIDTH = 23, 7
 
@@ -77,9 +78,9 @@ TARGETS = {
 }
 
 
-@pytest.mark.parametrize("learnt", TARGETS.values(), ids=TARGETS.keys())
-@pytest.mark.parametrize("chunk", [1, 4, 5, 100, None])
-@pytest.mark.parametrize(("biased", "softcap", "scale"), RULES)
+@each("learnt", TARGETS.values(), ids=TARGETS.keys())
+@each("chunk", [1, 4, 5, 100, None])
+@each(("biased", "softcap", "scale"), RULES)
 def test_fused_and_plain_losses_and_gradients_are_the_definition(
     learnt, chunk, biased, softcap, scale
 ):
@@ -205,8 +206,8 @@ def test_autocast_computes_in_its_type_and_gives_gradients_in_the_weights_own():
     assert case.head.grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize("learnt", TARGETS.values(), ids=TARGETS.keys())
-@pytest.mark.parametrize(("biased", "softcap", "scale"), RULES)
+@each("learnt", TARGETS.values(), ids=TARGETS.keys())
+@each(("biased", "softcap", "scale"), RULES)
 def test_evaluation_gives_the_loss_and_counts_the_hits(learnt, biased, softcap, scale):
     case = a_case(learnt)
     bias = torch.randn(WORDS, dtype=torch.float64) if biased else None

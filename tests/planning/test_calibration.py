@@ -23,6 +23,7 @@ from expert.planning.memory.memory import H200, autocast_bytes, estimate, restin
 from expert.planning.memory.workload import Workload
 from expert.planning.models.known_models import find_known_model
 from expert.planning.models.shapes import ModelShape
+from tests.each import each
 from tests.planning.planning import decision, manifest, plan
 from tests.wording import wording
 
@@ -81,7 +82,7 @@ def test_other_batch_sizes_scale_with_the_tokens_and_the_weights_stay():
     assert twice.activations == pytest.approx(2 * once.activations, rel=1e-6)
 
 
-@pytest.mark.parametrize(
+@each(
     "other",
     [
         {"adapter": "dora"},
@@ -119,7 +120,7 @@ def test_probes_are_kept_by_card_and_torch_and_the_newest_of_a_kind_stays(tmp_pa
     assert len(read_probes(file)) == 3
 
 
-@pytest.mark.parametrize("text", ["", "[", "{}", '[{"card": 1}]', "null"])
+@each("text", ["", "[", "{}", '[{"card": 1}]', "null"])
 def test_a_damaged_file_has_no_probes_and_is_written_anew(tmp_path, text):
     file = tmp_path / "probes.json"
     file.write_text(text)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from expert.planning.machine.cards import CARDS, Card, card_named, find_card, suggest_cards
+from tests.each import each
 
-every_card = pytest.mark.parametrize("card", CARDS, ids=lambda card: card.slug)
+every_card = each("card", CARDS, ids=lambda card: card.slug)
 MIB = 2**20
 
 
@@ -65,7 +66,7 @@ def test_compute_outruns_memory_on_every_card(card: Card):
         assert 20 < card.fp16_tflops * 1000 / card.bandwidth_gbs < 500
 
 
-@pytest.mark.parametrize(
+@each(
     ("slug", "bf16", "tf32", "fp8"),
     [
         ("rtx-3090", 71.2, 35.6, None),
@@ -107,7 +108,7 @@ def test_the_name_a_driver_gives_finds_the_card_with_its_memory(card: Card):
         assert card_named(name, round(card.memory_gib * 2**30)) is card
 
 
-@pytest.mark.parametrize(
+@each(
     ("typed", "slug"),
     [
         ("RTX 4090", "rtx-4090"),
@@ -137,7 +138,7 @@ def test_the_usual_ways_to_type_a_card_find_it(typed, slug):
     assert card.slug == slug
 
 
-@pytest.mark.parametrize(
+@each(
     ("typed", "slug"),
     [
         ("a100", "a100-40gb"),
@@ -158,7 +159,7 @@ def test_a_bare_name_means_the_smallest_memory_and_a_size_picks_its_own(typed, s
     assert card.slug == slug
 
 
-@pytest.mark.parametrize("typed", ["", "rtx", "nvidia", "4095", "gtx 4090", "rtx 6000", "4090 ti"])
+@each("typed", ["", "rtx", "nvidia", "4095", "gtx 4090", "rtx 6000", "4090 ti"])
 def test_what_is_not_a_card_or_several_is_never_guessed(typed):
     assert find_card(typed) is None
 
@@ -176,7 +177,7 @@ def test_a_laptop_gpu_is_never_taken_for_the_desktop_card():
     assert card_named("NVIDIA GeForce RTX 2080 Laptop GPU", 8192 * MIB) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("nvml_name", "mib", "slug"),
     [
         ("NVIDIA GeForce RTX 4060 Ti", 16380, "rtx-4060-ti-16gb"),
@@ -193,7 +194,7 @@ def test_one_driver_name_with_two_sizes_is_distinguished_by_memory(nvml_name, mi
     assert card.slug == slug
 
 
-@pytest.mark.parametrize(
+@each(
     ("nvml_name", "mib"),
     [
         ("NVIDIA H200", 71885),

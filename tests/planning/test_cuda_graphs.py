@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.each import each
 from tests.planning.planning import manifest, plan
 from tests.wording import wording
 
@@ -55,7 +56,7 @@ def test_the_manifest_decides_where_it_says_something(tmp_path, asked):
     assert (found.value, found.source) == (asked, "manifest")
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "because"),
     [
         ({"packing": False}, wording("widths-of-padded-rows")),

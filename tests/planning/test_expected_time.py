@@ -26,6 +26,7 @@ from expert.planning.machine.cards import find_card
 from expert.planning.memory.workload import Workload, flops_per_token
 from expert.planning.models.known_models import find_known_model
 from expert.planning.models.resolve import char_gpt_shape
+from tests.each import each
 
 RECORDS = Path(__file__).parents[2] / "docs" / "benchmarks"
 
@@ -242,7 +243,7 @@ def test_a_measured_rate_has_a_narrow_range_and_one_of_another_setting_a_wide_on
     assert ladder[1] > 1000
 
 
-@pytest.mark.parametrize(
+@each(
     ("low", "high", "words"),
     [
         (720, 1200, "12 to 20 min"),

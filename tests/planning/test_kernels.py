@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from tests.each import each
 from tests.planning.planning import decision, gpu, machine, manifest, plan, read, remarks
 from tests.wording import wording
 
 AMPERE_WORDS = "GeForce RTX 3090 (8.6) has bf16 tensor cores"
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "card", "expected"),
     [
         ({}, "rtx-3090", ("bf16", AMPERE_WORDS, "machine")),
@@ -80,7 +81,7 @@ def test_tf32_from_ampere_on(config, card, value, source):
     assert (settled, came_from) == (value, source)
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "card", "value", "source"),
     [
         ({}, "rtx-4090", "flash", "machine"),
@@ -103,7 +104,7 @@ def test_attention_is_the_fastest_that_keeps_rows_apart(config, card, value, sou
     assert (settled, came_from) == (value, source)
 
 
-@pytest.mark.parametrize(
+@each(
     ("card", "config", "instead"),
     [
         ("rtx-4090", {}, "flash"),
@@ -149,7 +150,7 @@ def test_compilation_that_was_asked_for_on_windows_is_honoured_with_a_warning():
     assert told in remarks(made, "warning")
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "card", "value", "source"),
     [
         ({}, "rtx-4090", "adamw_torch_fused", "machine"),
@@ -168,7 +169,7 @@ def warned(config: dict[str, Any], card: str | None = "rtx-4090") -> list[str]:
     return remarks(plan(manifest(config), card), "warning")
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "card", "text"),
     [
         ({"attention": "eager"}, "rtx-4090", wording("eager-attention-keeps-every")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from expert.planning.models.known_models import KNOWN_MODELS, find_known_model
+from tests.each import each
 
 _HUB_IDS = {
     134_515_008: "HuggingFaceTB/SmolLM2-135M",
@@ -83,7 +84,7 @@ def test_every_known_model_has_its_published_count_in_this_file():
     assert len(KNOWN_MODELS) == len(PUBLISHED_PARAMETERS)
 
 
-@pytest.mark.parametrize(("hub_id", "parameters"), PUBLISHED_PARAMETERS.items())
+@each(("hub_id", "parameters"), PUBLISHED_PARAMETERS.items())
 def test_a_shape_reproduces_the_published_parameter_count(hub_id, parameters):
     model = find_known_model(hub_id)
     assert model is not None
@@ -91,7 +92,7 @@ def test_a_shape_reproduces_the_published_parameter_count(hub_id, parameters):
     assert model.shape.parameters == parameters
 
 
-@pytest.mark.parametrize("model", KNOWN_MODELS, ids=lambda model: model.hub_id)
+@each("model", KNOWN_MODELS, ids=lambda model: model.hub_id)
 def test_heads_share_keys_evenly_and_fit_the_width(model):
     shape = model.shape
     assert shape.heads % shape.kv_heads == 0
@@ -99,7 +100,7 @@ def test_heads_share_keys_evenly_and_fit_the_width(model):
     assert shape.context >= 1024
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "hub_id"),
     [
         ("smollm2-135m", "HuggingFaceTB/SmolLM2-135M"),
@@ -132,7 +133,7 @@ def test_hub_ids_bare_names_and_paths_find_the_model(name, hub_id):
     assert model.hub_id == hub_id
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         "Qwen3-1.5B",

@@ -11,6 +11,7 @@ from expert.manifest.schema.config import TrainingConfig
 from expert.planning import ladder
 from expert.planning.ladder import BASELINE, SETTINGS, Ground, as_overrides, changes, not_here
 from expert.planning.run_plan import RunPlan
+from tests.each import each
 from tests.planning.planning import gpu, machine, manifest, plan
 from tests.wording import wording
 
@@ -193,7 +194,7 @@ def with_kernels(made: RunPlan, **values: Any) -> RunPlan:
     return made.model_copy(update={"kernels": made.kernels.model_copy(update=values)})
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "after", "costs"),
     [
         (40, 60, True),

@@ -9,6 +9,7 @@ import pynvml
 import pytest
 
 from expert.planning.machine.machine import Fact, GpuProcess, describe_machine, machine_as_dict
+from tests.each import each
 from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml, FakeNVMLError, describe, process
 from tests.wording import wording
 
@@ -71,7 +72,7 @@ def test_one_missing_list_of_processes_is_named_while_the_other_is_kept():
     assert holders.source == wording("nvml-graphics-processes-unknown")
 
 
-@pytest.mark.parametrize(
+@each(
     ("function", "fields"),
     [
         ("nvmlDeviceGetName", {"name"}),
@@ -141,7 +142,7 @@ def test_a_card_that_cannot_be_opened_is_named_and_the_others_are_kept():
 # --- no cards ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "words"),
     [
         (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, wording("nvidia-driver-not-installed")),
@@ -191,7 +192,7 @@ def test_nvml_is_closed_even_when_reading_a_card_breaks_down():
 # --- CUDA_VISIBLE_DEVICES ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("visible", "indices"),
     [
         (None, [0, 1, 2]),

@@ -23,6 +23,7 @@ from expert.planning.memory.memory import (
 from expert.planning.memory.workload import Workload, flops_per_token
 from expert.planning.models.known_models import KNOWN_MODELS, find_known_model
 from expert.planning.models.shapes import ModelShape
+from tests.each import each
 
 MEASURED = Path(__file__).parents[2] / "docs" / "benchmarks" / "memory-h200.json"
 SHAPES = {
@@ -100,9 +101,7 @@ def test_there_are_at_least_fifty_measured_cases():
     assert len(modelled_records()) >= 50
 
 
-@pytest.mark.parametrize(
-    "record", modelled_records(), ids=lambda record: f"{record['name']}-{record['tokens']}"
-)
+@each("record", modelled_records(), ids=lambda record: f"{record['name']}-{record['tokens']}")
 def test_the_estimate_is_near_the_measured_peak(record: dict[str, Any]):
     assert guess_of(record) == pytest.approx(record["peak"], rel=TOLERANCE)
 
@@ -124,9 +123,7 @@ def test_runs_of_adapters_and_whole_models_of_two_sizes_were_measured():
     assert len(measured_runs()) >= 30
 
 
-@pytest.mark.parametrize(
-    "result", measured_runs(), ids=lambda run: f"{run['case']}-{run['rows']}-{run['segments']}"
-)
+@each("result", measured_runs(), ids=lambda run: f"{run['case']}-{run['rows']}-{run['segments']}")
 def test_the_estimate_is_near_the_peak_of_a_real_run(result: dict[str, Any]):
     guess = estimate(workload_of_run(result)).allocated
     assert guess == pytest.approx(result["allocated_bytes"], rel=RUN_TOLERANCE)

@@ -14,6 +14,7 @@ from expert.manifest.schema.config import TrainingConfig
 from expert.planning.machine.cards import CARDS
 from expert.planning.plan import UnknownModel
 from expert.planning.run_plan import RunPlan
+from tests.each import each
 from tests.manifest.strategies import any_manifest
 from tests.planning.planning import GIB, decision, gpu, machine, manifest, plan, read, remarks
 from tests.wording import wording
@@ -176,7 +177,7 @@ def test_the_table_of_changes_covers_every_key():
     assert CHANGES.keys() | ONE_VALUE == TrainingConfig.model_fields.keys()
 
 
-@pytest.mark.parametrize("key", CHANGES)
+@each("key", CHANGES)
 def test_no_key_of_the_config_does_nothing(key):
     """Each key changes the plan, or the reader or the plan says what overrules it."""
     company = COMPANY.get(key, {})
@@ -366,7 +367,7 @@ def test_a_measured_rate_gives_the_time(tmp_path):
     assert made.length.tokens_per_second == 1000.0
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "changes"),
     [
         ({}, {"max_seq_length": 512}),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from expert.planning.machine.machine import Fact
+from tests.each import each
 from tests.planning.planning import decision, machine, manifest, plan, remarks
 from tests.wording import wording
 
@@ -37,7 +38,7 @@ WAYS_OUT = [
 ]
 
 
-@pytest.mark.parametrize(("config", "base", "card"), WAYS_OUT)
+@each(("config", "base", "card"), WAYS_OUT)
 def test_what_is_said_to_fit_does_fit(config, base, card):
     """The way out names every change it makes: making them gives a plan that fits."""
     model = {"name": "Qwen3-0.6B", "quantization": "none", **base}
@@ -72,7 +73,7 @@ def test_choices_leave_a_margin_where_they_can():
     assert made.memory.peak_bytes <= 0.95 * made.memory.budget_bytes
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "card", "kind", "text"),
     [
         ({"use_tf32": True}, "t4", "warning", wording("asked-for-but")),
@@ -180,7 +181,7 @@ def test_long_rows_count_by_what_becomes_of_them(tmp_path, overlong, tokens, seq
     assert made.length.rows == 180 * parts
 
 
-@pytest.mark.parametrize("name", ["../../etc", "a/b", "..", "", "a b"])
+@each("name", ["../../etc", "a/b", "..", "", "a b"])
 def test_the_cache_folder_is_one_plain_folder_whatever_the_name(name):
     cache = Path(plan(manifest(name=name or "x")).data.cache or "")
     assert cache.parent == Path("nowhere/datasets_optimized")
@@ -198,7 +199,7 @@ def test_absurd_sizes_are_planned_at_once():
     assert plan(data, "h200").batch.examples_per_update == 999_999_999_989
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "base", "card", "path", "because"),
     [
         (
@@ -291,7 +292,7 @@ def test_fractional_epochs_are_counted_exactly(tmp_path):
     assert plan(data, folder=tmp_path).length.total_steps == 55
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "lokr", "adalora"])
+@each("kind", ["lora", "dora", "ia3", "lokr", "adalora"])
 def test_targets_that_no_layer_has_are_planned_with_nothing_to_train(kind):
     made = plan(manifest({"adapter_type": kind, "target_modules": ["nonsense"]}))
     assert made.adapter.trainable_parameters == 0

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from expert.planning.choose.sequences import NoRoomForText
+from tests.each import each
 from tests.planning.planning import decision, manifest, plan
 from tests.wording import wording
 
@@ -49,7 +50,7 @@ def test_soft_prompts_alone_train_only_their_tokens():
     assert made.adapter.soft_prompts[0]["tokens"] == 48
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "steps", "ratio"),
     [
         ({}, None, 0.03),
@@ -99,7 +100,7 @@ def test_a_stream_is_saved_by_steps_and_never_cached():
     assert made.length.total_steps == 100
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "template"),
     [
         ("Qwen/Qwen2.5-0.5B-Instruct", "chatml"),

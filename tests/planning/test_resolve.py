@@ -17,6 +17,7 @@ from expert.planning.models.resolve import (
     read_shape,
     resolve_model,
 )
+from tests.each import each
 from tests.planning.planning import manifest, plan
 from tests.wording import wording
 
@@ -166,7 +167,7 @@ def test_an_unknown_model_says_that_it_is_not_known(tmp_path):
     assert found.shape_from == wording("not-on-machine-not")
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "last"),
     [
         ("F:/a/b/Qwen3", "Qwen3"),
@@ -269,7 +270,7 @@ def test_a_plan_for_tiny_is_that_of_a_language_model_and_not_of_the_character_mo
 # --- models that read more than text -------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "part"),
     [
         ({"vision_config": {"hidden_size": 8}, "text_config": {}}, "vision_config"),

@@ -6,6 +6,7 @@ import pytest
 
 from expert.planning.choose.sequences import concatenation_of, packing_of
 from expert.planning.survey import PackedRows, Survey
+from tests.each import each
 from tests.planning.planning import decision, manifest, plan
 from tests.wording import wording
 
@@ -181,7 +182,7 @@ def asking_for(rows: int, card: str | None, *, exact: bool = True, **config):
     return plan(data, card, survey=survey)
 
 
-@pytest.mark.parametrize("card", CARDS)
+@each("card", CARDS)
 def test_a_micro_batch_larger_than_a_step_has_are_planned_as_what_a_step_has(card):
     asked, fitting = asking_for(32, card), asking_for(4, card)
     assert asked.batch.sequences_per_update == 4
@@ -193,7 +194,7 @@ def test_a_micro_batch_larger_than_a_step_has_are_planned_as_what_a_step_has(car
     assert decision(asked, "batch.micro_batch") == (4, because, "manifest")
 
 
-@pytest.mark.parametrize("card", CARDS)
+@each("card", CARDS)
 def test_memory_is_that_of_the_expected_sequences_while_rows_are_not_counted(card):
     asked, fitting = asking_for(32, card, exact=False), asking_for(4, card, exact=False)
     assert asked.batch.micro_batch == 32  # a step may come out longer than it was guessed

@@ -8,6 +8,7 @@ import pytest
 
 from expert.planning.models.known_models import find_known_model
 from expert.planning.models.shapes import PROJECTIONS, ModelShape, UnknownShape, shape_from_config
+from tests.each import each
 from tests.wording import wording
 
 
@@ -143,7 +144,7 @@ LATENT = {**LLAMA_32_1B, "model_type": "minicpm3", "kv_lora_rank": 256}
 BART = {**LLAMA_32_1B, "model_type": "bart", "is_encoder_decoder": True}
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "known_as"),
     [
         (LLAMA_32_1B, "Llama-3.2-1B"),
@@ -164,7 +165,7 @@ def test_a_config_gives_the_very_shape_the_known_model_has(config: dict[str, Any
     assert shape_from_config(config) == known.shape
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "parameters"),
     [
         (LLAMA_32_1B, 1_235_814_400),
@@ -217,7 +218,7 @@ def test_the_parts_of_a_shape_add_up_to_the_whole():
     assert shape.parameters == 2 * shape.block_parameters + 10 * 8 + 8
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "reason"),
     [
         (MIXTRAL, wording("mixture-experts-not-modelled")),
@@ -248,7 +249,7 @@ def test_missing_numbers_are_named_all_at_once(without: list[str], reason: str):
     assert str(refusal.value) == reason
 
 
-@pytest.mark.parametrize("value", ["16", 0, -1, True, None, 16.0])
+@each("value", ["16", 0, -1, True, None, 16.0])
 def test_a_number_that_is_none_counts_as_missing(value: object):
     with pytest.raises(UnknownShape, match=wording("config-json-has-no-usable-num")):
         shape_from_config({**LLAMA_32_1B, "num_hidden_layers": value})

@@ -9,6 +9,7 @@ import pytest
 from expert.manifest.schema.dataset import DatasetSpec, Task
 from expert.planning import survey as survey_module
 from expert.planning.survey import Survey, local_path, survey_data, survey_file
+from tests.each import each
 from tests.wording import wording
 
 
@@ -55,7 +56,7 @@ def test_rows_beyond_max_samples_are_not_counted(tmp_path):
     assert survey(tmp_path, tasks=tasks, max_samples=25).rows == 75
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "because"),
     [
         ({"path": "train.jsonl"}, wording("train-jsonl-is-not")),

@@ -11,6 +11,7 @@ from expert.planning.draft import Kept
 from expert.planning.machine.machine import Fact
 from expert.planning.machine.target import UnknownTarget, choose_target
 from expert.planning.models.presets import char_gpt_batch, verdicts
+from tests.each import each
 from tests.planning.planning import GIB, gpu, machine, manifest, plan
 from tests.wording import wording
 
@@ -78,7 +79,7 @@ def test_nonsense_for_a_card_points_to_the_list():
         choose_target(machine(), gpu="toaster")
 
 
-@pytest.mark.parametrize("text", ["16", "many", "0GB", "-4GB", ""])
+@each("text", ["16", "many", "0GB", "-4GB", ""])
 def test_a_memory_size_that_is_none_is_refused(text):
     with pytest.raises(UnknownTarget) as caught:
         choose_target(machine(), vram=text)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from expert.planning.machine.threads import Threads, choose_threads, threads_as_before
+from tests.each import each
 from tests.wording import wording
 
 
@@ -18,7 +19,7 @@ def chosen(
     return choose_threads(own=own, granted=allowed, cores=cores, busy=busy, environ=environ)
 
 
-@pytest.mark.parametrize(
+@each(
     ("cores", "busy", "count"),
     [(2, 0.0, 2), (2, 0.25, 2), (2, 0.5, 1), (2, 1.0, 1), (2, 2.0, 1), (8, 3.4, 4), (8, 0.3, 8)],
 )
@@ -55,7 +56,7 @@ def test_a_run_resumed_on_as_many_cores_keeps_its_threads():
     assert before(1, 2, granted=2, cores=2) == Threads(1, wording("as-the-run-began"), kept=True)
 
 
-@pytest.mark.parametrize(("threads", "began_on"), [(64, 64), (1, 1), (2, None), (None, 2), (0, 2)])
+@each(("threads", "began_on"), [(64, 64), (1, 1), (2, None), (None, 2), (0, 2)])
 def test_a_run_resumed_on_other_cores_chooses_again(threads, began_on):
     assert before(threads, began_on, granted=2, cores=2) is None
 

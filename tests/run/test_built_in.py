@@ -27,9 +27,10 @@ from tests.wording import wording
 
 @pytest.mark.parametrize("packing", [True, False])
 def test_tiny_is_adapted_with_its_own_tokenizer_packed_or_padded(tmp_path, monkeypatch, packing):
-    tiny = base_model(tmp_path / "package").rename(tmp_path / "package" / "tiny")
+    tiny = Path(shutil.copytree(base_model(), tmp_path / "package" / "tiny"))
     monkeypatch.setattr("expert.planning.models.resolve.BUILT_IN", tiny.parent)
-    monkeypatch.setattr("expert.model.base_folder.built_in_folder", lambda name: tiny)
+    for module in ("model.base_folder", "jobs.export.portable_base"):
+        monkeypatch.setattr(f"expert.{module}.built_in_folder", lambda name: tiny)
     settings = {"packing": packing, "max_steps": 2, "dataloader_num_workers": 0}
     manifest = write_expert(tmp_path / "expert", "tiny", settings)
     assert is_padded(plan(manifest)) is not packing
@@ -69,9 +70,10 @@ def test_an_adapter_of_tiny_takes_its_base_along_from_wherever_the_run_came(tmp_
 @pytest.fixture
 def tiny(tmp_path, monkeypatch) -> Path:
     """A package that comes with a `tiny` of its own, which a test may replace."""
-    folder = base_model(tmp_path / "package").rename(tmp_path / "package" / "tiny")
+    folder = Path(shutil.copytree(base_model(), tmp_path / "package" / "tiny"))
     monkeypatch.setattr("expert.planning.models.resolve.BUILT_IN", folder.parent)
-    monkeypatch.setattr("expert.model.base_folder.built_in_folder", lambda name: folder)
+    for module in ("model.base_folder", "jobs.export.portable_base"):
+        monkeypatch.setattr(f"expert.{module}.built_in_folder", lambda name: folder)
     return folder
 
 

@@ -8,14 +8,8 @@ import torch
 from expert.planning.choose import cuda_graphs as recording
 from expert.run import build as building
 from expert.training import learner
-from tests.jobs.runs import base_model, events_of, losses_of, plan_of, run, weights_of, write_expert
+from tests.jobs.runs import events_of, losses_of, plan_of, run, weights_of, write_expert
 from tests.parallel.again import Again, UndoneStep
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return base_model(tmp_path_factory.mktemp("models"))
-
 
 SLOW_BF16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(),

@@ -27,7 +27,7 @@ ROWS = [
 def opened(tmp_path_factory) -> tuple[RunPlan, RunData, Built]:
     """An expert on a CPU, ready to be evaluated, at most two held-out rows to a sequence."""
     folder = tmp_path_factory.mktemp("evaluated")
-    base = base_model(folder / "models")
+    base = base_model()
     config = {"max_seq_length": 256, "device": "cpu"}
     file = write_expert(folder, base, config, rows=ROWS, dataset={"validation_split": 0.5})
     opened = open_run(file)

@@ -15,6 +15,7 @@ from expert.data.read import sources as sources_of_rows
 from expert.data.read.sources import iterate, resolve_sources
 from expert.manifest.reader import read_manifest
 from expert.run.missing import FIRST_ROWS, missing_things
+from tests.each import each
 from tests.wording import wording
 
 NOWHERE = {"EXPERT_HOME": "/nowhere", "HF_HOME": "/nowhere"}
@@ -50,8 +51,8 @@ def test_misspelt_models_and_rows_are_all_told_with_what_was_meant(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("model", ["tiny", "Qwen/Qwen3-0.6B", "Qwen3-0.6B", "owner/new-model"])
-@pytest.mark.parametrize("rows", ["rows.jsonl", "shakespeare", "owner/rows"])
+@each("model", ["tiny", "Qwen/Qwen3-0.6B", "Qwen3-0.6B", "owner/new-model"])
+@each("rows", ["rows.jsonl", "shakespeare", "owner/rows"])
 def test_what_is_there_or_may_be_on_the_hub_raises_no_doubt(tmp_path, model, rows):
     (tmp_path / "rows.jsonl").write_text(ROW)
     assert doubts(tmp_path, f"base_model: {model}\ndataset: {rows}\n") == []

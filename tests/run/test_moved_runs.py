@@ -18,7 +18,6 @@ from expert.run.stored.load import read_plan
 from expert.run.stored.locate import find_trained
 from expert.run.stored.status import run_status
 from tests.jobs.runs import base_model, plan_of, run, write_expert
-from tests.jobs.trained_runs import place
 from tests.wording import wording
 
 
@@ -26,7 +25,7 @@ from tests.wording import wording
 def fruit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An expert that was trained by `expert train --manifest fruit/manifest.json`, its base with
     it."""
-    shutil.copytree(base_model(place() / "models"), tmp_path / "fruit" / "models" / "base")
+    shutil.copytree(base_model(), tmp_path / "fruit" / "models" / "base")
     monkeypatch.chdir(tmp_path)
     config = {"max_steps": 2, "save_steps": 1, "save_total_limit": None}
     run(write_expert(Path("fruit"), "models/base", config))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from expert.run import open as opening
 from expert.run.open import NoGpuHere, open_run
 from expert.run.stored import locate
 from tests.cli.conftest import run as run
-from tests.jobs.runs import ROWS, base_model, events_of, write_expert
+from tests.jobs.runs import ROWS, events_of, write_expert
 
 ONE_STEP = {"max_steps": 1, "save_strategy": "no", "device": "cpu"}
 COUNTED = {
@@ -28,11 +27,6 @@ COUNTED = {
     "searches for rows": (named_sources, "resolve_sources"),
     "searches for a run": (locate, "run_to_resume"),
 }
-
-
-@pytest.fixture
-def base(tmp_path_factory) -> Path:
-    return base_model(tmp_path_factory.getbasetemp() / "models")
 
 
 @pytest.fixture

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +14,14 @@ import numpy as np
 import pytest
 
 import expert
+from expert.data import splits
+from expert.data.examples import remembered
 from expert.data.feed.batches import BatchArrays, BatchShape, fill_batch
 from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.data.tokens.documents import DocumentStore
-from expert.data.tokens.encoder import CharacterEncoder
+from expert.data.tokens.encoder import CharacterEncoder, TextEncoder
+from expert.data.tokens.row_keys import RowKeys
 from expert.jobs.pretokenize import manifests_below
 from expert.manifest.reader import read_manifest
 from expert.run.open import as_packed, open_run, plan, prepare
@@ -431,3 +438,52 @@ def test_the_end_of_a_single_long_text_is_held_out(tmp_path, letters, held_out):
         assert "word1 " in train
         assert words[-8:] in validation
         assert words[-8:] not in train
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
+def test_three_processes_that_prepare_at_once_do_everything_once(tmp_path, monkeypatch):
+    manifest = an_expert(tmp_path, validation_split=0.1)
+    log = tmp_path / "log"
+
+    def logged(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def noted(*args: Any, **more: Any) -> Any:
+            with log.open("a", encoding="utf-8") as file:
+                file.write(f"{name}\n")
+            while name == "encode" and not (tmp_path / "go").exists():
+                time.sleep(0.01)
+            return real(*args, **more)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    logged(TextEncoder, "encode")
+    logged(remembered, "survey_rows")
+    logged(remembered, "content_hash")
+    logged(splits, "packed")
+    logged(RowKeys, "of")
+
+    class Told:
+        def __call__(self, name: str, rows: int, tokens: int) -> None: ...
+
+        def waits(self, sentence: str) -> None:
+            if "preparing train" in sentence:
+                (tmp_path / f"told-{os.getpid()}").write_text(sentence, encoding="utf-8")
+
+    def main() -> None:
+        prepare(manifest, tell=Told())
+
+    running = [multiprocessing.get_context("fork").Process(target=main) for _ in range(3)]
+    for process in running:
+        process.start()
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("told-*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (tmp_path / "go").touch()
+    for process in running:
+        process.join(60)
+    assert [process.exitcode for process in running] == [0, 0, 0]
+    done = Counter(log.read_text(encoding="utf-8").splitlines())
+    # Packed are two splits; the keys of the rows are made once for both.
+    assert done == {"survey_rows": 1, "content_hash": 1, "encode": 1, "packed": 2, "of": 1}
+    assert len(list(tmp_path.glob("told-*"))) == 2

@@ -10,20 +10,21 @@ from expert.planning.measurements import measurements_file, read_rates
 from expert.run.open import plan
 from expert.run.session import run_rate
 from expert.run.session.run_rate import LEAST_SECONDS, LEAST_UPDATES, settled_rate
+from tests.each import each
 from tests.insight.records import CPU, evidence, finished_events, planned, record, step_events
 from tests.jobs.runs import base_model, events_of, run, write_expert
 from tests.wording import wording
 
 
 @pytest.fixture(autouse=True)
-def _as_for_users(monkeypatch, _leave_no_rates_behind):
+def _as_for_users(monkeypatch):
     monkeypatch.setattr(run_rate, "LEAST_SECONDS", LEAST_SECONDS)
 
 
 def test_the_rate_of_a_finished_run_is_the_time_of_the_next_plan(tmp_path, monkeypatch):
     monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(run_rate, "LEAST_SECONDS", 0.0)
-    file = write_expert(tmp_path, base_model(tmp_path), {"epochs": 5})
+    file = write_expert(tmp_path, base_model(), {"epochs": 5})
     assert plan(file).length.tokens_per_second is None
     done = run(file)
     assert done.steps >= LEAST_UPDATES
@@ -41,7 +42,7 @@ def test_a_run_that_cannot_be_remembered_ends_well_and_says_so(tmp_path, monkeyp
     (tmp_path / "home").write_text("a file where a folder belongs")
     monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(run_rate, "LEAST_SECONDS", 0.0)
-    done = run(write_expert(tmp_path, base_model(tmp_path), {"epochs": 5}))
+    done = run(write_expert(tmp_path, base_model(), {"epochs": 5}))
     assert done.final is not None
     told = [event["text"] for event in events_of(done.folder, "warning")]
     assert [text for text in told if text.startswith(wording("rate-not-remembered"))]
@@ -62,7 +63,7 @@ def test_an_undisturbed_run_that_is_long_enough_has_a_rate():
     assert reached(threads(lowered=False), on_cpu=True, tokens_per_second=5.0) == 5.0
 
 
-@pytest.mark.parametrize(
+@each(
     ("others", "changes"),
     [
         ((), {"lines": 3}),

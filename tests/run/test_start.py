@@ -45,7 +45,7 @@ def test_with_every_core_taken_one_thread_is_left(free_to_choose):
 
 
 def test_a_run_reports_its_threads_and_gives_torch_its_own_number_back(tmp_path, free_to_choose):
-    manifest = write_expert(tmp_path, base_model(tmp_path / "models"), {"max_steps": 2})
+    manifest = write_expert(tmp_path, base_model(), {"max_steps": 2})
     with neighbours(len(cores_seen())):
         folder = run(manifest).folder
     [told] = events_of(folder, "threads")
@@ -55,9 +55,7 @@ def test_a_run_reports_its_threads_and_gives_torch_its_own_number_back(tmp_path,
 
 
 def test_a_resumed_run_computes_with_the_threads_it_began_with(tmp_path, free_to_choose):
-    manifest = write_expert(
-        tmp_path, base_model(tmp_path / "models"), {"max_steps": 2, "save_steps": 1}
-    )
+    manifest = write_expert(tmp_path, base_model(), {"max_steps": 2, "save_steps": 1})
     with neighbours(len(cores_seen())):
         folder = run(manifest).folder
     run(manifest, resume=str(folder / "checkpoints" / "step-000001"))
@@ -67,9 +65,7 @@ def test_a_resumed_run_computes_with_the_threads_it_began_with(tmp_path, free_to
 
 
 def test_a_run_resumed_on_another_machine_chooses_again(tmp_path, free_to_choose):
-    manifest = write_expert(
-        tmp_path, base_model(tmp_path / "models"), {"max_steps": 2, "save_steps": 1}
-    )
+    manifest = write_expert(tmp_path, base_model(), {"max_steps": 2, "save_steps": 1})
     folder = run(manifest).folder
     with (folder / "events.jsonl").open("a", encoding="utf-8") as events:
         events.write(json.dumps({"event": "threads", "threads": 64, "cores": 640}) + "\n")
@@ -80,7 +76,7 @@ def test_a_run_resumed_on_another_machine_chooses_again(tmp_path, free_to_choose
 
 
 def test_progress_is_reported_after_every_step(tmp_path):
-    manifest = write_expert(tmp_path, base_model(tmp_path / "models"), {"max_steps": 3})
+    manifest = write_expert(tmp_path, base_model(), {"max_steps": 3})
     seen: list[int] = []
     run(manifest, progress=seen.append)
     assert seen == [1, 2, 3]
@@ -105,7 +101,7 @@ def test_a_run_names_who_takes_its_cores_and_its_diagnosis_too(tmp_path, monkeyp
     neighbour = Neighbours(clock=clock, look=lambda: {7: ("rustc", next(seconds))})
     monkeypatch.setattr("expert.telemetry.cpu.Neighbours", lambda: neighbour)
     config = {"max_steps": 4, "dataloader_num_workers": 0}
-    folder = run(write_expert(tmp_path, base_model(tmp_path / "models"), config)).folder
+    folder = run(write_expert(tmp_path, base_model(), config)).folder
     [told] = events_of(folder, "neighbours")
     assert [one["name"] for one in told["processes"]] == ["rustc"]
     found = diagnose_run(folder)

@@ -11,13 +11,8 @@ from safetensors.torch import load_file
 
 from expert.core.publish import damage
 from expert.telemetry.meter import Ahead
-from tests.jobs.runs import ROWS, base_model, events_of, losses_of, run, weights_of, write_expert
+from tests.jobs.runs import ROWS, events_of, losses_of, run, weights_of, write_expert
 from tests.wording import wording
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return base_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

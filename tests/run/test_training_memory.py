@@ -43,11 +43,6 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return base_model(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
 def whole(tmp_path_factory, base) -> tuple[Path, Path]:
     """All four sequences at once, with nothing in the way."""
     manifest = write_expert(tmp_path_factory.mktemp("whole"), base, SETTINGS)
@@ -144,7 +139,7 @@ def test_a_fallback_is_part_of_the_checkpoint(whole, base, tmp_path, monkeypatch
     assert losses_of(done.folder) == rest
 
 
-def test_blocks_are_recomputed_where_one_sequence_does_not_fit(base, tmp_path, monkeypatch):
+def test_blocks_are_recomputed_where_one_sequence_does_not_fit(tmp_path, monkeypatch):
     def fault(loss, batch, now):
         if plan_of(folder())["kernels"]["checkpointing"] != "full":
             raise no_room()
@@ -155,7 +150,7 @@ def test_blocks_are_recomputed_where_one_sequence_does_not_fit(base, tmp_path, m
 
     inject(monkeypatch, fault)
     settings = {"micro_batch_size": 2, "max_steps": 2}
-    done = run(write_expert(tmp_path, base, SETTINGS | settings))
+    done = run(write_expert(tmp_path, base_model(2), SETTINGS | settings))
     assert fallbacks(done.folder) == [
         {"batch.micro_batch": 1, "batch.accumulation": 4},
         {"kernels.checkpointing": "selective", "kernels.recomputed_blocks": 1},

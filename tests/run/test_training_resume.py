@@ -20,9 +20,9 @@ from expert.run.session import checkpoints
 from expert.training import checkpoint
 from expert.training.checkpoint import CheckpointError, DiskFull
 from expert.training.state import TrainState
+from tests.each import each
 from tests.jobs.runs import (
     ROWS,
-    base_model,
     copied,
     events_of,
     inject,
@@ -41,11 +41,6 @@ SETTINGS = {
     "eval_steps": 3,
     "dropout": 0.1,
 }
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return base_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +105,7 @@ def overridden(**values):
     return {"overrides": tuple(f"training.config.{name}={value}" for name, value in values.items())}
 
 
-@pytest.mark.parametrize(
+@each(
     ("more", "told"),
     [
         (overridden(learning_rate=1e-4), r"schedule\.learning_rate: was 0\.01, is 0\.0001"),

@@ -21,7 +21,6 @@ from expert.core.rundir import RunInUse
 from expert.model.load import LoadedModel
 from expert.training import checkpoint, loop
 from tests.jobs.runs import (
-    base_model,
     events_of,
     losses_of,
     run,
@@ -83,11 +82,6 @@ def trainers():
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return base_model(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
 def whole(tmp_path_factory, base) -> tuple[Path, Path]:
     manifest = write_expert(tmp_path_factory.mktemp("whole"), base, SETTINGS)
     return manifest, run(manifest).folder
@@ -109,7 +103,7 @@ def wait_until(happened: Callable[[], bool], what: str) -> None:
     while not happened():
         if time.monotonic() > until:
             raise TimeoutError(f"{what} did not happen")
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 
 def wait_for_file(manifest: Path, name: str) -> None:

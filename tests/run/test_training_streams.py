@@ -18,7 +18,6 @@ from expert.training.checkpoint import CheckpointError
 from expert.training.pressure import DataWait
 from tests.jobs.runs import (
     ROWS,
-    base_model,
     copied,
     events_of,
     losses_of,
@@ -39,11 +38,6 @@ SETTINGS = {
     "dataloader_num_workers": 0,
 }
 STREAM = {"streaming": True, "validation_path": "valid.jsonl"}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return base_model(tmp_path_factory.mktemp("models"))
 
 
 def write_stream(folder: Path, base: Path, settings) -> Path:

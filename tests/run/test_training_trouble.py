@@ -6,6 +6,7 @@ import gc
 import json
 import re
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,12 @@ from tokenizers import Tokenizer
 from expert.model.load import LoadedModel
 from expert.run.session.checkpoints import Checkpoints
 from expert.run.session.failures import RunFailed
-from expert.telemetry import tensorboard
 from expert.telemetry.late import LateNumbers
+from expert.telemetry.trackers import TRACKERS
 from expert.training import recorder as recorder_module
 from expert.training.checkpoint import DiskFull, load_checkpoint
 from tests.jobs.runs import (
     ROWS,
-    base_model,
     copied,
     events_of,
     inject,
@@ -48,11 +48,6 @@ LONG = SETTINGS | {
     "learning_rate": 1e-3,
     "micro_batch_size": 4,
 }
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return base_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
@@ -336,7 +331,8 @@ def test_a_tracker_that_fails_at_the_start_is_reported_and_the_run_continues(
     def refuse(folder, first_step):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(tensorboard, "summary_writer", refuse)
+    refused = replace(TRACKERS["tensorboard"], open=refuse)
+    monkeypatch.setitem(TRACKERS, "tensorboard", refused)
     settings = SETTINGS | {"trackers": ["tensorboard"], "max_steps": 1}
     done = run(write_expert(tmp_path, base, settings))
     assert done.exit_code == 0

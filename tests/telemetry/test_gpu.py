@@ -12,6 +12,7 @@ import pytest
 
 from expert.telemetry import gpu as gpu_module
 from expert.telemetry.gpu import HEAT_BRAKES, POWER_BRAKES, GpuSampler, allocator_facts
+from tests.each import each
 from tests.planning.fake_nvml import GIB, FakeNvml, FakeNVMLError, process
 from tests.telemetry.clocks import HandClock
 
@@ -83,7 +84,7 @@ def test_what_holds_the_clock_down_is_a_share_of_the_samples(clock):
     assert (fields["throttled_power"], fields["throttled_heat"]) == (0.75, 0.0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("bits", "power", "heat"),
     [
         (pynvml.nvmlClocksThrottleReasonNone, False, False),

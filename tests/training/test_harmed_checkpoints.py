@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from expert.core.publish import publishing
 from expert.training.checkpoint import CheckpointError, find_checkpoint, load_checkpoint
+from tests.each import each
 from tests.training.checkpoints import FILES, assert_is, flip, names, saved
 from tests.wording import wording
 
@@ -101,7 +102,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("harm", HARMS)
+@each("harm", HARMS)
 def test_a_harmed_checkpoint_is_refused_put_aside_and_the_one_before_is_used(
     tmp_path: Path, harm: str
 ):

@@ -63,7 +63,9 @@ class Run:
                 self.signal = 143
             epoch, step = divmod(done, self.updates_per_epoch)
             yield SimpleNamespace(
-                update=SimpleNamespace(done=done, epoch=epoch, step=step, window=0),
+                update=SimpleNamespace(
+                    done=done, epoch=epoch, step=step, window=0, bins=(0, 1, 2, 3)
+                ),
                 batches=toy_batches(4, 2, seed=done),
                 counts=Counts(targets=4, real_tokens=24, examples=4),
                 copied=None,

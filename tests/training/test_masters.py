@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import Parameter
 
+from expert.parallel.replicated import pieces
 from expert.training import optim
-from expert.training.optim import Masters, optimizer_tensors, pieces
+from expert.training.optim import Masters, optimizer_tensors
 from tests.training.optimizers import bits, made, parameters, train
 
 

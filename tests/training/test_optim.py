@@ -21,6 +21,7 @@ from expert.training.optim import (
     set_rate,
     step_if_finite,
 )
+from tests.each import each
 from tests.training.optimizers import bits, give_gradients, made, parameters, train
 from tests.wording import wording
 
@@ -30,7 +31,7 @@ OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw
 # --- building ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "shape", "expected"),
     [
         ("model.layers.0.mlp.up_proj.weight", (8, 4), True),
@@ -53,7 +54,7 @@ def test_only_matrices_that_are_no_embeddings_decay(name, shape, expected):
     assert decays(name, torch.zeros(shape)) is expected
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@each("kind", OPTIMIZERS)
 def test_every_parameter_is_in_one_of_two_groups(kind):
     named = parameters()
     optimizer = made(kind, named)
@@ -110,7 +111,7 @@ def test_an_unknown_optimizer_is_an_error():
         made("lion", parameters())
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@each("kind", OPTIMIZERS)
 def test_the_rate_is_set_for_all_groups(kind):
     named = parameters()
     optimizer = made(kind, named)
@@ -124,7 +125,7 @@ def test_the_rate_is_set_for_all_groups(kind):
 # --- the state as tensors ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@each("kind", OPTIMIZERS)
 def test_a_resumed_optimizer_steps_exactly_as_the_first_would_have(kind, tmp_path: Path):
     named = parameters()
     optimizer = made(kind, named)
@@ -141,7 +142,7 @@ def test_a_resumed_optimizer_steps_exactly_as_the_first_would_have(kind, tmp_pat
     assert bits(optimizer_tensors(again, resumed)) == bits(optimizer_tensors(optimizer, named))
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@each("kind", OPTIMIZERS)
 def test_without_its_state_the_next_step_is_another(kind):
     named = parameters()
     optimizer = made(kind, named)
@@ -287,9 +288,9 @@ def test_sixteen_bit_gradients_are_measured_in_float32():
     assert clip([parameter], 0.0).item() == pytest.approx(2525**0.5, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("good_before", [0, 2])
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@each("kind", OPTIMIZERS)
+@each("good_before", [0, 2])
+@each("poison", [float("nan"), float("inf")])
 def test_a_bad_gradient_changes_nothing_and_leaves_no_trace(kind, good_before, poison):
     named, clean = parameters(), parameters()
     optimizer, clean_optimizer = made(kind, named), made(kind, clean)
@@ -313,7 +314,7 @@ def test_a_bad_gradient_changes_nothing_and_leaves_no_trace(kind, good_before, p
     )
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@each("kind", OPTIMIZERS)
 def test_a_good_step_is_the_optimizers_own(kind):
     named, plain = parameters(), parameters()
     optimizer, plain_optimizer = made(kind, named), made(kind, plain)

@@ -14,6 +14,7 @@ from expert.training.recorder import SCALE_HALVINGS, Recorder, StepFacts, due
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.spikes import SpikeWatch
 from expert.training.step import StepStats
+from tests.each import each
 from tests.training.toys import CPU
 
 
@@ -200,7 +201,7 @@ def test_what_is_measured_reaches_the_watch_over_plans():
     assert type(pressure.taken()).__name__ == "DataBound"
 
 
-@pytest.mark.parametrize(
+@each(
     ("step", "every", "expected"),
     [(0, 3, True), (1, 3, False), (3, 3, True), (6, 3, True), (5, 0, False), (1, 1, True)],
 )

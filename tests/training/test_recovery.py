@@ -22,6 +22,7 @@ from expert.training.recovery import (
     changes,
     plan_after,
 )
+from tests.each import each
 from tests.planning.planning import decision, manifest, plan
 from tests.wording import wording
 
@@ -82,7 +83,7 @@ def test_out_of_memory_gives_up_what_was_recorded_before_anything_else(usual):
     assert after(found, NO_ROOM).batch.micro_batch == 8
 
 
-@pytest.mark.parametrize(
+@each(
     ("sequences", "micro", "expected"),
     [(7, 7, (3, 3)), (7, 3, (1, 7)), (2, 64, (2, 1)), (6, 5, (2, 3)), (None, 9, (4, None))],
 )
@@ -234,8 +235,8 @@ def test_a_kernel_that_the_plan_does_not_use_changes_nothing(usual):
         assert plan_after(before, KernelUnavailable(kernel=kernel, reason="?")) is None
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit"])
-@pytest.mark.parametrize("by_role", [True, False])
+@each("optimizer", ["adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit"])
+@each("by_role", [True, False])
 def test_an_optimizer_without_its_kernel_becomes_the_plain_one(usual, optimizer, by_role):
     before = changed(usual, optim={"optimizer": optimizer})
     kernel = "fused_optimizer" if by_role else optimizer

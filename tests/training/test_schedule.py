@@ -20,6 +20,7 @@ from expert.training.schedule import (
     schedule_of,
     with_rollbacks,
 )
+from tests.each import each
 from tests.wording import wording
 
 KINDS = ("linear", "cosine", "constant", "polynomial", "cosine_with_restarts")
@@ -137,7 +138,7 @@ def test_restarts_begin_again_at_the_peak():
     assert rates(made) == pytest.approx([*half, *half], rel=ROUNDING)
 
 
-@pytest.mark.parametrize(
+@each(
     ("made", "floor"),
     [
         (schedule("linear"), LEAST_SHARE_OF_PEAK),
@@ -153,8 +154,8 @@ def test_past_the_last_step_the_rate_keeps_its_floor(made, floor):
         assert learning_rate(step, made) == pytest.approx(floor, rel=ROUNDING, abs=0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("warmup", [0, 1])
+@each("kind", KINDS)
+@each("warmup", [0, 1])
 def test_a_run_of_one_step_gets_the_peak(kind, warmup):
     assert rates(schedule(kind, 1, warmup)) == [1.0]
 
@@ -177,7 +178,7 @@ def test_a_floor_above_the_peak_is_the_peak():
     assert rates(schedule("polynomial", 3, lr_end=2.0)) == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("total", "ratio", "steps"),
     [(100, 0.03, 3), (101, 0.03, 4), (100, 0.07, 7), (1, 0.03, 1), (10, 0.0, 0), (10, 1.0, 10)],
 )

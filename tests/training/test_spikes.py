@@ -19,6 +19,7 @@ from expert.training.spikes import (
     SpikeWatch,
     Stability,
 )
+from tests.each import each
 
 # Of real runs of the built-in model on rows that repair JSON, without a spike in either.
 REAL: dict[str, list[float]] = json.loads(
@@ -78,9 +79,9 @@ def test_noise_is_no_spike_in_ten_thousand_steps(noise, seed):
     assert alarms(smooth(step) * noise(draw) for step in range(10_000)) == []
 
 
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("length", [STAYS, 50])
-@pytest.mark.parametrize("at", [LEAST, 100, 1500])
+@each("noise", NOISES)
+@each("length", [STAYS, 50])
+@each("at", [LEAST, 100, 1500])
 def test_losses_ten_times_as_high_are_found_once_it_is_certain(noise, length, at):
     draw = random.Random(3)
     losses = [smooth(step) * noise(draw) for step in range(at + length + 200)]
@@ -114,7 +115,7 @@ def test_the_losses_of_a_few_rows_spike_without_alarm(rows):
     assert alarms(losses) == []
 
 
-@pytest.mark.parametrize("at", range(LEAST, 120, 15))
+@each("at", range(LEAST, 120, 15))
 def test_a_spike_among_the_losses_of_a_few_rows_is_found(at):
     losses = list(REAL["four rows an update"])
     losses[at : at + STAYS] = [10 * median(losses[at - LEAST : at])] * STAYS
@@ -232,7 +233,7 @@ def test_spikes_are_rolled_back_only_so_often(policy, expected):
     assert [policy.after_spike(rollbacks=n) for n in range(3)] == expected
 
 
-@pytest.mark.parametrize(("left", "steps"), [(10**6, 100), (1000, 100), (120, 12), (60, 6), (3, 5)])
+@each(("left", "steps"), [(10**6, 100), (1000, 100), (120, 12), (60, 6), (3, 5)])
 def test_the_rate_rises_again_over_a_tenth_of_what_is_left(left, steps):
     assert Stability().rewarm_steps(left) == steps
 

@@ -4,16 +4,17 @@ import pytest
 import torch
 
 from expert.training.step import StepInterrupted, seed_step, train_step
+from tests.each import each
 from tests.training.toys import ToyModel, toy_batches, toy_engine
 from tests.wording import wording
 
 
-@pytest.mark.parametrize(
+@each(
     ("dtype", "tolerance"),
     # The same numbers added in another order: some units in the last place of each type.
     [(torch.float64, 1e-13), (torch.float32, 2e-6)],
 )
-@pytest.mark.parametrize("at_once", [1, 3, 4, 12])
+@each("at_once", [1, 3, 4, 12])
 def test_how_many_rows_go_at_once_changes_neither_loss_nor_gradient(dtype, tolerance, at_once):
     found = []
     for rows in (12, at_once):

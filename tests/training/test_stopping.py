@@ -15,6 +15,7 @@ import pytest
 
 from expert.core.interrupts import show_cursor
 from expert.training.stopping import BestSoFar, Observation, Signals
+from tests.each import each
 
 BETTER = Observation(improved=True, stop=False)
 NOT_BETTER = Observation(improved=False, stop=False)
@@ -79,15 +80,15 @@ def test_small_gains_count_together():
     assert verdicts == [BETTER] * 12
 
 
-@pytest.mark.parametrize("greater", [True, False])
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@each("greater", [True, False])
+@each("wrong", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_is_never_the_best(greater, wrong):
     best = BestSoFar("eval_loss", greater_is_better=greater, patience=2)
     assert follow(best, [wrong, 1.0, wrong, wrong]) == [NOT_BETTER, BETTER, NOT_BETTER, ENOUGH]
     assert (best.best, best.best_step) == (1.0, 1)
 
 
-@pytest.mark.parametrize("cut", range(7))
+@each("cut", range(7))
 def test_what_is_read_back_from_a_checkpoint_continues_counting(cut):
     values = [1.0, 0.99, 0.7, math.nan, 0.69, 0.68, 0.67]
 

@@ -41,16 +41,6 @@ DIAGNOSE_EPILOG = (
 )
 MARKS = {"error": "✗ error", "warning": "! warning", "note": "· note", "good": "✓ good"}
 STATES = {"equal": "✓ equal", "differs": "✗ differs", "left out": "· left out"}
-PHASE_NAMES = {
-    "data_wait": "waiting for data",
-    "copy": "copying",
-    "compute": "computing",
-    "update": "not separated",
-    "forward": "forward",
-    "backward": "backward",
-    "optimizer": "optimizer",
-    "other": "between and other",
-}
 SHOWN_KERNELS = 15
 LONGEST_NAME = 70
 
@@ -276,6 +266,8 @@ def show_diagnosis(found: Diagnosis, console: Console) -> None:
 
 def _show_step(step: StepAnatomy, console: Console) -> None:
     """Where every millisecond of an average step went."""
+    from expert.insight.step.anatomy import PHASE_NAMES
+
     first = "" if step.settled else ", the first ones: the run was too short to settle"
     show(console, f"\none step: {span(step.wall)} (median of {step.updates}{first})", "bold")
     parts = []

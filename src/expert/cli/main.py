@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from expert import __version__
 from expert.cli.show.display import flush_outputs, nobody_reads, outputs, show_problems, silence
 from expert.core.errors import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE, ExpertError
+from expert.core.world import record_failure
 
 if TYPE_CHECKING:
     from expert.core.interrupts import Interrupted
@@ -38,12 +39,12 @@ def run() -> None:
     try:
         _run_command(watched)
     except ExpertError as error:
-        show_problems(str(error))
+        _show_failure(str(error), error.exit_code, of_another=error.of_another)
         sys.exit(error.exit_code)
     except BrokenPipeError as error:
         sys.exit(_code_of_broken_pipe(error, watched))
     except OSError as error:
-        show_problems(f"{error.filename or 'output'}: {error.strerror or error}")
+        _show_failure(f"{error.filename or 'output'}: {error.strerror or error}", EXIT_USAGE)
         sys.exit(EXIT_USAGE)
     except Exception as error:  # noqa: BLE001 - the last net: users see words and a file name
         sys.exit(_report_fault(error))
@@ -75,14 +76,25 @@ def _code_of_broken_pipe(error: BrokenPipeError, watched: list[int]) -> int:
     return int(getattr(error.__context__, "exit_code", EXIT_OK))
 
 
+def _show_failure(text: str, exit_code: int, *, of_another: bool = False) -> None:
+    """Also to whoever started this process as one of several, and who shows first what the one has
+    to say that failed first."""
+    from expert.parallel.launch import LAUNCH_FOLDER
+
+    record_failure(text, exit_code=exit_code, of_another=of_another)
+    if not (of_another and LAUNCH_FOLDER in os.environ):
+        show_problems(text)
+
+
 def _report_fault(error: Exception) -> int:
     handle, name = tempfile.mkstemp(prefix="expert-fault-", suffix=".txt")
     with os.fdopen(handle, "w", encoding="utf-8") as stream:
         stream.write(f"expert {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n")
         traceback.print_exc(file=stream)
-    show_problems(
+    _show_failure(
         f"Internal error in expert: {type(error).__name__}: {error}\n"
-        f"Details are in {name}; please report them."
+        f"Details are in {name}; please report them.",
+        EXIT_INTERNAL,
     )
     return EXIT_INTERNAL
 

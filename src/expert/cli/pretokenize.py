@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,10 +14,11 @@ from expert.cli.show.options import (
     BaseModelName,
     ManifestFile,
     Overrides,
+    UsageError,
     manifest_option,
     one_manifest,
 )
-from expert.cli.show.progress import preparing_bars
+from expert.cli.show.progress import PreparingView
 from expert.core.errors import EXIT_USAGE
 from expert.core.text import count
 
@@ -35,34 +37,60 @@ def pretokenize(
         Path | None,
         typer.Option("--all", help="Every manifest below this folder whose data is present."),
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            "--part",
+            metavar="K/N",
+            help="Tokenize only the K-th of N parts of the rows; the last to finish publishes. "
+            "Parts may run on several machines with one folder, in any order, and again.",
+        ),
+    ] = None,
     model: BaseModelName = None,
     overrides: Overrides = None,
 ) -> None:
     """Tokenize and pack the data ahead of training; otherwise training does it first."""
-    from expert.jobs.pretokenize import attempt, manifests_below
-    from expert.run.open import prepare
+    from expert.data.prepared import PartsLeft
+    from expert.jobs.pretokenize import attempt, manifests_below, prepared_by
 
+    share = _part(part) if part is not None else None
     chosen = one_manifest(file, manifest)
     if (chosen is None) == (everything is None):
         raise typer.BadParameter("give one manifest, or a folder with --all")
     console = make_console()
     changes = tuple(overrides or ())
     if chosen is not None:
-        with preparing_bars(console) as tell:
-            done = prepare(chosen, model=model, overrides=changes, tell=tell)
+        with PreparingView(console, before="") as tell:
+            done = prepared_by(chosen, share, model=model, overrides=changes, tell=tell)
+        if isinstance(done, PartsLeft):
+            show(console, str(done))
+            return
+        if share is not None:
+            show(console, f"all {share[1]} parts are done")
         show_prepared(done, console)
         return
     outcomes = []
     for each in manifests_below(everything or Path()):
         show(console, f"\n{each}", "bold")
-        with preparing_bars(console) as tell:
-            outcome = attempt(each, model=model, overrides=changes, tell=tell)
+        with PreparingView(console, before="") as tell:
+            outcome = attempt(each, share, model=model, overrides=changes, tell=tell)
         if outcome.data is not None:
             show_prepared(outcome.data, console)
         outcomes.append(outcome)
     _show_outcomes(outcomes, console)
     if any(outcome.state == "failed" for outcome in outcomes):
         raise typer.Exit(EXIT_USAGE)
+
+
+def _part(text: str) -> tuple[int, int]:
+    """K and N of `K/N`."""
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
+    number, of = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= number <= of:
+        raise UsageError(
+            f"--part {text!r} is not K/N with K from 1 to N  (--part 2/8 is the second of 8 parts)"
+        )
+    return number, of
 
 
 def show_prepared(data: PreparedData, console: Console) -> None:
@@ -91,10 +119,14 @@ def _show_outcomes(outcomes: Sequence[Attempted], console: Console) -> None:
         state: [each for each in outcomes if each.state == state]
         for state in ("prepared", "skipped", "failed")
     }
-    totals = ", ".join(f"{len(found)} {state}" for state, found in by_state.items())
+    unfinished = [each for each in outcomes if each.state == "unfinished"]
+    shown = by_state | ({"unfinished": unfinished} if unfinished else {})
+    totals = ", ".join(f"{len(found)} {state}" for state, found in shown.items())
     show(console, f"\n{totals}", "bold")
     for each in by_state["prepared"]:
         show(console, f"✓ {each.manifest}")
+    for each in unfinished:
+        show(console, f"· {each.manifest}: {each.reason}")
     for each in by_state["skipped"]:
         show(console, f"· {each.manifest}: skipped: {each.reason}")
     if by_state["failed"]:

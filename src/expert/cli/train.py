@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -14,17 +15,19 @@ from typer.core import TyperCommand
 
 from expert.cli.plan import show_notices, show_plan, show_warnings
 from expert.cli.show import options
-from expert.cli.show.display import make_console, show, write_json
+from expert.cli.show.display import make_console, show, show_problems, write_json
 from expert.cli.show.progress import PreparingView, RunView
 from expert.cli.show.rows import show_rows
+from expert.cli.show.several_runs import RunsView, show_runs
 from expert.core.errors import EXIT_DOES_NOT_FIT, EXIT_OK, ExpertError
-from expert.core.interrupts import Interrupted
+from expert.core.interrupts import Interrupted, show_cursor
 from expert.core.text import counted, gib
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.manifest.reader import ReadManifest
+    from expert.parallel.group import Group
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened
     from expert.run.session.finish import RunResult
@@ -51,19 +54,51 @@ Resume = Annotated[
     str | None,
     typer.Option(
         "--resume",
-        metavar="[auto|PATH]",
+        metavar="[auto|if-any|PATH]",
         help="Resume the newest run of this expert, a run, the newest run in a folder, or a "
-        "checkpoint.",
+        "checkpoint. if-any: the newest that has saved something, else start one.",
     ),
 ]
 AllowChanged = Annotated[
     bool, typer.Option("--allow-changed", help="Resume even if data, model or schedule changed.")
 ]
+Manifests = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[FILE]",
+        help="The manifest, same as --manifest; several with --each-gpu.",
+        callback=lambda files: [options.named_file(file) for file in files or ()],
+    ),
+]
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        metavar="all|N|0,2",
+        help="Train on several GPUs of this machine: all, a number of them, or these. With "
+        "--device cpu: that many processes. With --each-gpu: where runs may go.",
+    ),
+]
+MaxRestarts = Annotated[
+    int,
+    typer.Option(
+        "--max-restarts",
+        min=0,
+        help="With --gpus: after a crash start all again and resume, so many times.",
+    ),
+]
+EachGpu = Annotated[
+    bool,
+    typer.Option(
+        "--each-gpu", help="Train several manifests, each on one GPU; others wait for a free one."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show plan and data; write nothing.")]
 
 
 def train(
-    file: options.ManifestFile = None,
+    context: typer.Context,
+    files: Manifests = None,
     manifest: Annotated[Path | None, options.manifest_option("The manifest to train")] = None,
     dataset: options.Rows = None,
     output: Annotated[
@@ -76,36 +111,71 @@ def train(
     remote_code: options.AllowRemoteCode = False,
     model: options.BaseModelName = None,
     vram: options.MemoryLimit = None,
+    gpus: Gpus = None,
+    max_restarts: MaxRestarts = 0,
+    each_gpu: EachGpu = False,
     dry_run: DryRun = False,
     overrides: options.Overrides = None,
     as_json: options.ResultAsJson = False,
 ) -> None:
     """Train an expert from its manifest, or the built-in character GPT on a text."""
+    from expert.jobs.launch.joining import joined
+    from expert.parallel.launch import follow_parent, world_from_environment
     from expert.run.open import open_run, refuse_absent_gpu
+    from expert.run.stored.locate import newest_that_saved
 
+    follow_parent()
+    world = world_from_environment()
+    _refuse_contradictions(files or (), manifest, gpus, max_restarts, each_gpu=each_gpu)
+    if each_gpu:
+        where = device.value if device is not None else "auto"
+        _train_each(context, files or [], gpus, device=where, as_json=as_json)
+        return
     flags = options.flag_overrides(dataset=dataset, output=output, epochs=epochs, device=device)
-    manifest = options.one_manifest(file, manifest)
+    manifest = options.one_manifest(files[0] if files else None, manifest)
     read = options.asked_manifest(manifest, dataset, (*flags, *(overrides or ())))
     if vram is not None and read.manifest.training.config.device == "cpu":
         raise options.UsageError("--vram limits GPU memory, but device is cpu  (leave one out)")
+    if resume == "if-any":
+        resume = newest_that_saved(read)
     if resume not in (None, "auto") and not Path(resume or "").is_dir():
         what = "not a folder" if Path(resume or "").exists() else "folder not found"
         fix = "give a run folder such as those in runs/; put the manifest before --resume"
         raise options.UsageError(f"--resume {resume}: {what}  ({fix})")
     console = make_console(error=as_json, needed=False)
+    if gpus is not None:
+        _start_ranks(read, gpus, max_restarts)
     asked: dict[str, Any] = {"model": model, "vram": vram, "resume": resume}
+    asked |= {"ranks": world.size, "nodes": world.nodes}
+    if dry_run and not world.is_first:
+        return
     if dry_run:
         opened = open_run(read, data="counted", **asked)
         refuse_absent_gpu(opened)
         _show_resumed(opened, resume)
+        _mention_cards(opened, console, gpus)
         _show_dry_run(opened, console, as_json=as_json)
         return
-    show_warnings(read, console)
     allowed = {"allow_changed": allow_changed, "allow_remote_code": remote_code}
-    result, plan = _run(read, console, asked, **allowed)
-    _show_result(result, plan, console, as_json=as_json)
-    if result.exit_code != EXIT_OK:
+    result: RunResult | None
+    with joined(world, read, (*flags, *(overrides or ()))) as group:
+        if world.is_first:
+            show_warnings(read, console)
+            result, plan = _run(read, console, asked, gpus, group=group, **allowed)
+            _show_result(result, plan, console, as_json=as_json)
+        else:
+            result = _join(read, group, **allowed)
+        group.leave_together()
+    if result is not None and result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
+
+
+def _join(read: ReadManifest, group: Group, **allowed: Any) -> RunResult | None:
+    """Take part in the run of the first rank; this one writes into its log only."""
+    from expert.jobs.train import join
+    from expert.parallel.launch import log_into
+
+    return join(read, group, begin=lambda run: log_into(run, group.world), **allowed)
 
 
 def _show_resumed(opened: Opened, resume: str | None) -> None:
@@ -118,9 +188,11 @@ def _show_resumed(opened: Opened, resume: str | None) -> None:
 
 
 def _run(
-    read: ReadManifest, console: Console, asked: dict[str, Any], **allowed: Any
+    read: ReadManifest, console: Console, asked: dict[str, Any], gpus: str | None, **allowed: Any
 ) -> tuple[RunResult, RunPlan]:
+    from expert.jobs.launch.local_ranks import given_command
     from expert.jobs.train import train as train_job
+    from expert.parallel.launch import log_into
     from expert.run.open import open_run
     from expert.run.stored.resume_command import command_to_go_on
 
@@ -135,9 +207,11 @@ def _run(
         try:
             opened = open_run(read, tell=tell, **asked)
             _show_resumed(opened, resume)
+            _mention_cards(opened, console, gpus)
             result = train_job(
                 opened,
                 **allowed,
+                begin=lambda run: log_into(run, allowed["group"].world),
                 sinks=(show_event,),
                 acknowledge=_show_stopping,
                 progress=view.progress,
@@ -148,7 +222,7 @@ def _run(
             if not started_with:
                 raise
             run = opened.resumed.folder.path if opened.resumed and resume != "auto" else None
-            command = command_to_go_on(sys.argv, run, started_with)
+            command = command_to_go_on(given_command(), run, started_with)
             raise ExpertError(f"{error}\n  resume it as it was started: {command}") from None
         except Interrupted as end:  # before the run itself listens for it
             before.close()
@@ -170,17 +244,18 @@ def _show_stopping() -> None:
 
 def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json: bool) -> None:
     from expert.data.plain_text import trained_on_text
+    from expert.jobs.launch.local_ranks import given_command
     from expert.run.stored.resume_command import command_to_go_on
 
     if as_json:
         write_json(result)
         return
     if result.nothing_left:
-        longer = command_to_go_on(sys.argv, result.folder, [("training.config.epochs", "N")])
+        longer = command_to_go_on(given_command(), result.folder, [("training.config.epochs", "N")])
         show(console, f"✓ nothing left to do: {result.folder} is finished")
         show(console, f"to train it longer: {longer} --allow-changed")
     if result.final is None:
-        show(console, f"resume with: {command_to_go_on(sys.argv, result.folder)}")
+        show(console, f"resume with: {command_to_go_on(given_command(), result.folder)}")
         return
     rows = "" if result.held_out else " --test-set FILE"  # it was trained on all its rows
     commands = [
@@ -190,6 +265,124 @@ def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json:
     ]
     for place, command in enumerate(commands[trained_on_text(plan) :]):  # text has no answers
         show(console, f"{'      ' if place else 'next: '}{command}")
+
+
+# --- several GPUs --------------------------------------------------------------------------------
+
+
+def _refuse_contradictions(
+    files: Sequence[Path],
+    manifest: Path | None,
+    gpus: str | None,
+    max_restarts: int,
+    *,
+    each_gpu: bool,
+) -> None:
+    """Raise where options about several GPUs or manifests do not go together; all at once."""
+    from expert.parallel.launch import world_from_environment
+
+    problems = []
+    if world_from_environment().size > 1 and each_gpu:
+        problems.append("--each-gpu starts its runs itself  (leave torchrun or srun out)")
+    if len(files) > 1 and not each_gpu:
+        problems.append("several manifests: give one manifest, or train each with --each-gpu")
+    if each_gpu and (manifest is not None or not files):
+        problems.append("--each-gpu: name the manifests, such as --each-gpu a.json b.json")
+    if max_restarts and gpus is None:
+        problems.append("--max-restarts needs --gpus  (torchrun has its own --max-restarts)")
+    if max_restarts and each_gpu:
+        problems.append("--max-restarts is for one run, --each-gpu for several")
+    if problems:
+        raise options.UsageError("\n".join(problems))
+
+
+def _start_ranks(read: ReadManifest, gpus: str, max_restarts: int) -> None:
+    """Run this command on each of the cards, and leave with the exit code of all; where one card
+    is meant, it is the only visible one from now on, and the command continues here."""
+    from expert.core.rundir import RunFolder
+    from expert.jobs.launch.cards import choose_cards
+    from expert.jobs.launch.local_ranks import train_on_ranks
+    from expert.planning.machine.machine import describe_machine
+    from expert.run.stored.locate import has_saved
+    from expert.run.stored.resume_command import command_to_go_on
+
+    device = read.manifest.training.config.device
+    machine = describe_machine(read.folder)
+    cards = choose_cards(gpus, machine, device=device, env=os.environ)
+    if cards.ranks == 1 and not max_restarts:
+        if cards.visible:
+            os.environ["CUDA_VISIBLE_DEVICES"] = cards.visible[0]
+        return
+    ended = train_on_ranks(sys.argv, cards, max_restarts=max_restarts, tell=_show_of_ranks)
+    if ended.exit_code == EXIT_OK:
+        raise typer.Exit
+    show_cursor()  # the first rank may have been killed
+    if ended.failed and ended.run is not None and has_saved(RunFolder(ended.run)):
+        command = command_to_go_on(sys.argv, ended.run)
+        show(make_console(error=True), f"resume with: {command}")
+    raise typer.Exit(ended.exit_code)
+
+
+def _show_of_ranks(text: str) -> None:
+    """There may be a bar of the first rank on this line."""
+    if os.isatty(2):
+        with suppress(OSError):
+            os.write(2, b"\r\x1b[K")
+    show_problems(text)
+
+
+def _mention_cards(opened: Opened, console: Console, gpus: str | None) -> None:
+    from expert.parallel.launch import world_from_environment
+
+    cards = len(opened.machine.gpus)
+    unasked = gpus is None and world_from_environment().size == 1
+    if unasked and cards > 1 and opened.plan.kernels.device == "cuda":
+        show(
+            console, f"{cards} GPUs are visible and one is used: add --gpus all to use them", "dim"
+        )
+
+
+def _train_each(
+    context: typer.Context, files: list[Path], gpus: str | None, *, device: str, as_json: bool
+) -> None:
+    from expert.jobs.launch.cards import choose_cards
+    from expert.jobs.launch.each_gpu import train_each
+    from expert.planning.machine.machine import describe_machine
+    from expert.run.stored.resume_command import with_resume_value
+
+    machine = describe_machine()
+    asked = gpus or ("1" if device == "cpu" else "all")
+    cards = choose_cards(asked, machine, device=device, env=os.environ)
+    console = make_console(error=as_json, needed=False)
+    given = with_resume_value(sys.argv[sys.argv.index("train") + 1 :])
+    words = _options_of(context, given, without=("--gpus", "--each-gpu", "--json"))
+    with RunsView(console) as view:
+        runs, code = train_each(files, words, cards.one_by_one(os.environ), show=view)
+    show_runs(runs, console, as_json=as_json)
+    if code != EXIT_OK:
+        raise typer.Exit(code)
+
+
+def _options_of(
+    context: typer.Context, words: Sequence[str], *, without: Sequence[str]
+) -> list[str]:
+    """The options among the words of a command, with their values, but for some."""
+    flags = {
+        name
+        for parameter in context.command.params
+        if getattr(parameter, "is_flag", False)
+        for name in parameter.opts
+    }
+    kept, waiting = [], list(words)
+    while waiting:
+        word = waiting.pop(0)
+        if not word.startswith("-"):
+            continue
+        name, joined, _ = word.partition("=")
+        value = [] if joined or name in flags or not waiting else [waiting.pop(0)]
+        if name not in without:
+            kept += [word, *value]
+    return kept
 
 
 # --- --dry-run -----------------------------------------------------------------------------------

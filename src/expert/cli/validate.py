@@ -26,7 +26,7 @@ from expert.cli.show.options import Device, WhereToCompute, checkpoint_option, j
 from expert.cli.show.progress import SECONDS_BETWEEN_LINES
 from expert.core.errors import EXIT_GATE_FAILED
 from expert.core.text import counted, duration, loss
-from expert.judging.oracles.oracle import Domain
+from expert.judging.domain import JUDGES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SHOWN = 3
 """Examples of wrong answers, losses among them, and of wins."""
 SHOWN_CHARACTERS = 160
-_DOMAIN_NAMES = {"open": "open text"}
+Domain = StrEnum("Domain", list(JUDGES))  # type: ignore[misc] # the choices of --domain
 
 
 class CheckpointChoice(StrEnum):
@@ -272,7 +272,7 @@ def _what_was_judged(done: Validation) -> str:
     cases, rows = len(judged), len({each.row for each in judged})
     of = f" of {counted(rows, 'row')}" if rows != cases else ""
     domains = (each.case.domain or done.domain for each in judged)
-    ways = dict.fromkeys(_DOMAIN_NAMES.get(name, name) for name in domains)
+    ways = dict.fromkeys((JUDGES[name].title or name) for name in domains)
     by = f"scored by {done.judge}" if done.judge else f"judged as {' and '.join(ways)}"
     return f"{counted(cases, 'case')}{of}, {by}"
 

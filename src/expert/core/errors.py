@@ -34,6 +34,8 @@ class ExpertError(Exception):
     """A fault the user can fix; its text is complete and needs no traceback."""
 
     exit_code = EXIT_USAGE
+    of_another = False
+    """Another process of the run has failed, and says itself why."""
 
 
 @dataclass(frozen=True)

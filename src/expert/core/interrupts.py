@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 SHOW_CURSOR = b"\x1b[?25h"
@@ -50,6 +51,31 @@ def leave_when_asked() -> None:
     for number in _NAMES:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, leave)
+
+
+@contextlib.contextmanager
+def passing_on(pass_on: Callable[[int], None], end: Callable[[], None]) -> Iterator[None]:
+    """While it is entered, the first signal is passed on to processes that this one has started
+    and waits for; a second one ends them and this process at once."""
+    asked: list[int] = []
+
+    def answer(number: int, _frame: FrameType | None) -> None:
+        if asked:
+            end()
+            show_cursor()
+            os._exit(128 + number)
+        asked.append(number)
+        pass_on(number)
+
+    before = {number: signal.getsignal(number) for number in _NAMES}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, answer)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def show_cursor() -> None:

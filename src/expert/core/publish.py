@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import stat
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ SHOWN_FAULTS = 5
 HASHING_THREADS = 4
 SMALL_BYTES = 4_000_000  # hashed in 3 ms, before threads have started
 
-_LEFTOVER = re.compile(r"\.tmp-.+-(\d{1,10})")
+_LEFTOVER = re.compile(r"\.tmp-([^@]+)(?:@(.+))?-(\d{1,10})")
 _in_use: set[Path] = set()  # temporary folders that this process is filling now
 
 
@@ -45,7 +46,8 @@ def publishing(target: Path) -> Iterator[Path]:
             f"{target}: is there already and was never finished  (move it away, then try again)"
         )
     _make_folder(target.parent)
-    temporary = target.with_name(f".tmp-{target.name}-{os.getpid()}")
+    # Several machines may publish in a folder that they share, by processes with one number.
+    temporary = target.with_name(f".tmp-{target.name}@{socket.gethostname()}-{os.getpid()}")
     own = temporary.absolute()
     assert own not in _in_use, f"{target} is being published by another thread"
     shutil.rmtree(temporary, ignore_errors=True)  # of an earlier process with the same number
@@ -99,8 +101,9 @@ def fingerprint(folder: Path, ending: str) -> str:
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest() if own else ""
 
 
-def sweep(parent: Path, *, alone: bool = False) -> list[Path]:
-    """Remove the temporary folders whose makers no longer live; returns what was removed.
+def sweep(parent: Path, *, alone: bool = False, name: str | None = None) -> list[Path]:
+    """Remove the temporary folders, or those of one name, whose makers no longer live; returns what
+    was removed.
 
     `alone` says that nobody else may be at work here (the caller holds the lock of the run), so a
     maker's number that was given to another process does not keep its leftovers.
@@ -110,10 +113,10 @@ def sweep(parent: Path, *, alone: bool = False) -> list[Path]:
         match = _LEFTOVER.fullmatch(path.name)
         if match is None or path.is_symlink() or not path.is_dir():
             continue
-        maker = int(match[1])
-        if path.absolute() in _in_use:
+        maker, is_here = int(match[3]), match[2] in (None, socket.gethostname())
+        if path.absolute() in _in_use or name not in (None, match[1]):
             continue
-        if alone or maker == os.getpid() or not is_alive(maker):
+        if alone or (is_here and (maker == os.getpid() or not is_alive(maker))):
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path)
     return removed

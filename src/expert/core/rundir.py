@@ -11,7 +11,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +24,7 @@ from expert.core.publish import damage, is_alive
 
 NAMING_TRIES = 20
 NAMING_WAIT_SECONDS = 0.05
+TURN_WAIT_SECONDS = 0.2
 
 _NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 _RUN = re.compile(r"(.+)-(\d{8}-\d{6})(?:-(\d+))?")
@@ -46,6 +47,15 @@ class Holder:
     host: str
     since: str
     process: str
+
+    @property
+    def name(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    @property
+    def may_live(self) -> bool:
+        """False where it is known to be gone: of this machine, and no longer there."""
+        return self.host != socket.gethostname() or is_alive(self.pid)
 
     def is_at_work(self, *, has_locks: bool) -> bool:
         """Whether this process lives although its lock could be taken.
@@ -297,15 +307,55 @@ def held(path: Path) -> Iterator[Holder | None]:
         previous = holder_of(path)
         if previous is not None and previous.is_at_work(has_locks=has_locks):
             raise _in_use(path, previous)
-        own = _write(path)
-        try:
+        with _signed(path):
             yield previous
-        finally:
-            with suppress(OSError):  # still locked: whoever opened it by then finds it unlinked
-                if os.path.samestat(own, path.stat()):
-                    path.unlink()
     finally:
         lock.release()
+
+
+@contextmanager
+def _signed(path: Path) -> Iterator[None]:
+    """Name this process in a lock file that it holds; the file is gone afterwards."""
+    own = _write(path)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # still locked: whoever opened it by then finds it unlinked
+            if os.path.samestat(own, path.stat()):
+                path.unlink()
+
+
+@contextmanager
+def in_turn(path: Path, doing: str, waits: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock beside a file or folder; while another process has it, wait, and say for whom
+    and what it is `doing`.
+
+    The lock ends with its process. Where a file system has no locks, or is only read, nobody is
+    waited for: what is done in turn must be right without it, and saves work by it.
+    """
+    from filelock import FileLock, Timeout
+
+    file = path.with_name(f".{path.name}.lock")
+    lock, told = FileLock(file, fallback_to_soft=False), None
+    with ExitStack() as ours:
+        ours.callback(lock.release)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            os.close(open_plain(file, os.O_RDWR | os.O_CREAT, 0o644))
+            while not lock.is_locked:
+                try:
+                    lock.acquire(blocking=False)
+                except Timeout:
+                    holder = holder_of(file)
+                    if holder is not None and holder != told and holder.may_live:
+                        told = holder
+                        waits(f"waiting while another process is {doing}: {holder.name}")
+                    time.sleep(TURN_WAIT_SECONDS)
+            ours.enter_context(_signed(file))
+        except (OSError, RunFolderError) as error:
+            if getattr(error, "errno", None) in _NO_LOCKS_HERE:
+                waits(f"{path.parent}: no file locks here; other processes may do the same work")
+        yield
 
 
 def holder_of(path: Path) -> Holder | None:
@@ -346,7 +396,7 @@ def _write(path: Path) -> os.stat_result:
 
 
 def _in_use(path: Path, holder: Holder | None) -> RunInUse:
-    by = f"process {holder.pid} on {holder.host} since {holder.since}" if holder else "another"
+    by = f"{holder.name} since {holder.since}" if holder else "another"
     return RunInUse(
         f"{path.parent}: is in use by {by}  (stop that one first; if it is surely gone, "
         f"remove {path})"

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+from expert.core.files import write_text_atomically
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Where torch elastic wants the message of a process that fails; it shows the first of them."""
+
+SECONDS_LATER = 2.0
 
 
 @dataclass(frozen=True)
@@ -29,3 +42,43 @@ class World:
 
 
 ALONE = World()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a process wrote about its own end."""
+
+    message: str
+    time: float
+    of_another: bool = False
+    """It failed because another one has."""
+
+
+def record_failure(
+    message: str, *, exit_code: int, of_another: bool = False, env: Mapping[str, str] = os.environ
+) -> None:
+    """Leave the message of a process that is about to fail for whoever started it, torchrun,
+    `expert train --gpus` or a batch script; nothing where nobody asks. The first message stays."""
+    name = env.get(ERROR_FILE)
+    if not name or Path(name).exists():
+        return
+    # torchrun takes the earliest for the cause of all.
+    when = time.time() + (SECONDS_LATER if of_another else 0.0)
+    more = {"py_callstack": "", "timestamp": str(when), "of_another": of_another}
+    more |= {"exit_code": exit_code}
+    told = {"message": message, "extraInfo": more}
+    with contextlib.suppress(OSError):  # the failure itself matters more
+        write_text_atomically(Path(name), json.dumps({"message": told}))
+
+
+def recorded_failure(file: Path) -> Failure | None:
+    """What a process has left there; None where it ended without a message."""
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))["message"]
+        if isinstance(told, str):
+            return Failure(told, file.stat().st_mtime)
+        more = told["extraInfo"]
+        of_another = more.get("of_another") is True
+        return Failure(str(told["message"]), float(more["timestamp"]), of_another)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -23,7 +23,7 @@ from expert.data.examples.formats import example_of
 from expert.data.examples.remembered import remembered_content_hash, remembered_survey
 from expert.data.named_sources import CACHE_KEY, CHECKED, ChosenSources, choose_sources
 from expert.data.read.sources import Source, first_row, iterate
-from expert.data.records import BadRow, Dropped, Example, Row, Segment
+from expert.data.records import BadRow, Dropped, Example, Made, Row, Segment, Unread
 from expert.data.template.templates import Template, TemplateError, named_template
 from expert.data.template.text_tools import text_tools
 from expert.data.tokens.encoder import CharacterEncoder, Encoder, tokenizer_folder
@@ -49,9 +49,8 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 Tell = Callable[[str, int, int], None]
-"""Progress of preparing: what is tokenised, its rows and its tokens so far."""
-Made = list[Segment] | BadRow | Dropped
-"""What becomes of a row."""
+"""Progress of preparing: what is tokenised, its rows and its tokens so far. One that is an object
+may have `expect(name, rows)`, the number of rows there will be, and `waits(sentence)`."""
 LATE_COLUMN = (
     "column {!r} is filled here for the first time, and none of the first {:,} rows of the stream "
     "has it  (set training.dataset.streaming: false, or fill it in an earlier row)"
@@ -83,8 +82,9 @@ class Cache:
 class Reading:
     """How the rows of one source become segments."""
 
-    rows: Callable[[], Iterator[Row | BadRow]]
-    """A new pass over the rows. A single text comes in two parts where its end is held out."""
+    rows: Callable[..., Iterator[Row | BadRow]]
+    """A new pass over the rows but those that are `Unread`. A single text comes in two parts where
+    its end is held out."""
     segments_of: Callable[[Row], Made]
     """What becomes of a row that the manifest's checks keep."""
     formatter: Callable[[], Callable[[Row], Made]]
@@ -96,6 +96,8 @@ class Reading:
     seen: ColumnSurvey | None = None
     end_apart: bool = False
     """One text, whose end is held out as the second row."""
+    in_order: bool = False
+    """What becomes of a row depends on those before it."""
 
     def formatted(self) -> Iterator[tuple[Row | BadRow, Made]]:
         """Every row with what becomes of it."""
@@ -127,6 +129,12 @@ class Line:
     """Rows that are read to know the columns; None: all of them."""
     readings: dict[Source, Reading] = field(default_factory=dict, repr=False)
     """Of the sources that were read so far: the rows are surveyed once."""
+
+    @property
+    def waits(self) -> Callable[[str], None]:
+        """Shows for whom this process waits."""
+        shows: Callable[[str], None] = getattr(self.tell, "waits", lambda sentence: None)
+        return shows
 
     @property
     def is_text(self) -> bool:
@@ -246,7 +254,7 @@ def _reading(line: Line, source: Source) -> Reading:
             return [Segment(row.values["text"], True)]
 
         return Reading(
-            lambda: _rows(line, source, "text" if apart else ""),
+            lambda *unread: _rows(line, source, "text" if apart else "", *unread),
             characters,
             lambda: characters,
             f"characters, {share:g} at the end apart",
@@ -256,13 +264,14 @@ def _reading(line: Line, source: Source) -> Reading:
     apart = _is_one_text(line, source, columns)
     end = f", {line.spec.validation_split:g} at the end apart" if apart else ""
     return Reading(
-        lambda: _rows(line, source, columns.text if apart else ""),
+        lambda *unread: _rows(line, source, columns.text if apart else "", *unread),
         _formatter(line, columns, seen, None),
         lambda: _formatter(line, columns, seen, RowFilter(line.spec.validation)),
         str(columns) + end,
         columns,
         seen,
         apart,
+        bool(line.spec.validation and line.spec.validation.deduplicate),
     )
 
 
@@ -272,7 +281,7 @@ def _columns_in(line: Line, source: Source) -> tuple[Columns, ColumnSurvey]:
     streamed = line.spec.streaming and source is line.chosen.sources.train
     most = STREAM_WINDOW_ROWS if streamed else line.most_rows
     keep = line.cache.writes and not streamed
-    seen = remembered_survey(source, line.cache.beside, most, keep=keep)
+    seen = remembered_survey(source, line.cache.beside, most, keep=keep, waits=line.waits)
     if not seen.rows:
         first_row(source)  # raises, with the reason
     return columns_of(seen, line.spec), seen
@@ -304,10 +313,12 @@ def _formatter(
     return segments_of
 
 
-def _rows(line: Line, source: Source, divided: str) -> Iterator[Row | BadRow]:
+def _rows(
+    line: Line, source: Source, divided: str, unread: Unread = lambda: 0
+) -> Iterator[Row | BadRow]:
     """The rows of a source; `divided`: the column of a text that comes in two parts."""
     if not divided:
-        yield from iterate(source)
+        yield from iterate(source, unread)
         return
     for row in iterate(source):
         if not isinstance(row, Row):
@@ -374,22 +385,33 @@ def tokens_of(line: Line, source: Source, split: str) -> Prepared | None:
         if look(folder, recipe) is not None:
             return None
         return Prepared(folder, True, "prepared", read_statistics(folder), recipe.key())
-    checked = line.chosen.checks.get(source)
+    made = prepare(tokenising(line, source, split), recipe, folder)
+    if source not in line.chosen.checks:
+        return made
+    return replace(made, because=f"tokens of {source.name}, made elsewhere; {made.because}")
+
+
+def tokenising(line: Line, source: Source, split: str, part: str = "") -> Tokenising:
+    """What it takes to make the tokens of a source; `part`: as it is shown, which part of them."""
+    checked, reading = line.chosen.checks.get(source), reading_of(line, source)
     name = f"{split} {source.name}"
-    work = Tokenising(
-        formatted=reading_of(line, source).formatted,
+    shown = f"{name}, {part}" if part else name
+    expect: Callable[[str, int], None] = getattr(line.tell, "expect", lambda name, rows: None)
+    return Tokenising(
+        rows=reading.rows,
+        formatter=reading.formatter,
         encoder=line.encoder,
+        in_order=reading.in_order,
+        row_count=reading.seen.rows if reading.seen else checked.rows if checked else None,
         made_for=name,
         max_bad_rows=line.spec.max_bad_rows,
         listed_by=line.listed_by,
-        tell=lambda rows, tokens: line.tell(name, rows, tokens),
+        tell=lambda rows, tokens: line.tell(shown, rows, tokens),
+        expect=lambda rows: expect(shown, rows),
+        waits=line.waits,
         with_helper=checked is None and _pays_for_a_helper(line, source),
         records={CHECKED: json.dumps(checked.to_json(), indent=2)} if checked else {},
     )
-    made = prepare(work, recipe, folder)
-    if checked is None:
-        return made
-    return replace(made, because=f"tokens of {source.name}, made elsewhere; {made.because}")
 
 
 def recipe_of(line: Line, source: Source, split: str) -> tuple[Recipe, Path]:
@@ -426,7 +448,7 @@ def _recipe(line: Line, source: Source) -> Recipe:
         return _recipe_of_tokens(source, tokens.columns, line.encoder, line.cache)
     reading, checks = reading_of(line, source), line.spec.validation
     return Recipe(
-        data=remembered_content_hash(source, line.cache.beside),
+        data=remembered_content_hash(source, line.cache.beside, waits=line.waits),
         tokenizer=line.encoder.fingerprint,
         template=line.template.fingerprint if line.template else "characters",
         columns=reading.decided_by,

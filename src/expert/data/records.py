@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -66,6 +66,12 @@ class BadRow:
         return {"file": self.file, **number, "reason": self.reason, "raw": self.raw}
 
 
+UNREAD = Row({}, "", 0)
+"""Stands for a row that was passed over without reading it."""
+Unread = Callable[[], int]
+"""How many of the rows that come next nobody needs; whoever reads them may put UNREAD there."""
+
+
 def place_of(file: str, line: int) -> str:
     """Where a row stands, in words: `rows.jsonl:17`, `rows.json: row 17`."""
     return f"{file}:{line}" if line > 0 else f"{file}: row {-line}"
@@ -122,3 +128,7 @@ class TokenSegment(Segment):
     @property
     def size(self) -> int:
         return len(self.ids)
+
+
+Made = list[Segment] | BadRow | Dropped
+"""What becomes of a row."""

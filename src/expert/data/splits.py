@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from expert.core.errors import ExpertError
+from expert.core.rundir import in_turn
 from expert.data.feed.order import DataOrder, Grouping
 from expert.data.inspect.shared_rows import SharedRows, SplitRows, find_shared
 from expert.data.line import (
     Line,
     columns_read,
     reading_of,
+    recipe_of,
     remarks_on_tokens,
+    tokenising,
     tokens_of,
     unread_columns,
 )
@@ -31,9 +35,10 @@ from expert.data.pack.packing import (
     rows_to_pack,
     soft_tokens,
 )
-from expert.data.prepared import PreparedData, PreparedSplit
+from expert.data.prepared import PartsLeft, PreparedData, PreparedSplit
 from expert.data.records import DataError, Row
 from expert.data.tokens.documents import DocumentStore
+from expert.data.tokens.prepare import make_part, missing_parts, publish_parts, refuse_other_parts
 from expert.data.tokens.row_keys import RowKeys, kept_keys, saved_keys
 from expert.planning.decisions import Remark
 from expert.planning.settle import PackedCounts
@@ -46,7 +51,8 @@ if TYPE_CHECKING:
     from expert.data.feed.loader import RowsTokenisedLate
     from expert.data.feed.streaming import Stream
     from expert.data.tokens.documents import FlatDocuments
-    from expert.data.tokens.prepare import Prepared
+    from expert.data.tokens.prepare import Part, Prepared, Recipe
+    from expert.data.tokens.shards import Tokenising
     from expert.manifest.schema.dataset import DatasetSpec
     from expert.planning.choose.sequences import Packing
     from expert.planning.run_plan import RunPlan
@@ -116,6 +122,30 @@ def prepare_splits(line: Line) -> PreparedData | None:
     )
 
 
+def prepare_part(line: Line, part: Part) -> PreparedData | PartsLeft:
+    """One part of the rows of every split, tokenised; everything where no other part is missing."""
+    # Two splits may have the same rows: they are prepared as those of the first.
+    folders: dict[Path, tuple[Tokenising, Recipe, Path]] = {}
+    for split in ("train", "validation", "test"):
+        for source in line.sources_of(split):
+            recipe, folder = recipe_of(line, source, split)
+            work = tokenising(line, source, split, f"part {part.number}/{part.of}")
+            folders.setdefault(folder, (work, recipe, folder))
+    for _, recipe, folder in folders.values():
+        refuse_other_parts(recipe, folder, part)
+    for work, recipe, folder in folders.values():
+        make_part(work, recipe, folder, part)
+    left = [missing_parts(recipe, folder, part.of) for _, recipe, folder in folders.values()]
+    missing = set().union(*left)
+    if missing:
+        return PartsLeft(tuple(sorted(missing)), part.of)
+    for work, recipe, folder in folders.values():
+        publish_parts(work, recipe, folder)
+    made = prepare_splits(line)
+    assert made is not None
+    return made
+
+
 def all_tokens(line: Line, split: str) -> tuple[Prepared, ...] | None:
     """The tokens of every source of a split; None where those of one are not there."""
     found = []
@@ -139,8 +169,11 @@ def given_split(line: Line, name: str) -> PreparedSplit | None:
 def keys_of(line: Line, tokens: tuple[Prepared, ...]) -> RowKeys | None:
     """What the documents of prepared sources are recognised by; None where that is not kept, and
     every token would have to be read."""
-    get = saved_keys if line.cache.writes else kept_keys
-    found = [get(prepared, line.cache.beside) for prepared in tokens]
+    beside, saves = line.cache.beside, line.cache.writes
+    found = [
+        saved_keys(each, beside, line.waits) if saves else kept_keys(each, beside)
+        for each in tokens
+    ]
     there = [keys for keys in found if keys is not None]
     return RowKeys.joined(there) if len(there) == len(found) else None
 
@@ -191,13 +224,14 @@ def pack_split(
     )
     file, packed_before = _index_file(line, named)
     hit = file.is_file()
-    if not hit:
-        if not line.cache.writes:
-            return None
-        made = packed(plan, name, rows, plan.optim.seed, packing, is_text=line.is_text)
-        del rows
-        made = replace(made, piece_document=documents[made.piece_document].astype("int32"))
-        made.save(file)
+    if not hit and not line.cache.writes:
+        return None
+    with nullcontext() if hit else in_turn(file, f"packing {name}", line.waits):
+        if not file.is_file():
+            made = packed(plan, name, rows, plan.optim.seed, packing, is_text=line.is_text)
+            del rows
+            made = replace(made, piece_document=documents[made.piece_document].astype("int32"))
+            made.save(file)
     index = PackIndex.open(file)
     split = PreparedSplit(name, tokens, index, file, hit, len(documents), packed_before)
     return not_empty(plan, split, drawn_beside)

@@ -61,7 +61,7 @@ def _unknown(seen: _Losses) -> Outcome:
     lines = len(seen.trained)
     logged = f"{counted(lines, 'log line')} with a loss" if lines else "no loss"
     evals = counted(len(seen.held_out), "evaluation") if seen.held_out else "no evaluations"
-    return Outcome(kind="unknown", sentence=f"Too early to tell: {logged} and {evals}.")
+    return Outcome(kind="unknown", sentence=f"Too early to judge: {logged} and {evals}.")
 
 
 def held_out_losses(found: Evidence) -> list[tuple[int, float]]:

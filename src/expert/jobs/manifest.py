@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError, ManifestError
 from expert.core.files import write_text_atomically
+from expert.manifest.notices import Notice
+from expert.manifest.reader import ReadManifest, read_manifest
+from expert.manifest.text.document import read_document
+from expert.manifest.upgrade import upgrade
+from expert.planning.choose.starting_points import made_for_tiny
+from expert.planning.models.resolve import resolve_model
+from expert.run.missing import missing_things
 
 if TYPE_CHECKING:
-    from expert.manifest.notices import Notice
-    from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
 
 
@@ -35,10 +40,6 @@ def check_manifests(
     paths: Sequence[Path], *, overrides: Sequence[str] = (), strict: bool = False
 ) -> Iterator[Checked]:
     """Check every file, whatever is wrong with the others."""
-    from expert.manifest.notices import Notice
-    from expert.manifest.reader import read_manifest
-    from expert.run.missing import missing_things
-
     for path in paths:
         try:
             read = read_manifest(path, overrides=overrides, strict=strict)
@@ -65,10 +66,6 @@ def _planned(read: ReadManifest) -> RunPlan | None:
 
 def _settings_of_tiny(read: ReadManifest) -> Iterator[Notice]:
     """For every base model, settings that suit only `tiny`."""
-    from expert.manifest.notices import Notice
-    from expert.planning.choose.starting_points import made_for_tiny
-    from expert.planning.models.resolve import resolve_model
-
     config = read.manifest.training.config
     for number, spec in enumerate(read.manifest.base_models):
         try:
@@ -98,9 +95,6 @@ class WouldOverwrite(ExpertError):
 
 def upgraded_text(path: Path) -> tuple[str, tuple[Notice, ...]]:
     """The 2.0 text of a manifest, in its own format."""
-    from expert.manifest.text.document import read_document
-    from expert.manifest.upgrade import upgrade
-
     text, notices = upgrade(read_document(path))
     return text, tuple(notices)
 

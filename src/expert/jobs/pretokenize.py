@@ -1,4 +1,4 @@
-"""The job behind `expert pretokenize --all`: what became of each manifest."""
+"""The job behind `expert pretokenize`: of one manifest or all below a folder, whole or in parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from expert.core.errors import ExpertError
 
 if TYPE_CHECKING:
     from expert.data.line import Tell
-    from expert.data.prepared import PreparedData
+    from expert.data.prepared import PartsLeft, PreparedData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Attempted:
     """What became of one manifest; a reason where it was not prepared."""
 
     manifest: Path
-    state: Literal["prepared", "skipped", "failed"]
+    state: Literal["prepared", "unfinished", "skipped", "failed"]
     data: PreparedData | None = None
     reason: str = ""
 
@@ -36,7 +36,7 @@ def manifests_below(folder: Path) -> list[Path]:
     from expert.manifest.text.document import FILE_NAMES
 
     if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "there is no such folder"
+        what = "is not a folder" if folder.exists() else "there is no such folder"
         raise DataError(f"--all {folder}: {what}  (name a folder of experts)")
     names = FILE_NAMES
     seen: set[str] = set()
@@ -83,20 +83,41 @@ _OWN_KEYS = frozenset(
 )
 
 
+def prepared_by(
+    manifest: Path,
+    part: tuple[int, int] | None,
+    *,
+    model: str | None,
+    overrides: tuple[str, ...],
+    tell: Tell,
+) -> PreparedData | PartsLeft:
+    """Everything that a manifest names, or one part of it; one of one is everything."""
+    from expert.run.open import prepare, prepare_part
+
+    if part is None or part[1] == 1:
+        return prepare(manifest, model=model, overrides=overrides, tell=tell)
+    return prepare_part(manifest, part, model=model, overrides=overrides, tell=tell)
+
+
 def attempt(
-    manifest: Path, *, model: str | None, overrides: tuple[str, ...], tell: Tell
+    manifest: Path,
+    part: tuple[int, int] | None = None,
+    *,
+    model: str | None,
+    overrides: tuple[str, ...],
+    tell: Tell,
 ) -> Attempted:
     """Prepare what a manifest names. It is skipped where there is nothing to prepare on this
     machine, and has failed where there is."""
+    from expert.data.prepared import PartsLeft
     from expert.data.records import DataNotHere
     from expert.data.splits import NothingToPrepare
-    from expert.run.open import prepare
 
     if is_foreign(manifest):
         reason = "it names neither a model nor rows to train on"
         return Attempted(manifest=manifest, state="skipped", reason=reason)
     try:
-        data = prepare(manifest, model=model, overrides=overrides, tell=tell)
+        data = prepared_by(manifest, part, model=model, overrides=overrides, tell=tell)
     except (DataNotHere, NothingToPrepare) as error:
         return Attempted(manifest=manifest, state="skipped", reason=str(error))
     except ExpertError as error:
@@ -104,4 +125,6 @@ def attempt(
     except OSError as error:
         reason = f"{error.filename or manifest}: {error.strerror or error}"
         return Attempted(manifest=manifest, state="failed", reason=reason)
+    if isinstance(data, PartsLeft):
+        return Attempted(manifest=manifest, state="unfinished", reason=str(data))
     return Attempted(manifest=manifest, state="prepared", data=data)

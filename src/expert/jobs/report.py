@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
+from expert.core.files import write_text_atomically
+from expert.core.links import refuse_links
+from expert.insight.ladder.ladder import FILE, Ladder, read_ladder
+from expert.insight.page.blocks import Figure
+from expert.insight.page.contents import Report, make_page
+from expert.insight.page.facts import RunFacts
+from expert.insight.page.html import page_html
+from expert.insight.page.markdown import is_page, page_markdown
+from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_run
 
 if TYPE_CHECKING:
     from expert.insight.findings.finding import Finding
-    from expert.insight.ladder.ladder import Ladder
     from expert.insight.outcome import Outcome
-    from expert.insight.page.contents import Report
-    from expert.insight.page.facts import RunFacts
     from expert.insight.record import RunRecord
     from expert.insight.step.bound import Verdict
-    from expert.jobs.diagnose.diagnose import Diagnosis
 
 HTML = "report.html"
 MARKDOWN = "report.md"
@@ -55,12 +60,6 @@ def report(
 ) -> Written:
     """Write report.html and report.md into the run folder, or into the folder `to`; a name that
     ends in .html is the page itself."""
-    from expert.core.files import write_text_atomically
-    from expert.insight.page.blocks import Figure
-    from expert.insight.page.contents import make_page
-    from expert.insight.page.html import page_html
-    from expert.insight.page.markdown import page_markdown
-
     made = gather(place, compare=compare, ladder=ladder, now=clock())
     page = make_page(made)
     html = page_html(page)
@@ -98,9 +97,6 @@ def _places(to: Path) -> tuple[Path, Path]:
 
 def _refuse_to_overwrite(markdown: Path, html: Path) -> None:
     """The user named the page but not its twin: only an earlier twin is overwritten."""
-    from expert.core.links import refuse_links
-    from expert.insight.page.markdown import is_page
-
     for place in (markdown, html):
         refuse_links(place, below=place.parent)
     if not markdown.exists():
@@ -116,9 +112,6 @@ def gather(
     place: Path | None, *, compare: Sequence[Path] = (), ladder: Path | None = None, now: float
 ) -> Report:
     """Everything a page is made of, read from the folders."""
-    from expert.insight.page.contents import Report
-    from expert.jobs.diagnose.diagnose import diagnose_run
-
     found = diagnose_run(place)
     return Report(
         run=_facts(found),
@@ -132,8 +125,6 @@ def gather(
 
 
 def _facts(found: Diagnosis) -> RunFacts:
-    from expert.insight.page.facts import RunFacts
-
     return RunFacts(
         record=found.run,
         anatomy=found.anatomy,
@@ -145,8 +136,6 @@ def _facts(found: Diagnosis) -> RunFacts:
 
 def _ladder(record: RunRecord, named: Path | None) -> Ladder | None:
     """The given benchmark result, or the one in the run folder."""
-    from expert.insight.ladder.ladder import FILE, read_ladder
-
     if named is not None:
         return read_ladder(named)
     own = record.folder / FILE

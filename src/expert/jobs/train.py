@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.core.events import Sink
     from expert.core.rundir import RunFolder
     from expert.data.line import Tell
     from expert.manifest.reader import ReadManifest
+    from expert.parallel.group import Group
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened, Resumed
     from expert.run.session.finish import RunResult
@@ -33,6 +34,8 @@ def train(
     acknowledge: Callable[[], None] = lambda: None,
     progress: Callable[[int], None] = lambda done: None,
     evaluating: Evaluating = lambda split, rows, total: None,
+    begin: Callable[[Path], None] = lambda run: None,
+    group: Group | None = None,
 ) -> RunResult:
     """Train what a manifest describes. `resume`: "auto", a checkpoint or a folder that means a run.
 
@@ -41,15 +44,13 @@ def train(
 
     `acknowledge` is called from the handler of the first signal that asks for an end, `progress`
     after every step that was launched, `evaluating` after every batch of an evaluation; none of
-    them may take long.
+    them may take long. `begin` is called with the run's folder. `group`: the processes that train
+    together, of which this is the first; the others call `join`.
     """
+    from expert.parallel.group import Group
     from expert.run.open import Opened, open_run
-    from expert.run.session.execute import run_session
-    from expert.run.session.run_rate import remember_run
-    from expert.run.session.session import Callbacks, Start, open_session
-    from expert.run.session.session import resume as resume_from
 
-    opened = manifest
+    opened, group = manifest, group or Group()
     if not isinstance(opened, Opened):
         opened = open_run(
             opened, model=model, overrides=overrides, vram=vram, resume=resume, tell=tell
@@ -58,8 +59,91 @@ def train(
     if resumed is not None and not allow_changed:
         over = _over_before(opened, resumed)
         if over is not None:
+            group.made_by_first(lambda: None)
             return over
     folder = resumed.folder if resumed is not None else _new_folder(opened.plan)
+    checkpoint = resumed.checkpoint if resumed is not None else None
+    with _removed_if_unused(folder), folder.locked():
+        begin(folder.path)
+        group.made_by_first(lambda: Announced(opened.plan, folder.path, checkpoint))
+        return _run(
+            opened,
+            folder,
+            checkpoint,
+            group,
+            allow_changed=allow_changed,
+            allow_remote_code=allow_remote_code,
+            sinks=sinks,
+            callbacks={
+                "acknowledge": acknowledge,
+                "progress": progress,
+                "evaluating": evaluating,
+            },
+        )
+
+
+@dataclass(frozen=True)
+class Announced:
+    """What the first rank tells the others before a run starts."""
+
+    plan: RunPlan
+    run: Path
+    checkpoint: Path | None
+    """To resume from."""
+
+
+def join(
+    manifest: str | Path | ReadManifest,
+    group: Group,
+    *,
+    overrides: tuple[str, ...] = (),
+    allow_changed: bool = False,
+    allow_remote_code: bool = False,
+    begin: Callable[[Path], None] = lambda run: None,
+) -> RunResult | None:
+    """Take part in a run that the first rank of the group has opened; None where it has found
+    nothing to do. `begin` is called with the run's folder once it is there."""
+    from expert.core.rundir import RunFolder
+    from expert.planning.machine.machine import describe_machine
+    from expert.run.open import as_read, open_planned
+
+    read = as_read(manifest, overrides)
+
+    def not_first() -> Announced | None:
+        raise AssertionError("the first rank announces a run, the others join it")
+
+    announced = group.made_by_first(not_first)
+    if announced is None:
+        return None
+    begin(announced.run)
+    opened = open_planned(announced.plan, read, describe_machine(read.folder))
+    return _run(
+        replace(opened, plan=announced.plan),
+        RunFolder(announced.run),
+        announced.checkpoint,
+        group,
+        allow_changed=allow_changed,
+        allow_remote_code=allow_remote_code,
+    )
+
+
+def _run(
+    opened: Opened,
+    folder: RunFolder,
+    checkpoint: Path | None,
+    group: Group,
+    *,
+    allow_changed: bool,
+    allow_remote_code: bool,
+    sinks: Sequence[Sink] = (),
+    callbacks: dict[str, Any] | None = None,
+) -> RunResult:
+    """A run from its first step, or from a checkpoint, to its end; every rank calls this."""
+    from expert.run.session.execute import run_session
+    from expert.run.session.run_rate import remember_run
+    from expert.run.session.session import Callbacks, Start, open_session
+    from expert.run.session.session import resume as resume_from
+
     running = open_session(
         folder=folder,
         plan=opened.plan,
@@ -73,14 +157,15 @@ def train(
             allow_remote_code=allow_remote_code,
             began=opened.began,
         ),
-        callbacks=Callbacks(acknowledge=acknowledge, progress=progress, evaluating=evaluating),
+        callbacks=Callbacks(**(callbacks or {})),
         restream=opened.restream,
+        group=group,
     )
-    with _removed_if_unused(folder), folder.locked(), running as session:
-        if resumed is not None:
-            resume_from(session, resumed.checkpoint, allow_changed=allow_changed)
+    with running as session:
+        if checkpoint is not None:
+            resume_from(session, checkpoint, allow_changed=allow_changed)
         result = run_session(session)
-        if result.final is not None:
+        if result.final is not None and group.world.size == 1:
             remember_run(session)
         return replace(result, warnings=opened.warnings)
 

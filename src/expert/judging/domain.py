@@ -1,23 +1,47 @@
-"""Which domain the answers of an expert belong to, by what its manifest says."""
+"""The judges, one row each, and which of them the answers of an expert need."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from expert.judging.answers import normalised
 
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeKind:
+    """Who judges the answers of a domain, and how people name it."""
+
+    file: str
+    """Of judging/oracles, with a function `judge(case, answer, how)`."""
+    names: tuple[str, ...] = ()
+    """What a manifest may call it besides."""
+    tagged: bool = True
+    """Whether a tag like format:json names it. format:text does not say how to judge."""
+    packages: tuple[str, ...] = ()
+    title: str = ""
+    """In output, where it differs from the name."""
+
+
+JUDGES = {
+    "json": JudgeKind(file="json_values"),
+    "sql": JudgeKind(file="sql", packages=("sqlglot",)),
+    "cypher": JudgeKind(file="cypher", names=("neo4j",), packages=("antlr4_cypher", "ladybug")),
+    "typescript": JudgeKind(
+        file="typescript",
+        names=("ts", "tsx"),
+        packages=("tree_sitter", "tree_sitter_typescript"),
+    ),
+    "calls": JudgeKind(file="calls", tagged=False),
+    "text": JudgeKind(file="text", tagged=False),
+    "open": JudgeKind(file="open_text", tagged=False, title="open text"),
+}
 NAMES = {
-    "json": "json",
-    "sql": "sql",
-    "cypher": "cypher",
-    "neo4j": "cypher",
-    "typescript": "typescript",
-    "ts": "typescript",
-    "tsx": "typescript",
+    name: domain for domain, kind in JUDGES.items() if kind.tagged for name in (domain, *kind.names)
 }
 WRITTEN = {**NAMES, "text": "text", "open": "open"}
-"""What grammar_type may say besides. A tag like format:text does not say how to judge."""
+"""What grammar_type may say; calls are seen in the rows."""
 STRICT = ("parser-strict", "schema-strict")
 
 
@@ -65,5 +89,6 @@ def kind_of_answers(expected: Sequence[str]) -> tuple[str, str]:
         return TEXT, f"{count:,} expected answers are only {different:,} different ones"
     return OPEN, (
         f"{count - short:,} of {count:,} expected answers are longer than {MOST_WORDS} words or "
-        f"{MOST_CHARACTERS} characters, and {different:,} are different: no exact match can tell"
+        f"{MOST_CHARACTERS} characters, and {different:,} are different: an exact match cannot "
+        "decide"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from expert.manifest.explain import special_names
 from expert.manifest.migrate.aliases import (
@@ -22,6 +22,7 @@ from expert.manifest.migrate.aliases import (
     SHAPE_ALIASES,
 )
 from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES
+from expert.manifest.schema.config import Tracker
 from expert.manifest.schema.expectations import schema
 
 Schema = dict[str, Any]
@@ -45,7 +46,7 @@ _OTHER_WORDS = {
 _OTHER_FORMS: dict[str, list[Schema]] = {
     "target_modules": [{"type": "string", "pattern": ",", "description": "names between commas"}],
     "trackers": [
-        {"enum": ["tensorboard", "none"]},
+        {"enum": [*get_args(Tracker), "none"]},
         {"type": "array", "items": {"const": "none"}, "maxItems": 1},
     ],
     "early_stopping_patience": [{"type": "boolean", "description": "true: read as 3"}],

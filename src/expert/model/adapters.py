@@ -76,6 +76,7 @@ def adapter_config(model: Any, plan: AdapterPlan, *, total_steps: int | None) ->
     common |= {"lora_alpha": alpha, "lora_dropout": plan.dropout, "fan_in_fan_out": fan_in_fan_out}
     if plan.type == "adalora":
         return peft.AdaLoraConfig(**adalora_schedule(rank, total_steps), **common)
+    assert plan.type in ("lora", "dora"), f"adapter_type: {plan.type} is not built here"
     return peft.LoraConfig(r=rank, use_dora=plan.type == "dora", **common)
 
 

@@ -154,11 +154,8 @@ def sdpa_attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """torch's scaled_dot_product_attention: causal where rows are whole, else with a mask."""
-    _refuse("sdpa", attention_mask, others, "set attention: eager")
-    if softcap is not None:
-        raise KernelUnavailable("sdpa", "cannot cap scores (softcap)", "set attention: eager")
-    mask = document_mask
-    length = query.shape[2]
+    _refuse("sdpa", attention_mask, others, "set attention: eager", softcap=softcap)
+    mask, length = document_mask, query.shape[2]
     if sliding_window is not None and sliding_window < length:
         if mask is None:
             mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
@@ -193,13 +190,9 @@ def flash_attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """torch's varlen_attn over all rows laid end to end. Grouped heads are not repeated."""
-    instead = "set attention: flex"
-    _refuse("flash", attention_mask, others, instead)
-    if dropout > 0:
-        what = "has no dropout and the model asks for attention_dropout"
-        raise KernelUnavailable("flash", what, "set attention: sdpa, or attention_dropout: 0")
-    if softcap is not None:
-        raise KernelUnavailable("flash", "cannot cap scores (softcap)", instead)
+    _refuse(
+        "flash", attention_mask, others, "set attention: flex", dropout=dropout, softcap=softcap
+    )
     if not value.is_cuda or value.dtype not in (torch.bfloat16, torch.float16):
         what = f"needs bf16 or fp16 on a CUDA card, not {value.dtype} on {value.device.type}"
         raise KernelUnavailable("flash", what, "set attention: sdpa")
@@ -228,10 +221,7 @@ def flex_attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """torch's FlexAttention; caps and windows are made part of the kernel."""
-    _refuse("flex", attention_mask, others, "set attention: sdpa")
-    if dropout > 0:
-        what = "has no dropout and the model asks for attention_dropout"
-        raise KernelUnavailable("flex", what, "set attention: sdpa, or attention_dropout: 0")
+    _refuse("flex", attention_mask, others, "set attention: sdpa", dropout=dropout)
     if not query.is_cuda and torch.is_grad_enabled() and query.requires_grad:
         raise KernelUnavailable("flex", "cannot train on a CPU", "set attention: sdpa")
     windowed = sliding_window is not None and sliding_window < query.shape[2]
@@ -251,14 +241,28 @@ _FUNCTIONS: dict[AttentionKind, Callable[..., tuple[Tensor, None]]] = {
 }
 
 
-def _refuse(kind: str, mask: Tensor | None, others: dict[str, Any], instead: str) -> None:
-    """Raise where the model asks for something that would silently be left out."""
+def _refuse(
+    kind: str,
+    mask: Tensor | None,
+    others: dict[str, Any],
+    instead: str,
+    *,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+) -> None:
+    """Raise where the model asks for something that would silently be left out. `dropout` and
+    `softcap`: of a kernel that has none."""
     if mask is not None:
         what = "the model builds its own attention mask, which packed rows cannot use"
         raise KernelUnavailable(kind, what, "train a model without one")
     for name, meaning in (("s_aux", "attention sinks"), ("position_bias", "a position bias")):
         if others.get(name) is not None:
             raise KernelUnavailable(kind, f"{meaning} ({name}) is not supported", instead)
+    if dropout > 0:
+        what = "has no dropout and the model asks for attention_dropout"
+        raise KernelUnavailable(kind, what, "set attention: sdpa, or attention_dropout: 0")
+    if softcap is not None:
+        raise KernelUnavailable(kind, "cannot cap scores (softcap)", instead)
 
 
 def _scaling(scaling: float | None, query: Tensor) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,12 @@ from expert.model.chargpt import CharGpt, load_char_gpt
 from expert.model.errors import ModelError
 from expert.model.inputs import ModelInput
 from expert.model.loss import evaluated, kernel_for, summed_loss
-from expert.model.quantised import QUANTISED, quantization_config, settle_quantised
+from expert.model.quantised import QUANTISED, make_plain, quantization_config, settle_quantised
 from expert.model.soft_prompts import SoftPrompts, make_soft_prompts
 from expert.planning.run_plan import AdapterPlan, KernelPlan, ModelPlan
 
+Spread = Callable[[nn.Module, Sequence[nn.Module], set[nn.Parameter]], None]
+"""Spreads the weights of a model over ranks, block by block, all but some."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -63,6 +65,8 @@ class LoadedModel:
     blocks: list[nn.Module]
     characters: str | None = None
     ranks: AdaLoraRanks | None = None
+    is_spread: bool = False
+    """Weights are spread over ranks, and are there only while the model computes."""
 
     def hidden(self, batch: ModelInput) -> Tensor:
         """[places, width]: what the head would see, at every place of the batch."""
@@ -90,18 +94,39 @@ class LoadedModel:
         """[vocabulary, width]"""
         return self.module.head() if isinstance(self.module, CharGpt) else self._head.weight
 
+    def spread(self, over_ranks: Spread, device: torch.device) -> LoadedModel:
+        """The same model with its base, or all that is trained, spread over ranks; adapters and
+        soft prompts stay whole. Its weights are gathered while it is called, and not otherwise."""
+        make_plain(self.module, device)
+        trains_all = self.adapter.type == "full"
+        whole = set() if trains_all else {parameter for _, parameter in self.trainable}
+        self.module.forward = lambda compute: compute()
+        over_ranks(self.module, self.blocks, whole)
+        return replace(
+            self,
+            trainable=_trainable(self.module, self.soft_prompts),
+            weights=_weights(self.module, self.adapter),
+            is_spread=True,
+        )
+
+    def _computed(self, compute: Callable[[], Any]) -> Any:
+        """Something computed with the weights, which are gathered for it where they are spread."""
+        return self.module(compute) if self.is_spread else compute()
+
     def loss_sum(self, batch: ModelInput) -> Tensor:
         """The loss summed over the targets of the batch, float32; AdaLoRA's penalty is in its
         gradient and not in its value."""
-        loss = summed_loss(
-            self.hidden(batch),
-            self.head(),
-            batch.labels,
-            batch.target_places,
-            batch.targets,
-            fused=self.kernels.fused_loss,
-            kernel=kernel_for(batch.tokens.device),
-            **self._head_options(),
+        loss: Tensor = self._computed(
+            lambda: summed_loss(
+                self.hidden(batch),
+                self.head(),
+                batch.labels,
+                batch.target_places,
+                batch.targets,
+                fused=self.kernels.fused_loss,
+                kernel=kernel_for(batch.tokens.device),
+                **self._head_options(),
+            )
         )
         if self.ranks is not None and torch.is_grad_enabled():
             penalty = self.ranks.penalty() * batch.targets
@@ -115,14 +140,17 @@ class LoadedModel:
         if was_training:
             self.module.eval()
         try:
-            return evaluated(
-                self.hidden(batch),
-                self.head(),
-                batch.labels,
-                batch.target_places,
-                batch.targets,
-                **self._head_options(),
+            found: tuple[Tensor, Tensor] = self._computed(
+                lambda: evaluated(
+                    self.hidden(batch),
+                    self.head(),
+                    batch.labels,
+                    batch.target_places,
+                    batch.targets,
+                    **self._head_options(),
+                )
             )
+            return found
         finally:
             if was_training:
                 self.module.train()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from expert.core.install import pip_install
 from expert.model.errors import ModelError
+from expert.model.lora import nf4
 from expert.model.lora.added_product import gradients_of_low, start
 
 QUANTISED = ("int4", "int8")
@@ -155,6 +157,26 @@ def _weight_only(layer: Any) -> nn.Module:
     return new
 
 
+def int8_parts(layer: Any) -> tuple[Tensor, Tensor]:
+    """The rows of a layer's weight in 8 bits, and the largest magnitude of each."""
+    rows = layer.weight.data.view(torch.int8) if layer.state.CB is None else layer.state.CB
+    return rows, layer.state.SCB
+
+
+def make_plain(model: nn.Module, device: torch.device) -> None:
+    """Keep quantised weights as plain tensors, which can be spread over ranks, and the scales of
+    all of them on `device`."""
+    bnb: Any = sys.modules.get("bitsandbytes")
+    layers: Any = model.modules() if bnb is not None else ()
+    for layer in layers:
+        if isinstance(layer, bnb.nn.Linear4bit):
+            nf4.make_plain(layer)
+            layer.quant_state.to(device)
+        elif type(layer) is _layer_class:
+            layer.weight = nn.Parameter(layer.state.CB.view(nf4.AS_FLOATS), requires_grad=False)
+            layer.state.CB, layer.state.SCB = None, layer.state.SCB.to(device)
+
+
 def weight_only_class() -> type[Any]:
     """The layer's class: one of bitsandbytes', so that PEFT knows it; made once, when asked for."""
     global _layer_class
@@ -168,7 +190,7 @@ def weight_only_class() -> type[Any]:
             def forward(self, x: Tensor) -> Tensor:
                 if torch.is_autocast_enabled(x.device.type):
                     x = x.to(torch.get_autocast_dtype(x.device.type))
-                out: Tensor = int8_linear(x, self.state.CB, self.state.SCB)
+                out: Tensor = int8_linear(x, *int8_parts(self))
                 return out if self.bias is None else out + self.bias.to(out.dtype)
 
         _layer_class = WeightOnlyInt8

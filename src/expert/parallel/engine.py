@@ -65,8 +65,12 @@ class Engine(Protocol):
     def gradients(self) -> dict[str, Tensor]:
         """What was accumulated and not used yet, by name."""
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Everything that changes in training, by group and name; whole on the first rank."""
+    def tensors(self, *, everywhere: bool = False) -> dict[str, dict[str, Tensor]]:
+        """Everything that changes in training, by group and name; whole on the first rank, and on
+        the others where that is asked for."""
+
+    def own_tensors(self) -> dict[str, dict[str, Tensor]]:
+        """The same as far as it lies on this rank."""
 
     def load(self, groups: Groups) -> None:
         """Go back to what `tensors` gave, under whatever number of ranks."""

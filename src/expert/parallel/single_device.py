@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from expert.core.world import ALONE, World
 from expert.parallel.engine import Applied, Groups, HasTargets
 from expert.parallel.graphs import Capture, CapturedPasses
-from expert.core.world import ALONE, World
 
 Phase = Callable[[str], AbstractContextManager[Any]]
 
@@ -30,6 +30,7 @@ class Learner(Protocol):
     def backpropagate(self, loss: Tensor) -> None: ...
     def collect(self, loss: Tensor) -> None: ...
     def take(self, loss: Tensor, gradients: Sequence[Tensor | None]) -> None: ...
+    def to_sum_over_ranks(self) -> list[Tensor]: ...
     def step(self, *, rate: float, max_norm: float) -> Applied: ...
     def discard(self) -> None: ...
     def gradients(self) -> dict[str, Tensor]: ...
@@ -114,7 +115,10 @@ class SingleDevice:
     def gradients(self) -> dict[str, Tensor]:
         return self._learner.gradients()
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
+    def tensors(self, *, everywhere: bool = False) -> dict[str, dict[str, Tensor]]:
+        return self._learner.tensors()
+
+    def own_tensors(self) -> dict[str, dict[str, Tensor]]:
         return self._learner.tensors()
 
     def load(self, groups: Groups) -> None:

@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from expert.core.world import World
     from expert.data.tokens.encoder import Encoder
     from expert.model.load import LoadedModel
     from expert.parallel.engine import Engine, Groups
     from expert.parallel.graphs import Capture
+    from expert.parallel.group import Group
+    from expert.parallel.sharded import Parts
     from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
     from expert.telemetry.timeline import Timeline
@@ -33,12 +36,27 @@ class Built:
     engine: Engine
     timeline: Timeline
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Everything a checkpoint keeps, by group and name."""
-        groups = self.engine.tensors()
+    def tensors(self, *, everywhere: bool = False) -> dict[str, dict[str, Tensor]]:
+        """Everything a checkpoint keeps, by group and name: on the first rank, or `everywhere`."""
+        groups = self.engine.tensors(everywhere=everywhere)
         if self.loaded.ranks is not None:
             groups[ADALORA] = self.loaded.ranks.tensors()
         return groups
+
+    def whole(self) -> LoadedModel:
+        """The model with weights that can be saved: all of them on the first rank."""
+        from dataclasses import replace
+
+        if not self.loaded.is_spread:
+            return self.loaded
+        gathered: dict[int, Tensor] = {}  # weights that are tied stay one
+        tensor: Any
+        for tensor in self.loaded.weights.values():
+            if id(tensor) not in gathered:
+                spread = hasattr(tensor, "full_tensor")
+                gathered[id(tensor)] = tensor.full_tensor().cpu() if spread else tensor
+        weights = {name: gathered[id(tensor)] for name, tensor in self.loaded.weights.items()}
+        return replace(self.loaded, weights=weights)
 
     def load(self, groups: Groups) -> None:
         """Go back to what `tensors` gave."""
@@ -107,7 +125,12 @@ def check_attention(plan: RunPlan, loaded: LoadedModel, device: torch.device) ->
 
 
 def build(
-    plan: RunPlan, encoder: Encoder, *, device: torch.device, allow_remote_code: bool = False
+    plan: RunPlan,
+    encoder: Encoder,
+    *,
+    device: torch.device,
+    allow_remote_code: bool = False,
+    group: Group | None = None,
 ) -> Built:
     """Load the model, set the plan's switches, and put the optimizer behind an engine."""
     import torch
@@ -116,6 +139,8 @@ def build(
     from expert.model.chargpt import CharGpt
     from expert.model.load import DTYPES, load_model
     from expert.model.switches import set_switches
+    from expert.parallel.replicated import Replicated, take_from_first
+    from expert.parallel.sharded import Sharded
     from expert.parallel.single_device import SingleDevice
     from expert.telemetry.timeline import Timeline
     from expert.training.learner import OptimizerLearner
@@ -123,6 +148,7 @@ def build(
     set_switches(plan.kernels)
     cap_memory(plan, device)
     check_precision(plan, device)
+    sharded = group is not None and plan.parallel.engine == "sharded"
     precision = DTYPES[plan.kernels.precision]
     # Adapters compute in bfloat16 beside float32 masters. Float16 cannot hold their gradients, so
     # there they are float32 and autocast rounds them on the way.
@@ -132,13 +158,20 @@ def build(
         plan.adapter,
         plan.kernels,
         vocabulary=getattr(encoder, "characters", None),
-        device=device,
+        # What is spread is read into the memory of the host: it need not fit one device.
+        device="cpu" if sharded else device,
         seed=plan.optim.seed,
         total_steps=plan.length.total_steps,
         adapter_dtype=adapter_dtype,
         allow_remote_code=allow_remote_code,
     )
     check_attention(plan, loaded, device)
+    shards = None
+    if group is not None and group.talks:
+        take_from_first(loaded.trainable, group.world, device)
+    if sharded:
+        assert group is not None
+        loaded, shards = _spread(loaded, plan, group.world, device)
     blocks = len(loaded.blocks)
     if plan.kernels.checkpointing != "none":
         half = -(-blocks // 2)
@@ -149,25 +182,55 @@ def build(
         loaded.module.compile_hidden(plan.kernels.compile_mode, plan.kernels.compile_backend)
     elif plan.kernels.compile:
         compile_blocks(loaded.blocks, plan.kernels.compile_mode, plan.kernels.compile_backend)
-    capture = capture_for(plan, device)
+    # What is gathered and summed while a model computes cannot be captured with it.
+    capture = capture_for(plan, device) if shards is None else None
     learner = OptimizerLearner(
-        loaded.trainable,
+        loaded.trainable if shards is None else shards.named,
         plan.optim,
         device=device,
         loss_scaling=plan.kernels.loss_scaling,
         capture=capture,
+        total_norm=None if shards is None else shards.total_norm,
     )
     timeline = Timeline(device)
-    engine = SingleDevice(
-        loaded,
-        learner,
-        device=device,
-        autocast=_autocast(loaded, precision),
-        phase=timeline.phase,
-        after_step=loaded.after_update,
-        capture=capture,
-    )
+    options: dict[str, Any] = {
+        "device": device,
+        "autocast": _autocast(loaded, precision),
+        "phase": timeline.phase,
+        "after_step": loaded.after_update,
+        "capture": capture,
+    }
+    engine: Engine
+    if shards is not None:
+        engine = Sharded(loaded, learner, group=group, shards=shards, **options)
+    elif group is not None and group.talks:
+        engine = Replicated(loaded, learner, group=group, **options)
+    else:
+        engine = SingleDevice(loaded, learner, **options)
     return Built(loaded=loaded, engine=engine, timeline=timeline)
+
+
+def _spread(
+    loaded: LoadedModel, plan: RunPlan, world: World, device: torch.device
+) -> tuple[LoadedModel, Parts]:
+    """The model with its weights spread over the ranks, and the parts that this one steps."""
+    from functools import partial
+
+    from expert.model.load import DTYPES
+    from expert.parallel.sharded import Parts, shard, sharding_for
+
+    sharding = sharding_for(world, device)
+    kind, trains_all = plan.kernels.precision, plan.adapter.type == "full"
+    over_ranks = partial(
+        shard,
+        sharding=sharding,
+        offload=plan.parallel.offload,
+        gathered_as=DTYPES[kind] if trains_all and kind != "fp32" else None,
+    )
+    loaded = loaded.spread(over_ranks, device)
+    if not plan.parallel.offload:
+        loaded.module.to(device)  # what is not spread
+    return loaded, Parts(loaded.trainable, sharding)
 
 
 def capture_for(plan: RunPlan, device: torch.device) -> Capture | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from expert.data.feed.streaming import Stream
     from expert.data.line import Line, Tell
     from expert.data.named_sources import NamedSources
-    from expert.data.prepared import PreparedData, PreparedSplit
+    from expert.data.prepared import PartsLeft, PreparedData, PreparedSplit
     from expert.planning.draft import Kept
     from expert.planning.machine.machine import Machine
     from expert.planning.machine.target import Target
@@ -236,18 +236,41 @@ def prepare(
     tell: Tell = lambda name, rows, tokens: None,
 ) -> PreparedData:
     """Tokenise and pack what a manifest names, once; a second call finds it done."""
+    from expert.data.splits import prepare_splits
+
+    made = prepare_splits(_line_to_prepare(manifest, model, overrides, tell))
+    assert made is not None
+    return made
+
+
+def prepare_part(
+    manifest: str | Path | ReadManifest,
+    part: tuple[int, int],
+    *,
+    model: str | None = None,
+    overrides: tuple[str, ...] = (),
+    tell: Tell = lambda name, rows, tokens: None,
+) -> PreparedData | PartsLeft:
+    """The same for one of several processes that share the work: (K, N) is the K-th of N, counted
+    from 1. The last one publishes; before that the parts that are still to do are returned."""
+    from expert.data.splits import prepare_part
+    from expert.data.tokens.prepare import Part
+
+    return prepare_part(_line_to_prepare(manifest, model, overrides, tell), Part(*part))
+
+
+def _line_to_prepare(
+    manifest: str | Path | ReadManifest, model: str | None, overrides: tuple[str, ...], tell: Tell
+) -> Line:
     from expert.data.line import open_line
-    from expert.data.splits import prepare_splits, refuse_streaming
+    from expert.data.splits import refuse_streaming
     from expert.run.smollm2 import provide_model
 
     read = as_read(manifest, overrides)
     refuse_streaming(read.manifest.training.dataset)
     provide_model(read, model)
     opened = open_run(read, data="unread", model=model)
-    line = open_line(opened.plan, read, opened.named, tell=tell)
-    made = prepare_splits(line)
-    assert made is not None
-    return made
+    return open_line(opened.plan, read, opened.named, tell=tell)
 
 
 def as_read(manifest: str | Path | ReadManifest, overrides: tuple[str, ...]) -> ReadManifest:

@@ -1,1 +1,1 @@
-"""Times, rates, GPU and CPU counters, TensorBoard files."""
+"""Times, rates, GPU and CPU counters, trackers such as TensorBoard."""

@@ -287,28 +287,18 @@ class Meter:
         """
         line, self._line = self._line, _Sums()
         steps = self._since_last_line(step)
+        for timed in steps:
+            line.add(timed.counts, timed.seconds, settled=timed.settled)
         settled = [timed for timed in steps if timed.settled] or steps
-        seconds, settled_seconds = (
-            sum(timed.seconds for timed in some) for some in (steps, settled)
-        )
-        counts, settled_counts = ([timed.counts for timed in some] for some in (steps, settled))
-        tokens = sum(each.real_tokens for each in counts)
-        places = sum(each.places for each in counts)
-        settled_tokens = sum(each.real_tokens for each in settled_counts)
-        settled_examples = sum(each.examples for each in settled_counts)
+        places = sum(timed.counts.places for timed in steps)
         return {
-            "loss": line.loss(),
+            **line.facts(),
             "updates": len(steps),
-            "tokens": tokens,
-            "targets": line.loss_targets or sum(each.targets for each in counts),
-            "examples": sum(each.examples for each in counts),
-            "tokens_per_second": _ratio(settled_tokens, settled_seconds),
-            "samples_per_second": _ratio(settled_examples, settled_seconds),
-            "steps_per_second": _ratio(len(settled), settled_seconds),
-            "mfu": self._mfu(settled_counts, settled_seconds),
-            "data_wait": self._data_wait({each.step for each in counts}),
-            "padding": _ratio(places - tokens, places),
-            "seconds": seconds,
+            "targets": line.loss_targets or sum(timed.counts.targets for timed in steps),
+            "examples": line.examples,
+            "mfu": self._mfu(settled),
+            "data_wait": self._data_wait({timed.counts.step for timed in steps}),
+            "padding": _ratio(places - line.tokens, places),
             "eta_seconds": self.eta_seconds(),
         }
 
@@ -339,10 +329,11 @@ class Meter:
         waited = sum(times.phases["data_wait"] for times in measured)
         return _ratio(waited, sum(times.wall for times in measured))
 
-    def _mfu(self, counts: list[StepCounts], seconds: float) -> float | None:
+    def _mfu(self, steps: list[_Timed]) -> float | None:
         """Model FLOPs utilization; None where the card's peak or the arithmetic is not known."""
-        flops = [each.flops for each in counts if each.flops is not None]
-        if self._peak_flops is None or not flops or len(flops) < len(counts) or seconds <= 0:
+        flops = [each.counts.flops for each in steps if each.counts.flops is not None]
+        seconds = sum(each.seconds for each in steps)
+        if self._peak_flops is None or not flops or len(flops) < len(steps) or seconds <= 0:
             return None
         return sum(flops) / (seconds * self._peak_flops)
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 PHASES = ("data_wait", "copy", "forward", "backward", "optimizer")
+COMMUNICATION = "communication"
+"""Summing gradients over ranks, and waiting for the slowest; a phase where there are several."""
 OTHER = "other"
 
 KEPT_STEPS = 1024
@@ -127,7 +129,7 @@ class Timeline:
         self._new_event = new_event
         self._stream: Any = None
         self._clock = clock
-        self._phases = {name: _Phase(self, name) for name in PHASES}
+        self._phases = {name: _Phase(self, name) for name in (*PHASES, COMMUNICATION)}
         self._open: _Step | None = None
         self._ended: deque[_Step] = deque()
         # The feeder's thread adds to these two; a deque's append and pop are atomic.
@@ -277,6 +279,6 @@ def _summed(pairs: list[tuple[str, DeviceEvent, DeviceEvent]]) -> dict[str, floa
 
 def _with_other(wall: float, phases: dict[str, float]) -> dict[str, float]:
     """Every phase, and what is left of the wall time; rounding never makes it negative."""
-    complete = {name: phases.get(name, 0.0) for name in PHASES}
+    complete = {**dict.fromkeys(PHASES, 0.0), **phases}
     complete[OTHER] = max(0.0, wall - sum(complete.values()))
     return complete

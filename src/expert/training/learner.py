@@ -45,8 +45,13 @@ class OptimizerLearner:
         device: torch.device,
         loss_scaling: bool = False,
         capture: Capture | None = None,
+        total_norm: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """`capture`: the step is captured with it once gradients stay where they are."""
+        """`capture`: the step is captured with it once gradients stay where they are.
+        `total_norm`: where weights are spread over ranks, the norm of all gradients from the norms
+        of this rank's."""
+        self._total_norm = total_norm
+        self._device = device
         self._masters = Masters(named)
         self._computing = [parameter for _, parameter in named]
         self._parameters = [parameter for _, parameter in self._masters.named]
@@ -79,6 +84,16 @@ class OptimizerLearner:
         self._masters.take(gradients)
         self._losses = loss.clone() if self._losses is None else self._losses + loss
 
+    def to_sum_over_ranks(self) -> list[Tensor]:
+        """What was accumulated, in the same order on every rank, and the sum of the losses: it
+        says whether the step is taken, which must be the same everywhere."""
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        losses = torch.zeros((), device=self._device) if self._losses is None else self._losses
+        self._losses = losses.clone()
+        return [*(parameter.grad for parameter in self._parameters), self._losses]  # type: ignore[list-item]
+
     def step(self, *, rate: float, max_norm: float) -> Applied:
         """One step with what was accumulated; none where it is not finite."""
         if self._captured is not None:
@@ -96,7 +111,7 @@ class OptimizerLearner:
         """The norm of the gradients, and whether the weights were changed by them."""
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
-        norm = clip(self._parameters, max_norm)
+        norm = clip(self._parameters, max_norm, self._total_norm)
         if losses is not None:
             norm = norm + 0 * losses  # a loss that is not finite counts like its gradients
         applied = step_if_finite(self._optimizer, norm)

@@ -56,6 +56,8 @@ class Tools:
     """The exit code of a signal that has come."""
     rows_of: RowsOf = lambda bins: []
     """Rows of the data that sequences were made of, as far as that is known."""
+    same_everywhere: Callable[[Any], Any] = lambda found: found
+    """Given what this rank has found, or None: what any rank has, for all of them to follow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +129,15 @@ def _one_step(
     engine: Engine, fed: Any, state: TrainState, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, list[Trouble]]:
     number = fed.update.done
-    seed_step(plan.seed, number)
+    seed_step(plan.seed, number, engine.world.rank)
     rate = learning_rate(number, plan.schedule)
-    stats = train_step(engine, fed.batches, step=number + 1, rate=rate, max_norm=plan.max_norm)
-    counts = fed.counts
-    places = sum(batch.tokens.numel() for batch in fed.batches)
-    real_tokens, places, examples = engine.total(counts.real_tokens, places, counts.examples)
+    counts, places = fed.counts, sum(batch.tokens.numel() for batch in fed.batches)
+    targets, real_tokens, places, examples = engine.total(
+        counts.targets, counts.real_tokens, places, counts.examples
+    )
+    stats = train_step(
+        engine, fed.batches, step=number + 1, rate=rate, max_norm=plan.max_norm, targets=targets
+    )
     per_epoch = plan.steps_per_epoch
     facts = StepFacts(
         step=number,
@@ -142,7 +147,7 @@ def _one_step(
         real_tokens=real_tokens,
         places=places,
         examples=examples,
-        bins=tuple(number for batch in fed.batches for number in batch.bins),
+        bins=tuple(map(int, fed.update.bins)),
         made_seconds=fed.made_seconds,
     )
     troubles = tools.recorder.end(facts, stats, fed.copied)
@@ -237,6 +242,7 @@ def judge(
 
 def _another_plan(tools: Tools) -> Ending | None:
     sign = tools.recorder.pressure.taken() if tools.recorder.pressure is not None else None
+    sign = tools.same_everywhere(sign)
     return None if sign is None else Ending(sign=sign)
 
 

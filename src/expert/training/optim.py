@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from expert.core.errors import ExpertError
 from expert.core.install import pip_install
+from expert.parallel.replicated import pieces
 from expert.planning.run_plan import OptimPlan
 
 Named = Sequence[tuple[str, Parameter]]
@@ -119,7 +120,9 @@ def decays(name: str, parameter: Tensor) -> bool:
     if _LOW_RANK_FACTOR.search(name):
         return True
     # IA3's scales and AdaLoRA's singular values are vectors with a second dimension of one.
-    is_matrix = parameter.ndim >= 2 and min(parameter.shape) > 1
+    # Of a weight that is spread over ranks a rank may hold a single row.
+    shape = getattr(parameter, "whole_shape", parameter.shape)
+    is_matrix = len(shape) >= 2 and min(shape) > 1
     return is_matrix and not _EMBEDDING.search(name)
 
 
@@ -129,17 +132,21 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def clip(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+def clip(
+    parameters: Iterable[Tensor], max_norm: float, total: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """The norm of all gradients together, on their device; they are scaled down to `max_norm`.
 
     0 leaves them as they are, and so does a norm that is not finite: what was wrong can be seen.
+    `total`: the norm of all ranks' gradients from the norms of this one's.
     """
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
         return torch.zeros(())
     with torch.no_grad():
         norms = torch._foreach_norm(grads, 2, dtype=torch.float32)
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        each = torch.stack(norms)
+        norm: Tensor = torch.linalg.vector_norm(each) if total is None else total(each)
         if max_norm > 0:
             factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(grads, torch.where(torch.isfinite(norm), factor, 1.0))
@@ -382,17 +389,3 @@ class Masters:
                 torch._foreach_copy_(
                     [pair.parameter for pair in self._pairs], [pair.master for pair in self._pairs]
                 )
-
-
-def pieces(sizes: Sequence[int], most: int) -> list[range]:
-    """Runs of neighbours whose sizes add up to at most `most`; a larger one is a run alone."""
-    found: list[range] = []
-    start, total = 0, 0
-    for index, size in enumerate(sizes):
-        if total + size > most and index > start:
-            found.append(range(start, index))
-            start, total = index, 0
-        total += size
-    if start < len(sizes):
-        found.append(range(start, len(sizes)))
-    return found

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from expert.parallel.engine import Engine, HasTargets
 from expert.parallel.graphs import GraphsUnavailable
+from expert.parallel.group import PeerFailed
 
 
 class StepInterrupted(Exception):
@@ -37,14 +38,16 @@ def train_step(
     step: int,
     rate: float,
     max_norm: float,
+    targets: int | None = None,
 ) -> StepStats:
     """Losses summed over target tokens, divided once by those of all ranks, then one change of
-    weights."""
-    (targets,) = engine.total(sum(batch.targets for batch in batches))
+    weights. `targets`: of all ranks, where that is known already."""
+    if targets is None:
+        (targets,) = engine.total(sum(batch.targets for batch in batches))
     sums = [engine.accumulate(batch, divisor=max(1, targets)) for batch in batches]
     try:
         done = engine.step(step=step, rate=rate, max_norm=max_norm)
-    except GraphsUnavailable:  # while it was captured; nothing has been changed
+    except (GraphsUnavailable, PeerFailed):  # before anything was changed
         raise
     except Exception as error:
         raise StepInterrupted(f"step {step} failed while changing the weights: {error}") from error
@@ -56,11 +59,12 @@ def train_step(
     )
 
 
-def seed_step(seed: int, step: int) -> None:
+def seed_step(seed: int, step: int, rank: int = 0) -> None:
     """Set every generator for one step.
 
-    What is drawn in a step then depends on its number alone: a resumed run, and one that repeats
-    a step after running out of memory, draw the same, and no random state is saved.
+    What is drawn in a step then depends on its number and the rank alone: a resumed run, and one
+    that repeats a step after running out of memory, draw the same, and no random state is saved.
     """
-    digest = hashlib.sha256(f"{seed} {step}".encode()).digest()
+    named = f"{seed} {step}" if not rank else f"{seed} {step} {rank}"
+    digest = hashlib.sha256(named.encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)

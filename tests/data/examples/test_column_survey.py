@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from expert.data.examples.column_survey import ColumnSurvey, shape_of, survey_rows
 from expert.data.records import BadRow, Row
+from tests.each import each
 
 SAID = [{"role": "user", "content": "a"}]
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "shape"),
     [
         (None, ""),

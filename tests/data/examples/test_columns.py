@@ -9,10 +9,11 @@ from expert.data.examples.columns import Columns, refused_pairs, understand_colu
 from expert.data.records import DataError
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
 from tests.data.examples.understood import TASKS, understand
+from tests.each import each
 from tests.wording import wording
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "instruction", "response", "material"),
     [
         ("instruction input output", "instruction", "output", "input"),
@@ -45,7 +46,7 @@ def test_columns_are_chosen_by_name_in_a_fixed_order(names, instruction, respons
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "columns"),
     [
         ("text path", Columns("text", text="text")),
@@ -66,7 +67,7 @@ def test_other_kinds_of_rows_are_known_by_their_columns(names, columns):
     assert understand(names.split(), {}) == columns
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "columns"),
     [
         ("text query", Columns("text", text="text")),
@@ -141,7 +142,7 @@ def test_mapped_columns_of_preference_rows_are_taken_as_asked():
     assert columns.response == "chosen"
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "asked", "text"),
     [
         ("a b", {}, wording("no-column-holds-request")),
@@ -172,8 +173,8 @@ def test_no_columns_at_all_are_told_as_none():
         understand([], {})
 
 
-@pytest.mark.parametrize("label", [True, False, "True", "false"])
-@pytest.mark.parametrize("names", ["prompt completion label", "messages label", "messages kto_tag"])
+@each("label", [True, False, "True", "false"])
+@each("names", ["prompt completion label", "messages label", "messages kto_tag"])
 def test_rows_that_say_which_answers_are_good_are_not_learnt_as_good(names, label):
     columns = names.split()
     row = {**dict.fromkeys(columns, "a"), columns[-1]: label}

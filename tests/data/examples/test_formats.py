@@ -13,6 +13,7 @@ from expert.data.records import BadRow, Example, Row, Turn
 from expert.manifest.schema.dataset import FieldMapping
 from tests.data.examples.understood import INSTRUCTION, MESSAGES, TASKS, TEXT, reason_of, turns_of
 from tests.data.real_rows import REAL_SAMPLES, real_examples, real_rows
+from tests.each import each
 from tests.wording import wording
 
 # Instruction rows
@@ -23,7 +24,7 @@ def test_an_instruction_row_becomes_a_question_and_an_answer():
     assert turns_of(row) == [("user", "Name all rivers"), ("assistant", "SELECT name FROM river")]
 
 
-@pytest.mark.parametrize(
+@each(
     ("column", "material", "label"),
     [
         ("input", "CREATE TABLE t (a INT)", "Schema"),
@@ -76,7 +77,7 @@ def test_a_number_is_an_answer_as_it_is_written(answer, text):
     assert turns_of({"instruction": "Q", "output": answer})[1] == ("assistant", text)
 
 
-@pytest.mark.parametrize(
+@each(
     "answer",
     [
         {"role": "assistant", "content": "A"},
@@ -102,7 +103,7 @@ def test_an_answer_that_is_json_text_of_messages_stays_a_text():
     assert turns_of({"prompt": "Q", "completion": text})[1] == ("assistant", text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "reason"),
     [
         ({"instruction": "Q"}, "column 'output' is missing; columns found: instruction"),
@@ -216,7 +217,7 @@ def said(*turns: str) -> list[dict[str, Any]]:
 UNASKED = wording("answer-to-no-user")
 
 
-@pytest.mark.parametrize(
+@each(
     ("messages", "reason"),
     [
         (None, "column 'messages' is null"),
@@ -284,7 +285,7 @@ def test_the_input_of_a_task_may_be_text():
     assert turns_of({"task": "t", "input": "Q", "output": "A"})[0] == ("user", "Q")
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "reason"),
     [
         (

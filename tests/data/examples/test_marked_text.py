@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from expert.data.examples.messages import ROLES
 from expert.data.records import Example
 from tests.data.examples.understood import TEXT, reason_of, turns_of, understood
+from tests.each import each
 from tests.wording import wording
 
 
@@ -33,8 +34,8 @@ def as_legacy(turns, newline="\n"):
     return newline.join(f"<|{role}|>{newline}{text}{newline}<|end|>" for role, text in turns)
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize("write", [as_chatml, as_legacy])
+@each("newline", ["\n", "\r\n", "\r"])
+@each("write", [as_chatml, as_legacy])
 def test_marked_text_is_taken_apart_on_any_line_ending(write, newline):
     assert turns_of({"text": write(THREE_TURNS, newline)}) == THREE_TURNS
 
@@ -80,7 +81,7 @@ def test_what_was_written_with_markers_is_read_back(write, newline, question, an
     assert turns_of({"text": write(turns, newline)}) == turns
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "reason"),
     [
         (None, "column 'text' is null"),

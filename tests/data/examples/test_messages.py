@@ -16,6 +16,7 @@ from tests.data.examples.understood import MESSAGES, reason_of, turns_of, unders
 from tests.data.template.chat_templates import family, qwen3_source
 from tests.data.template.test_templates import shown
 from tests.data.tokenizers import small_encoder, small_tokenizer
+from tests.each import each
 from tests.wording import wording
 
 TALK = [
@@ -49,8 +50,8 @@ def learnt_text(template: Any, made: Example, **more: bool) -> list[str]:
 CHATML = named_template("chatml", eos="<|endoftext|>")
 
 
-@pytest.mark.parametrize("mask", [{"weight": 0}, {"weight": 0.0}, {"train": False}])
-@pytest.mark.parametrize("template", [CHATML, family("chatml"), family("thinking")])
+@each("mask", [{"weight": 0}, {"weight": 0.0}, {"train": False}])
+@each("template", [CHATML, family("chatml"), family("thinking")])
 def test_an_answer_of_no_weight_is_read_and_not_learnt(template, mask):
     segments = template.segments(example({"messages": talk(**mask)}))
     plain = template.segments(example({"messages": TALK}))
@@ -70,7 +71,7 @@ def test_the_tokens_of_such_an_answer_are_in_no_span():
     assert not any("one" in part for part in whole)
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "reason"),
     [
         ({"weight": 0.5}, wording("weight-to-leave-answer")),

@@ -9,6 +9,7 @@ import pytest
 from expert.data.records import DataError, Dropped
 from expert.manifest.schema.dataset import FieldMapping
 from tests.data.examples.understood import reason_of, turns_of, understand, understood
+from tests.each import each
 from tests.wording import wording
 
 ASKED, GOOD, BAD = "What is 2+2?", "4", "5"
@@ -46,15 +47,15 @@ PAIRS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("row", PAIRS.values(), ids=PAIRS)
+@each("row", PAIRS.values(), ids=PAIRS)
 def test_of_a_pair_the_preferred_answer_to_its_request_is_trained_on(row):
     turns = turns_of(row, preference_rows="preferred")
     system = [("system", "S")] if "system" in row else []
     assert turns == [*system, ("user", ASKED), ("assistant", GOOD)]
 
 
-@pytest.mark.parametrize("row", PAIRS.values(), ids=PAIRS)
-@pytest.mark.parametrize("asked", [None, "all"])
+@each("row", PAIRS.values(), ids=PAIRS)
+@each("asked", [None, "all"])
 def test_pairs_are_refused_where_nobody_asked_for_one_half(row, asked):
     with pytest.raises(DataError, match=r"need DPO.*preference_rows: preferred"):
         understand(list(row), row, preference_rows=asked)
@@ -68,7 +69,7 @@ def test_a_mapped_answer_of_a_pair_is_never_trained_on_as_json():
     assert turns_of(row, field_mapping=mapping) == [("user", ASKED), ("assistant", GOOD)]
 
 
-@pytest.mark.parametrize(
+@each(
     "row",
     [
         {"prompt": ASKED, "completion": GOOD},
@@ -76,8 +77,8 @@ def test_a_mapped_answer_of_a_pair_is_never_trained_on_as_json():
         {"instruction": ASKED, "input": "", "output": GOOD},
     ],
 )
-@pytest.mark.parametrize("label", ["label", "kto_tag"])
-@pytest.mark.parametrize(("yes", "no"), [(True, False), ("True", "False")])
+@each("label", ["label", "kto_tag"])
+@each(("yes", "no"), [(True, False), ("True", "False")])
 def test_of_labelled_rows_the_good_ones_are_trained_on(row, label, yes, no):
     made = turns_of({**row, label: yes}, preference_rows="preferred")
     assert made == [("user", ASKED), ("assistant", GOOD)]

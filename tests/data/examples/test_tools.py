@@ -14,6 +14,7 @@ from expert.data.template.templates import LAYOUTS, TemplateError, named_templat
 from tests.data.examples.understood import understand
 from tests.data.template.chat_templates import CHATML, as_transformers_does, family, qwen3_source
 from tests.data.template.test_templates import shown
+from tests.each import each
 from tests.wording import wording
 
 WEATHER = {
@@ -101,7 +102,7 @@ def test_rows_of_sharegpt_have_their_calls_and_tools_too():
     assert "get_weather" in made.turns[2].extra
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "chatml"])
+@each("name", [name for name in LAYOUTS if name != "chatml"])
 def test_a_template_without_a_way_to_write_tools_refuses_them(name):
     template = named_template(name, eos="</s>")
     with pytest.raises(TemplateError, match=wording("no-way-to-write")):

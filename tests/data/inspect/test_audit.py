@@ -32,6 +32,7 @@ from expert.data.records import BadRow, Example, Segment, Turn
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.row_keys import keys_of_batch
 from tests.data.tokenizers import small_encoder
+from tests.each import each
 from tests.wording import wording
 
 
@@ -80,7 +81,7 @@ def test_tokens_without_a_text_are_nearly_equal_only_where_they_are_equal():
     assert found.whole[0] != found.whole[1]
 
 
-@pytest.mark.parametrize("marker", MARKERS)
+@each("marker", MARKERS)
 def test_every_marker_is_found_in_what_is_said(marker):
     assert remnants_in(talk("a", f"b {marker} c {marker}")) == [marker]
     assert remnants_in(Example(text=f"x{marker}")) == [marker]
@@ -90,7 +91,7 @@ def test_clean_texts_have_no_markers():
     assert remnants_in(talk("SELECT [a] <b> ### Note", "x | y")) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("reason", "empty"),
     [
         (wording("column-output-answer-empty"), True),

@@ -23,6 +23,7 @@ from tests.data.read.source_folders import (
     train_of,
     values,
 )
+from tests.each import each
 from tests.wording import wording
 
 CHECK_NETWORK = wording("check-network-download-data")
@@ -35,7 +36,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_the_hub()
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "expected"),
     [
         ("b-mc2/sql-create-context", ("b-mc2/sql-create-context", "train", None)),

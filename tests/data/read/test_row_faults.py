@@ -14,6 +14,7 @@ from expert.data.read.rows import read_rows
 from expert.data.read.streams import MAX_ROW_BYTES, RAW_CHARACTERS
 from expert.data.records import BadRow, Row
 from tests.data.read.row_files import good, outline, refusal, write_stream, written
+from tests.each import each
 from tests.wording import wording
 
 BROKEN_LINES: dict[str, tuple[bytes, str]] = {
@@ -48,8 +49,8 @@ BROKEN_LINES: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["lf", "crlf"])
-@pytest.mark.parametrize("fault", BROKEN_LINES)
+@each("end", [b"\n", b"\r\n"], ids=["lf", "crlf"])
+@each("fault", BROKEN_LINES)
 def test_a_broken_line_is_a_bad_row_with_file_and_line(fault, end, tmp_path):
     line, reason = BROKEN_LINES[fault]
     lines = [b'{"n": 1}', b"", line, b'{"n": 2}']
@@ -62,13 +63,13 @@ def test_a_broken_line_is_a_bad_row_with_file_and_line(fault, end, tmp_path):
     assert (first, last) == (Row({"n": 1}, str(path), 1), Row({"n": 2}, str(path), 4))
 
 
-@pytest.mark.parametrize("fault", sorted(set(BROKEN_LINES) - {"cut_off", "cut_utf8", "over_5_mb"}))
+@each("fault", sorted(set(BROKEN_LINES) - {"cut_off", "cut_utf8", "over_5_mb"}))
 def test_a_broken_last_line_without_an_end_is_told_too(fault, tmp_path):
     line, reason = BROKEN_LINES[fault]
     assert outline(written(tmp_path, "rows.jsonl", line)) == [(1, reason)]
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         '{"a": "\\ud83d\\ude00"}',
@@ -108,7 +109,7 @@ CSV_FAULTS: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "row"),
     [
         ("a;b\n1;2\n", {"a": "1", "b": "2"}),
@@ -141,7 +142,7 @@ def test_a_file_of_many_rows_separated_by_semicolons_is_read_to_its_end(tmp_path
     assert found[-1]["a"] == "1999"
 
 
-@pytest.mark.parametrize("fault", CSV_FAULTS)
+@each("fault", CSV_FAULTS)
 def test_a_broken_record_of_a_csv_is_a_bad_row_with_file_and_line(fault, tmp_path):
     line, reason = CSV_FAULTS[fault]
     lines = [b"a,b", b'"x\r\ny",z', b"", line, b'3,"4"', b"5,6"]
@@ -235,7 +236,7 @@ def test_the_edge_of_a_block_changes_nothing(block, monkeypatch, tmp_path):
     assert outline(path) == whole
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "text"),
     [
         ('[{"a": 1},\n{"a": 2', wording("array-ends-within-row")),

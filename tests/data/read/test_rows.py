@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from expert.data.read.rows import FORMATS, file_format, read_rows
 from expert.data.records import BadRow, DataError, Row
 from tests.data.read.row_files import FILES, RIVERS, SHARED, good, outline, write, written, zst
+from tests.each import each
 from tests.wording import wording
 
 TWINS = sorted(FILES.glob("rivers*"))
@@ -29,13 +30,13 @@ def test_there_is_a_twin_of_every_format():
     assert RIVERS[2]["instruction"] == 'Is there a river called "Þjórsá"?'
 
 
-@pytest.mark.parametrize("path", TWINS, ids=lambda path: path.name)
+@each("path", TWINS, ids=lambda path: path.name)
 def test_the_same_rows_come_out_of_every_format(path):
     assert good(path) == RIVERS
 
 
-@pytest.mark.parametrize("path", UNPACKED_TWINS, ids=lambda path: path.name)
-@pytest.mark.parametrize("packing", [".gz", ".zst"])
+@each("path", UNPACKED_TWINS, ids=lambda path: path.name)
+@each("packing", [".gz", ".zst"])
 def test_the_same_rows_come_out_of_every_packed_format(path, packing, tmp_path):
     packed = tmp_path / (path.name + packing)
     if packing == ".gz":
@@ -45,12 +46,12 @@ def test_the_same_rows_come_out_of_every_packed_format(path, packing, tmp_path):
     assert good(packed) == RIVERS
 
 
-@pytest.mark.parametrize("path", sorted(FILES.glob("*.jsonl")), ids=lambda path: path.name)
+@each("path", sorted(FILES.glob("*.jsonl")), ids=lambda path: path.name)
 def test_every_twin_of_a_real_file_reads_without_a_bad_row(path):
     assert len(good(path)) == len(path.read_bytes().splitlines())
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "lines"),
     [
         ("rivers.jsonl", [1, 2, 3]),
@@ -84,7 +85,7 @@ def test_the_given_format_wins_over_the_suffix(tmp_path):
     assert good(FILES / "rivers.jsonl", format="huggingface") == RIVERS
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.txt", "a.jsonl.zst"])
+@each("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.txt", "a.jsonl.zst"])
 def test_an_empty_text_file_has_no_rows(tmp_path, name):
     assert good(written(tmp_path, name, b"")) == []
     if not name.endswith(".zst"):

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.data.read.source_folders import refusal, resolve, train_of, values
+from tests.each import each
 from tests.wording import wording
 
 
@@ -71,7 +72,7 @@ def test_what_the_package_datasets_saved_reads_back_equal(tmp_path):
     assert values(sources.test) == rows[3:5]
 
 
-@pytest.mark.parametrize(
+@each(
     ("description", "text"),
     [
         ("{", wording("cannot-read-expecting-property")),
@@ -94,7 +95,7 @@ def test_a_saved_data_set_with_a_damaged_description_is_refused(description, tex
     assert refusal(tmp_path, "saved").startswith(f"FOLDER/{text}")
 
 
-@pytest.mark.parametrize("splits", ['["../x"]', '["/etc"]', '[".."]', "7", "[7]", "null"])
+@each("splits", ['["../x"]', '["/etc"]', '[".."]', "7", "[7]", "null"])
 def test_splits_outside_the_folder_of_a_saved_data_set_are_refused(splits, tmp_path):
     save_splits(tmp_path / "saved", train=[{"n": 1}])
     described = tmp_path / "saved" / "dataset_dict.json"

@@ -16,6 +16,7 @@ from expert.data.read.sources import content_hash, iterate, resolve_sources, spl
 from expert.data.records import BadRow, DataError, Row
 from expert.manifest.schema.dataset import DatasetSpec, Task
 from tests.data.read.source_folders import FILES, fill, names, refusal, resolve, train_of, values
+from tests.each import each
 from tests.wording import wording
 
 # ---- files and folders
@@ -58,7 +59,7 @@ def test_the_format_of_the_manifest_reads_a_file_without_a_suffix(tmp_path):
     assert refusal(tmp_path, "rows") == wording("name-does-not-tell")
 
 
-@pytest.mark.parametrize(
+@each(
     ("files", "train", "validation", "test"),
     [
         (["b.jsonl", "a.jsonl", "sub/c.jsonl"], ["a.jsonl", "b.jsonl", "sub/c.jsonl"], None, None),

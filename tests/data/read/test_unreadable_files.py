@@ -13,6 +13,7 @@ import pytest
 from expert.data.read.rows import read_rows
 from expert.data.records import DataError, Row
 from tests.data.read.row_files import FILES, RIVERS, refusal, written, zst
+from tests.each import each
 from tests.wording import wording
 
 
@@ -43,7 +44,7 @@ def test_an_error_of_the_disk_is_told(tmp_path, monkeypatch):
     assert refusal(tmp_path / "a.jsonl") == wording("cannot-read-errno-error")
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt", "a.parquet", "a.arrow"])
+@each("name", ["a.jsonl", "a.json", "a.csv", "a.txt", "a.parquet", "a.arrow"])
 def test_a_packed_file_that_was_cut_off_is_refused(name, tmp_path):
     noise = os.urandom(200_000).hex().encode()
     fix = wording("file-cut-off-damaged")
@@ -69,7 +70,7 @@ def test_what_is_not_packed_at_all_is_refused(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "content", "start"),
     [
         ("a.parquet", b"not parquet at all", wording("not-whole-parquet-file")),

@@ -12,6 +12,7 @@ import pytest
 from expert.data.read.spread_rows import spread_rows
 from expert.planning.survey import survey_file
 from tests.data.read.row_files import RIVERS, good, outline, refusal, written, xlsx
+from tests.each import each
 from tests.wording import wording
 
 HEADER = list(RIVERS[0])
@@ -32,8 +33,8 @@ def test_lines_that_hold_arrays_are_still_bad_rows(tmp_path):
     assert outline(path) == [(1, wording("line-holds-array-not")), (2, {"a": 1})]
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.jsonl.gz"])
+@each("encoding", ["utf-16", "utf-32"])
+@each("name", ["rows.jsonl", "rows.json", "rows.jsonl.gz"])
 def test_rows_of_another_unicode_encoding_are_read_by_its_mark(tmp_path, name, encoding):
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\r\n" for row in RIVERS * 500)
     content = lines.encode(encoding)

@@ -32,12 +32,13 @@ from tests.data.template.test_templates import (
     shown,
     text_of,
 )
+from tests.each import each
 from tests.wording import wording
 
 # What is written and what is learnt
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "shape", "text"),
     [
         ("headers", "user", "<s><|h|>user<|/h|>\n\nQ<|eot|><|h|>assistant<|/h|>\n\n[[A<|eot|>]]"),
@@ -76,8 +77,8 @@ def test_a_chatml_template_and_the_chatml_of_that_name_are_the_same(shape):
     assert own.stop == named.stop
 
 
-@pytest.mark.parametrize("shape", ["user", "system", "input"])
-@pytest.mark.parametrize("name", FAMILIES)
+@each("shape", ["user", "system", "input"])
+@each("name", FAMILIES)
 def test_the_prompt_is_what_stands_before_the_answer_in_training(name, shape):
     check_segments(family(name), Example(SHAPES[shape]))
 

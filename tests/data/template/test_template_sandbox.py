@@ -10,6 +10,7 @@ from expert.data.template.chat_template import chat_template
 from expert.data.template.templates import TemplateError
 from tests.data.template.chat_templates import CHATML, as_transformers_does, exchange, family
 from tests.data.template.test_templates import ANSWER, USER, text_of
+from tests.each import each
 from tests.wording import wording
 
 
@@ -34,7 +35,7 @@ UNREADABLE = wording("tokenizers-chat-template-cannot")
 TOO_MUCH = STOPPED + wording("makes-far-more-text")
 
 
-@pytest.mark.parametrize(
+@each(
     ("hostile", "text"),
     [
         ("{{ ''.__class__ }}", UNSAFE + wording("str-out-reach")),

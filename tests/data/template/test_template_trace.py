@@ -18,6 +18,7 @@ from tests.data.template.chat_templates import (
     family,
 )
 from tests.data.template.test_templates import text_of
+from tests.each import each
 
 
 def counted(template: Template, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -33,7 +34,7 @@ def counted(template: Template, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-@pytest.mark.parametrize("name", ["chatml", "headers", "brackets", "thinking", "bare"])
+@each("name", ["chatml", "headers", "brackets", "thinking", "bare"])
 def test_rows_that_take_a_known_way_are_not_rendered(name, monkeypatch):
     template = family(name)
     for number in range(module._ROWS_CHECKED):
@@ -58,7 +59,7 @@ def test_rows_that_answer_a_question_of_the_template_otherwise_are_rendered(answ
     assert one or two
 
 
-@pytest.mark.parametrize(
+@each(
     "use",
     [
         "{{ m.content | length }}",

@@ -22,6 +22,7 @@ from expert.data.template.templates import (
 )
 from expert.manifest.schema.manifest import PromptTemplate
 from tests.data.real_rows import REAL_SAMPLES, real_examples
+from tests.each import each
 from tests.wording import wording
 
 EOS, BOS = "</s>", "<s>"
@@ -132,12 +133,12 @@ def test_every_template_a_manifest_may_name_is_there():
     assert len(GOLDEN) == len(LAYOUTS) * len(SHAPES)
 
 
-@pytest.mark.parametrize(("name", "shape"), GOLDEN)
+@each(("name", "shape"), GOLDEN)
 def test_a_template_is_written_to_the_letter(name, shape):
     assert shown(named(name).segments(Example(SHAPES[shape]))) == GOLDEN[name, shape]
 
 
-@pytest.mark.parametrize(("name", "shape"), GOLDEN)
+@each(("name", "shape"), GOLDEN)
 def test_the_prompt_is_what_stands_before_the_answer_in_training(name, shape):
     check_segments(named(name), Example(SHAPES[shape]))
 
@@ -159,7 +160,7 @@ def test_any_conversation_keeps_prompt_and_training_the_same(name, example):
     check_segments(named(name), example)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@each("name", LAYOUTS)
 def test_a_question_at_the_end_is_written_and_not_learnt(name):
     template = named(name)
     answered = (USER, ANSWER)
@@ -177,7 +178,7 @@ def test_alpaca_gives_the_first_block_of_material_a_heading(label):
     assert text == f"### Instruction:\nQ\n\n### {label}:\nX\n\nInput:\nY\n\n### Response:\n"
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@each("name", LAYOUTS)
 def test_plain_text_is_learnt_whole_with_its_end(name):
     template = named(name)
     assert template.segments(Example(text="abc")) == [Segment("abc</s>", True)]
@@ -190,7 +191,7 @@ def test_plain_text_may_begin_with_a_bos_that_is_not_learnt():
     assert learn_all(segments) == [Segment("<s>abc</s>", True)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "stop"),
     [
         ("alpaca", "</s>"),
@@ -218,7 +219,7 @@ def test_a_template_has_a_fingerprint_of_all_that_decides_its_text():
     assert named("phi").fingerprint == named("phi").fingerprint
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@each("name", LAYOUTS)
 def test_a_template_can_be_sent_to_another_process(name):
     template = pickle.loads(pickle.dumps(named(name)))
     assert template.segments(Example((USER, ANSWER))) == named(name).segments(
@@ -232,7 +233,7 @@ def test_an_unknown_template_is_refused_with_the_known_ones():
     assert str(caught.value) == wording("unknown-prompt-template-vicuna")
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@each("name", LAYOUTS)
 def test_a_template_without_an_end_is_refused(name):
     if name in ("chatml", "gemma"):
         assert named_template(name, eos="").stop

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
+import numpy as np
 import pytest
 
+from expert.data.feed.order import DataOrder
 from expert.data.pack import pack
-from expert.insight.ladder.ladder import read_ladder
+from expert.insight.ladder.ladder import read_ladder, rows_of_one_length
 from expert.jobs.benchmark.benchmark import (
     CannotBenchmark,
     NothingMeasured,
     benchmark,
     new_folder,
 )
+from expert.jobs.benchmark.numbers import _clumping
 from expert.planning.ladder import BASELINE, SETTINGS, TOLERANCE_FP32
+from tests.insight.ladders import measured
 from tests.jobs.benchmark.played import BRISK, Heard, be_brisk, request
-from tests.jobs.runs import base_model, events_of, write_expert
+from tests.jobs.runs import events_of, write_expert
 from tests.jobs.trained_runs import CORPUS
 from tests.wording import wording
 
@@ -28,11 +31,6 @@ NAMES = [setting.name for setting in (BASELINE, *SETTINGS)]
 def brisk(monkeypatch, tmp_path):
     be_brisk(monkeypatch)
     monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return base_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.mark.slow
@@ -97,8 +95,21 @@ def test_every_setting_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
         assert (run / "plan.json").is_file()
 
 
-def test_packing_that_sorts_rows_by_length_is_rejected(tmp_path, base, monkeypatch):
+def test_packing_that_sorts_rows_by_length_is_seen(monkeypatch):
     """Planted: rows are laid longest first, and a step is a sequence of rows of one length."""
+    lengths, said = np.array([20 + 2 * (number % 3) for number in range(160)]), {}
+    for name, fit in (("sorted", pack._fit_longest_first), ("mixed", pack._fit)):
+        monkeypatch.setattr(pack, "_fit", fit)
+        index = pack.pack_best_fit(lengths, 256, 42)
+        seen = _clumping(index, DataOrder(index.bins, 1, 42))
+        said[name] = rows_of_one_length(measured(100.0, clumping=seen))
+    assert wording("rows-one-length") in said["sorted"]
+    assert said["mixed"] == ""
+
+
+@pytest.mark.slow
+def test_packing_that_sorts_rows_by_length_is_rejected(tmp_path, base, monkeypatch):
+    """Planted as above, in processes that are really measured."""
     rows = [
         {"instruction": f"say {'cat ' * (number % 3)}{number:03}", "response": f"{number:03}"}
         for number in range(160)

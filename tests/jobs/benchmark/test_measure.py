@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from tests.jobs.benchmark.played import (
     request,
     rising,
 )
-from tests.jobs.runs import base_model, write_expert
+from tests.jobs.runs import write_expert
 from tests.wording import wording
 
 NAMES = [setting.name for setting in (BASELINE, *SETTINGS)]
@@ -36,11 +35,6 @@ NAMES = [setting.name for setting in (BASELINE, *SETTINGS)]
 def brisk(monkeypatch, tmp_path):
     be_brisk(monkeypatch)
     monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return base_model(tmp_path_factory.mktemp("models"))
 
 
 def test_settings_that_fail_are_slower_or_disagree_are_left_out_of_later_ones(tmp_path, base):

@@ -13,6 +13,7 @@ from expert.jobs.diagnose.kernel_trials import Trials, Tried
 from expert.jobs.diagnose.machine import built_for, check_gpus, check_kernels, check_torch
 from expert.jobs.gpu_memory import gpu_memory
 from expert.planning.machine.machine import Fact, describe_machine
+from tests.each import each
 from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml
 from tests.wording import wording
 
@@ -84,7 +85,7 @@ def torch_on(facts: dict[str, Any], **more: Any) -> list[tuple[str, str]]:
     return [(each.name, each.severity) for each in check_torch(machine, trials, needed=True)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("facts", "name", "severity"),
     [
         ({}, "torch", "good"),
@@ -108,7 +109,7 @@ def test_a_machine_without_torch_says_so():
         assert (found.name, found.severity) == ("no-torch", severity)
 
 
-@pytest.mark.parametrize(
+@each(
     ("capability", "architectures", "fits"),
     [
         ((8, 9), ["sm_86"], True),

@@ -16,15 +16,10 @@ from expert.manifest.reader import read_manifest
 from expert.model import attention
 from expert.model.load import LoadedModel
 from expert.run.open import plan
-from tests.jobs.runs import base_model, write_expert
+from tests.jobs.runs import write_expert
 from tests.wording import wording
 
 LEAK = "packed = unpacked", wording("documents-are-isolated")
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return base_model(tmp_path_factory.mktemp("models"))
 
 
 def compared(folder: Path, base: Path, config: dict[str, Any] | None = None) -> Parity:

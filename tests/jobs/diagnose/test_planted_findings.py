@@ -19,7 +19,7 @@ import torch
 
 from expert.core.errors import ExpertError
 from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_run
-from tests.jobs.runs import base_model, inject, run, write_expert
+from tests.jobs.runs import inject, run, write_expert
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.wording import wording
 
@@ -199,11 +199,6 @@ SPIKES = Case(
 )
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return base_model(tmp_path_factory.mktemp("models"))
-
-
 def diagnosed(folder: Path, elsewhere: Path) -> Diagnosis:
     """The diagnosis of a copy; whatever else belonged to the run is out of reach."""
     place = elsewhere / "moved" / folder.name
@@ -216,8 +211,8 @@ def diagnosed(folder: Path, elsewhere: Path) -> Diagnosis:
     [*CASES, pytest.param(SPIKES, marks=pytest.mark.slow)],  # sixty steps, and twenty once more
     ids=lambda case: f"{'+'.join(case.says)}-{case.severity}",
 )
-def test_what_is_planted_is_found_and_nothing_else(case, tmp_path, models, monkeypatch):
-    manifest = write_expert(tmp_path / "made", models, {"epochs": 2, **case.config}, **case.more)
+def test_what_is_planted_is_found_and_nothing_else(case, tmp_path, base, monkeypatch):
+    manifest = write_expert(tmp_path / "made", base, {"epochs": 2, **case.config}, **case.more)
     case.plant(monkeypatch)
     try:
         folder = run(manifest).folder
@@ -243,9 +238,9 @@ def test_a_healthy_run_draws_no_alarm(kind, tmp_path):
     assert found.step_verdict.kind == "compute-bound"
 
 
-def test_a_healthy_run_with_rows_alone_draws_no_alarm(tmp_path, models):
+def test_a_healthy_run_with_rows_alone_draws_no_alarm(tmp_path, base):
     same = [{"instruction": f"say {n:02}", "response": "cat and dog"} for n in range(48)]
     config = {**PADDED, "epochs": 2, "micro_batch_size": 8, "group_by_length": True}
-    folder = run(write_expert(tmp_path / "made", models, config, rows=same)).folder
+    folder = run(write_expert(tmp_path / "made", base, config, rows=same)).folder
     found = diagnosed(folder, tmp_path)
     assert [each.name for each in found.findings if each.severity in ALARMS] == []

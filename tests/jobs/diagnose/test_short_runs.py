@@ -24,13 +24,9 @@ from expert.jobs.diagnose.first_fix import (
 from expert.jobs.diagnose.profile import Span, busy_time, profile, purpose_of, summed
 from expert.manifest.reader import read_manifest
 from expert.run.session.short_run import SETTLING, ShortRun, short_run
-from tests.jobs.runs import base_model, losses_of, run, write_expert
+from tests.each import each
+from tests.jobs.runs import losses_of, run, write_expert
 from tests.wording import wording
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return base_model(tmp_path_factory.mktemp("models"))
 
 
 def test_a_rehearsal_learns_as_the_run_would_and_leaves_only_tokens(tmp_path, base):
@@ -98,7 +94,7 @@ def test_a_profile_is_written_whole_and_summed_up_by_purpose(tmp_path, base, cap
     assert sum(found.purposes.values()) == pytest.approx(sum(k.seconds for k in found.kernels))
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "purpose"),
     [
         ("aten::mm", "matmul"),

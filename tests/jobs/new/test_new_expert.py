@@ -12,6 +12,7 @@ from expert.jobs.new.new_expert import CannotMake, new_expert
 from expert.jobs.new.starters import STARTERS
 from expert.manifest.reader import read_manifest
 from expert.run.open import plan
+from tests.each import each
 from tests.wording import wording
 
 
@@ -58,7 +59,7 @@ def test_a_new_expert_trains_as_it_is(tmp_path):
     assert (done.exit_code, done.steps) == (0, 2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("answers", "domain"),
     [
         (['{"a": 1}', "[1, 2]"], "json"),
@@ -120,7 +121,7 @@ def test_nothing_is_replaced(tmp_path):
     assert (tmp_path / "mine" / "manifest.json").read_bytes() == before
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "words"),
     [
         ({"name": "../up"}, wording("no-name-for-expert")),
@@ -136,7 +137,7 @@ def test_what_cannot_be_made_is_told_and_leaves_nothing_behind(arguments, words,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "content", "words"),
     [
         ("notes.pdf", b"%PDF", wording("name-tells-no-format")),
@@ -269,7 +270,7 @@ def settings_of(manifest: Path) -> tuple[Any, Any, Any]:
     return adapter["r"], adapter["alpha"], made["training"]["config"]["learning_rate"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "settings"),
     [
         ("tiny", (32, 512, 5e-4)),

@@ -14,6 +14,7 @@ from expert.core.errors import EXIT_OK, ExpertError
 from expert.jobs.datasets.check import check_dataset
 from expert.jobs.new.new_expert import new_expert
 from expert.run.open import prepare
+from tests.each import each
 from tests.jobs.new.public_shapes import SHAPES, Shape
 from tests.wording import wording
 
@@ -38,7 +39,7 @@ def test_there_are_shapes_enough_of_every_family():
     assert len(REFUSED) >= 15
 
 
-@pytest.mark.parametrize("shape", REFUSED.values(), ids=REFUSED)
+@each("shape", REFUSED.values(), ids=REFUSED)
 def test_a_file_that_cannot_be_trained_on_is_refused_in_words(shape, tmp_path):
     with pytest.raises(ExpertError) as caught:
         made_from(shape, tmp_path)

@@ -7,6 +7,7 @@ it means there. An option of a single command stands above that command.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -68,6 +69,7 @@ def checkpoint_option(default: str) -> Any:
 
 def named_file(place: Path | None) -> Path | None:
     """The manifest file; where a folder was given, the one in it, whose path is shown."""
+    from expert.jobs.launch.local_ranks import GIVEN
     from expert.manifest.text.document import manifest_in
 
     if place is None or not place.is_dir():
@@ -75,7 +77,8 @@ def named_file(place: Path | None) -> Path | None:
     file = manifest_in(place)
     if file is None:
         return place  # reading it reports what is wrong
-    show(make_console(error=True), f"manifest: {file}", "dim")
+    if GIVEN not in os.environ:  # else whoever started this process has shown it
+        show(make_console(error=True), f"manifest: {file}", "dim")
     return file
 
 

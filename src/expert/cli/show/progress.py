@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from expert.cli.show.display import GAP, show, show_lines, waiting
-from expert.core.text import count, counted
+from expert.core.text import count
 from expert.insight.event_text import Event, lines_of, number, step_parts, time_in_words, whole
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
-
-    from expert.data.line import Tell
 
 SECONDS_BETWEEN_FRAMES = 0.1
 """The bar is drawn at most this often: a frame costs about 1 ms of the thread that trains."""
@@ -315,52 +313,80 @@ class RunView(ProgressView):
 
 
 class PreparingView:
-    """Progress of preparing data: bars in a terminal, a line now and then elsewhere."""
+    """Progress of preparing data: bars in a terminal, a line now and then elsewhere; for whom it
+    waits in both. `before`: what is shown until there is something to show."""
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._clock = console, clock
+    def __init__(
+        self,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        before: str = "reading the data",
+    ) -> None:
+        self._console, self._clock, self._before = console, clock, before
         self._shown = ExitStack()
-        self._bars: Tell | None = None
+        self._bars: Progress | None = None
+        self._sources: dict[str, _Preparing] = {}
         self._printed = clock()
 
     def __enter__(self) -> PreparingView:
-        self._shown.enter_context(waiting(self._console, "reading the data"))
+        if self._before:
+            self._shown.enter_context(waiting(self._console, self._before))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._shown.close()
 
+    def waits(self, sentence: str) -> None:
+        """Shows for whom this process waits."""
+        show(self._console, sentence, "dim")
+
+    def expect(self, name: str, rows: int) -> None:
+        """A source will have so many rows."""
+        self._sources[name] = _Preparing(rows)
+
     def __call__(self, name: str, rows: int, tokens: int) -> None:
         """Rows and tokens of a source that are done."""
+        now = self._clock()
+        source = self._sources.setdefault(name, _Preparing())
+        words = source.words(rows, tokens, now)
         if self._console.is_terminal:
-            if self._bars is None:
-                self._shown.close()
-                self._bars = self._shown.enter_context(preparing_bars(self._console))
-            self._bars(name, rows, tokens)
-        elif self._clock() - self._printed >= SECONDS_BETWEEN_LINES:
-            self._printed = self._clock()
-            show(self._console, f"preparing {name}: {counted(rows, 'row')}, {count(tokens)} tokens")
+            self._draw(name, source, words)
+        elif now - self._printed >= SECONDS_BETWEEN_LINES:
+            self._printed = now
+            show(self._console, f"preparing {name}: {words}")
+
+    def _draw(self, name: str, source: _Preparing, words: str) -> None:
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        if self._bars is None:
+            self._shown.close()
+            columns = map(TextColumn, ("[bold]{task.description}", "{task.fields[words]}"))
+            bars = Progress(SpinnerColumn(), *columns, TimeElapsedColumn(), console=self._console)
+            self._bars = self._shown.enter_context(bars)
+        if source.task is None:
+            source.task = self._bars.add_task(name, total=None, words="")
+        self._bars.update(source.task, words=words)
 
 
-@contextmanager
-def preparing_bars(console: Console) -> Iterator[Tell]:
-    """Rows and tokens per second while tokenizing; nothing outside a terminal."""
-    if not console.is_terminal:
-        yield lambda name, rows, tokens: None
-        return
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+@dataclass
+class _Preparing:
+    """A source while it is tokenised."""
 
-    columns = ("[bold]{task.description}", "{task.fields[rows]:,} rows", "{task.fields[rate]}")
-    with Progress(
-        SpinnerColumn(), *map(TextColumn, columns), TimeElapsedColumn(), console=console
-    ) as bar:
-        tasks: dict[str, Any] = {}
+    total: int | None = None
+    first: tuple[int, int, float] | None = None
+    """Rows and tokens of the first call, and when it came: some were made before."""
+    task: TaskID | None = None
 
-        def update(name: str, rows: int, tokens: int) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(name, total=None, rows=0, rate="")
-            seconds = bar.tasks[bar.task_ids.index(tasks[name])].elapsed or 0.0
-            rate = f"{tokens / seconds:,.0f} tokens/s" if seconds else ""
-            bar.update(tasks[name], rows=rows, rate=rate)
-
-        yield update
+    def words(self, rows: int, tokens: int, now: float) -> str:
+        """How far it is, how fast, and for how long still, as far as that is known."""
+        of = f" of {max(self.total, rows):,}" if self.total else ""
+        words = f"{rows:,}{of} rows, {count(tokens)} tokens"
+        before, there, since = self.first = self.first or (rows, tokens, now)
+        if now <= since or tokens <= there:
+            return words
+        words += f", {(tokens - there) / (now - since):,.0f} tokens/s"
+        if not self.total or rows <= before:
+            return words
+        left = max(0, self.total - rows) * (now - since) / (rows - before)
+        return f"{words}, ETA {time_in_words(left)}"

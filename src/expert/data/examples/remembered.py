@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.files import write_text_atomically
+from expert.core.rundir import in_turn
 from expert.data.examples.column_survey import ColumnSurvey, survey_rows
 from expert.data.read.sources import Source, content_hash, iterate
 
+Waits = Callable[[str], None]
+"""Shows for whom this process waits."""
 MEMORY = ".hashes.json"
 COLUMNS_MEMORY = ".columns.json"
 SURVEY_FORMAT = 2
@@ -22,26 +25,35 @@ SURVEY_FORMAT = 2
 STATES_KEPT = 50
 
 
-def remembered_content_hash(source: Source, cache: Path, *, keep: bool = True) -> str:
+def remembered_content_hash(
+    source: Source, cache: Path, *, keep: bool = True, waits: Waits = lambda sentence: None
+) -> str:
     """The hash of a source's bytes. Files whose path, size and time are as they were when they
     were hashed last are not read again, so opening a large prepared data set takes no longer.
     `keep`: a hash that was not known may be written down."""
     if not _has_files(source):
         return content_hash(source)
-    made = _remembered(cache / MEMORY, _state(source), lambda: content_hash(source), keep)
-    return str(made)
+    state = _state(source)
+    return str(_remembered(cache / MEMORY, state, lambda: content_hash(source), keep, waits))
 
 
 def remembered_survey(
-    source: Source, cache: Path, most: int | None = None, *, keep: bool = True
+    source: Source,
+    cache: Path,
+    most: int | None = None,
+    *,
+    keep: bool = True,
+    waits: Waits = lambda sentence: None,
 ) -> ColumnSurvey:
     """Which columns the rows of a source fill. Every row is read for that once: 25,000 rows of 300
     bytes take 0.2 s. `most`: only the first rows, of a stream; `keep`: for the next time."""
     if _has_files(source):
         state = json.dumps([SURVEY_FORMAT, _state(source), source.max_samples, most])
-        made = _remembered(
-            cache / COLUMNS_MEMORY, state, lambda: asdict(survey_rows(iterate(source), most)), keep
-        )
+
+        def survey() -> dict[str, Any]:
+            return asdict(survey_rows(iterate(source), most))
+
+        made = _remembered(cache / COLUMNS_MEMORY, state, survey, keep, waits)
         with contextlib.suppress(TypeError):  # damaged
             return ColumnSurvey(**made)
     return survey_rows(iterate(source), most)
@@ -51,19 +63,27 @@ def _has_files(source: Source) -> bool:
     return source.kind in ("files", "saved") and bool(source.files)
 
 
-def _remembered(memory: Path, state: str, make: Callable[[], Any], keep: bool) -> Any:
-    try:
-        known = json.loads(memory.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        known = {}
-    known = known if isinstance(known, dict) else {}
-    if state not in known:
-        known[state] = make()
-        if keep:
+def _remembered(memory: Path, state: str, make: Callable[[], Any], keep: bool, waits: Waits) -> Any:
+    """What is known of a state, or is made; of several processes one makes it, the others wait."""
+    known = _known(memory)
+    if state in known or not keep:
+        return known[state] if state in known else make()
+    with in_turn(memory, "reading the rows", waits):
+        known = _known(memory)
+        if state not in known:
+            known[state] = make()
             kept = dict(list(known.items())[-STATES_KEPT:])
             with contextlib.suppress(OSError):  # a cache that is only read: made at each start
                 write_text_atomically(memory, json.dumps(kept, indent=2))
     return known[state]
+
+
+def _known(memory: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(memory.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def _state(source: Source) -> str:

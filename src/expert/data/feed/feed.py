@@ -20,8 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from expert.core.world import ALONE, World
 from expert.data.feed.batches import BatchArrays, BatchCounts, BatchShape, fill_batch
-from expert.data.feed.order import Update, micro_batches
+from expert.data.feed.order import Dealt, Update, dealt
 from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.documents import FlatDocuments
 
@@ -216,8 +217,11 @@ class PackedFeed:
         pin: bool = True,
         trim: bool = False,
         new_event: Callable[[], Any] | None = None,
+        world: World = ALONE,
     ) -> None:
-        """`trim`: rows are as long as the fullest of a batch, not all of one length."""
+        """`trim`: rows are as long as the fullest of a batch, not all of one length. `world`: only
+        this rank's share of each update is made."""
+        self._world = world
         self._new_event = new_event
         self._trim = trim
         self._works = iter(works)
@@ -320,17 +324,26 @@ class PackedFeed:
 
     def _fill(self, slot: _Slot, work: UpdateWork, found_seconds: float) -> _Filled:
         began = time.perf_counter()
-        bins = micro_batches(work.update.bins, self._shape.rows)
-        lengths = [self._length(work.index, some) for some in bins]
+        batches = dealt(work.update.bins, self._shape.rows, self._world)
+        lengths = [self._length(work.index, some.bins) for some in batches]
         counts = [
-            fill_batch(out.shorter(length), work.index, some, work.store, pad_id=self._pad_id)
-            for out, length, some in zip(slot.arrays, lengths, bins, strict=False)
+            self._fill_one(out.shorter(length), work, some)
+            for out, length, some in zip(slot.arrays, lengths, batches, strict=False)
         ]
-        if len(counts) < len(bins):
-            raise ValueError(f"{len(bins)} batches in an update with room for {len(slot.arrays)}")
+        if len(counts) < len(batches):
+            room = len(slot.arrays)
+            raise ValueError(f"{len(batches)} batches in an update with room for {room}")
+        bins = [some.bins for some in batches]
         seconds = found_seconds + time.perf_counter() - began
         slot.send(len(counts), self._stream, self._new_event)
         return _Filled(slot, work.update, lengths, counts, bins, seconds)
+
+    def _fill_one(self, out: BatchArrays, work: UpdateWork, some: Dealt) -> BatchCounts:
+        counts = fill_batch(out, work.index, some.bins, work.store, pad_id=self._pad_id)
+        if not some.silent:
+            return counts
+        out.silence()
+        return BatchCounts()
 
     def _length(self, index: PackIndex, bins: NDArray[np.int64]) -> int:
         """Places in the rows of a batch."""

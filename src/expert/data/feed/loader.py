@@ -11,15 +11,14 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from expert.data.feed.batches import BatchCounts, Bins, padded_batch
+from expert.core.world import ALONE, World
+from expert.data.feed.batches import IGNORED, BatchCounts, Bins, padded_batch
 from expert.data.feed.feed import Batch, FedUpdate
-from expert.data.feed.order import DataOrder, Update, micro_batches
+from expert.data.feed.order import DataOrder, Dealt, Update, dealt
 from expert.data.pack.pack import Overlong, pack_none
 from expert.data.pack.pack_index import PackIndex
 from expert.data.records import DataError, Row, Segment
@@ -128,15 +127,19 @@ def as_it_is(batch: Any) -> Any:
 class MicroBatches(Sampler[list[int]]):
     """The bins of each batch of one epoch; the epoch's updates are laid in before it begins."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, world: World) -> None:
         super().__init__()
-        self._rows = rows
+        self._rows, self._world = rows, world
         self.updates: list[Update] = []
+
+    def of(self, update: Update) -> list[Dealt]:
+        """The batches of an update that are this rank's."""
+        return dealt(update.bins, self._rows, self._world)
 
     def __iter__(self) -> Iterator[list[int]]:
         for update in self.updates:
-            for bins in micro_batches(update.bins, self._rows):
-                yield bins.tolist()
+            for some in self.of(update):
+                yield some.bins.tolist()
 
 
 class _Loader(DataLoader[Any]):
@@ -171,14 +174,14 @@ class PaddedFeed:
         options: LoaderPlan,
         soft: bool = False,
         skipped: Container[int] = (),
+        world: World = ALONE,
     ) -> None:
         self._skipped = skipped
         self._order = order
         self._done, self._total = done, total
-        self._rows = rows
         self._device = device
         self._soft = soft
-        self._sampler = MicroBatches(rows)
+        self._sampler = MicroBatches(rows, world)
         together = dataset.together if isinstance(dataset, RowsTokenisedLate) else as_it_is
         self._loader = data_loader(
             dataset,
@@ -205,12 +208,12 @@ class PaddedFeed:
 
     def _taken(self, update: Update, batches: Iterator[PaddedTensors]) -> FedUpdate:
         began = time.perf_counter()
-        bins = micro_batches(update.bins, self._rows)
-        taken = [next(batches) for _ in bins]
+        own = self._sampler.of(update)
+        taken = [next(batches) for _ in own]
         waited = time.perf_counter() - began
         made = tuple(
             on_device(tensors, some, self._device, soft=self._soft)
-            for tensors, some in zip(taken, bins, strict=True)
+            for tensors, some in zip(taken, own, strict=True)
         )
         return FedUpdate(
             update=update,
@@ -219,11 +222,13 @@ class PaddedFeed:
         )
 
 
-def on_device(
-    made: PaddedTensors, bins: NDArray[np.int64], device: torch.device, *, soft: bool
-) -> Batch:
+def on_device(made: PaddedTensors, some: Dealt, device: torch.device, *, soft: bool) -> Batch:
     """A padded batch where the model is. Its rows are documents, padding behind them included."""
     rows, width = made.tokens.shape
+    if some.silent:
+        made.labels.fill_(IGNORED)
+        made.target_places.fill_(rows * width - 1)
+        made = made._replace(counts=(0, 0, 0))
     edges = torch.arange(0, rows * width + 1, width, dtype=torch.int32)
     targets, real_tokens, examples = made.counts
 
@@ -239,7 +244,7 @@ def on_device(
         target_places=sent(made.target_places),
         counts=BatchCounts(targets, real_tokens, examples),
         whole_rows=True,
-        bins=tuple(bins.tolist()),
+        bins=tuple(some.bins.tolist()),
     )
 
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from expert.core.world import ALONE, World
 
 
 class Draw(IntEnum):
@@ -148,3 +150,24 @@ def clumping(sizes: NDArray[np.integer[Any]], groups: NDArray[np.int64]) -> floa
 def micro_batches(bins: NDArray[np.int64], rows: int) -> list[NDArray[np.int64]]:
     """An update in slices of `rows` bins, in the same order; the last one may have fewer."""
     return [bins[begin : begin + rows] for begin in range(0, len(bins), rows)]
+
+
+class Dealt(NamedTuple):
+    """The bins of one batch of a rank."""
+
+    bins: NDArray[np.int64]
+    silent: bool = False
+    """It is computed like any other, and nothing of it is trained on."""
+
+
+def dealt(bins: NDArray[np.int64], rows: int, world: World = ALONE) -> list[Dealt]:
+    """The batches of one rank: bins are dealt to ranks in turn, as cards are.
+
+    Which bins a step is made of does not depend on the number of ranks. Every rank has as many
+    batches as the one with the most bins, since ranks that share a model compute in step; silent
+    ones make up for bins that it does not have.
+    """
+    own = [Dealt(some) for some in micro_batches(bins[world.rank :: world.size], rows)]
+    most = -(-len(bins) // world.size)
+    missing = -(-most // rows) - len(own)
+    return own + [Dealt(bins[:1], silent=True)] * missing

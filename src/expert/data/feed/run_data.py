@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from expert.core.world import ALONE, World
 from expert.data.feed.batches import BatchShape
 from expert.data.feed.feed import Batch, PackedFeed, UpdateWork
 from expert.data.feed.loader import (
@@ -19,7 +20,7 @@ from expert.data.feed.loader import (
     on_device,
     padded_tensors,
 )
-from expert.data.feed.order import DataOrder, Update, micro_batches
+from expert.data.feed.order import DataOrder, Update, dealt, micro_batches
 from expert.data.feed.streaming import Place, Stream
 from expert.data.line import Line, columns_read, unread_columns
 from expert.data.pack.overlong_rows import remarks_on_stream
@@ -113,8 +114,9 @@ def training_feed(
     *,
     device: torch.device,
     new_event: Callable[[], Any] | None = None,
+    world: World = ALONE,
 ) -> AbstractContextManager[Any]:
-    """The updates that are left of the run, as batches on the device."""
+    """The updates that are left of the run, as batches on the device: those of one rank."""
     total = plan.length.total_steps
     if data.order is not None and is_padded(plan):
         split = data.train
@@ -132,8 +134,9 @@ def training_feed(
             options=plan.loader,
             soft=data.soft,
             skipped=state.skipped,
+            world=world,
         )
-    return _packed_feed(plan, data, state, device, new_event)
+    return _packed_feed(plan, data, state, device, new_event, world)
 
 
 def feed_facts(plan: RunPlan, data: RunData) -> dict[str, Any]:
@@ -154,17 +157,18 @@ def _packed_feed(
     state: FeedStart,
     device: torch.device,
     new_event: Callable[[], Any] | None,
+    world: World,
 ) -> AbstractContextManager[Any]:
     rows = plan.batch.micro_batch
     if data.stream is not None:
         shape = data.stream.shape.batch_shape(rows, plan.data.max_seq_length)
-        batches = data.stream.shape.batches_per_update(rows)
+        batches = data.stream.shape.batches_per_update(rows, world)
         whole_rows = data.stream.shape.whole_rows
     else:
         assert data.order is not None
         assert data.train is not None
         shape = BatchShape.for_index(data.train.index, rows)
-        batches = -(-data.order.bins_per_update // rows)
+        batches = -(-data.order.bins_per_update // (rows * world.size))
         whole_rows = has_whole_rows(data.train)
     return PackedFeed(
         _works(plan, data, state),
@@ -178,6 +182,7 @@ def _packed_feed(
         pin=plan.loader.pin_memory,
         trim=plan.data.trim,
         new_event=new_event,
+        world=world,
     )
 
 
@@ -223,11 +228,17 @@ def has_whole_rows(split: PreparedSplit) -> bool:
 
 @contextmanager
 def split_batches(
-    plan: RunPlan, split: PreparedSplit, *, rows: int, device: torch.device
+    plan: RunPlan,
+    split: PreparedSplit,
+    *,
+    rows: int,
+    device: torch.device,
+    world: World = ALONE,
 ) -> Iterator[Iterator[Batch]]:
-    """All batches of a split once; those that vary in width longest first."""
+    """All batches of a split once, those of one rank; where they vary in width, longest first."""
     index, store = split.index, split.open()
-    rows = min(rows, index.bins)  # a small split is not padded up to a large batch
+    # A small split is not padded up to a large batch.
+    rows = min(rows, -(-index.bins // world.size))
     bins = np.arange(index.bins)
     if is_padded(plan) or plan.data.trim:
         # Longest first: what does not fit shows at once, and rows of one length pad each other.
@@ -235,17 +246,18 @@ def split_batches(
     if is_padded(plan):
         yield (
             on_device(
-                padded_tensors(index, some, store, pad_id=PAD_ID),
+                padded_tensors(index, some.bins, store, pad_id=PAD_ID),
                 some,
                 device,
                 soft=index.soft_tokens > 0,
             )
-            for some in micro_batches(bins, rows)
+            for some in dealt(bins, rows, world)
         )
         return
+    together = rows * world.size
     works = (
         UpdateWork(Update(number, 0, number, some), index, store)
-        for number, some in enumerate(micro_batches(bins, rows))
+        for number, some in enumerate(micro_batches(bins, together))
     )
     feed = PackedFeed(
         works,
@@ -257,6 +269,7 @@ def split_batches(
         whole_rows=has_whole_rows(split),
         pin=plan.loader.pin_memory,
         trim=plan.data.trim,
+        world=world,
     )
     with feed:
         yield (batch for fed in feed for batch in fed.batches)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from expert.core.text import counted
+from expert.core.world import ALONE, World
 from expert.data.feed.batches import BatchShape
 from expert.data.feed.feed import UpdateWork
 from expert.data.feed.loader import data_loader
@@ -128,9 +129,9 @@ class StreamShape:
     def batch_shape(self, rows: int, length: int) -> BatchShape:
         return BatchShape(rows, length, rows * (self.boundaries_per_bin + 1))
 
-    def batches_per_update(self, rows: int) -> int:
+    def batches_per_update(self, rows: int, world: World = ALONE) -> int:
         """Batches that hold any update: windows are cut evenly, so one bin more is possible."""
-        return -(-(2 * self.bins_per_update) // rows)
+        return -(-(2 * self.bins_per_update) // (rows * world.size))
 
 
 class Stream:

@@ -9,8 +9,8 @@ from pathlib import PurePath
 
 from expert.core.errors import ExpertError
 from expert.data.inspect.shown_rows import ShownRow, show_row
-from expert.data.line import Line, Made, reading_of
-from expert.data.records import BadRow, Row, Segment
+from expert.data.line import Line, reading_of
+from expert.data.records import BadRow, Made, Row, Segment
 
 DEFAULT_ROWS = 3
 SCREEN_TOKENS = 400

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from expert.core.text import counted
 from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
-from expert.data.line import Line, Made
+from expert.data.line import Line
 from expert.data.pack.pack_index import PackIndex
 from expert.data.pack.packing import packed, rows_to_pack, soft_tokens
-from expert.data.records import BadRow, Dropped, Row, Segment, place_of
+from expert.data.records import BadRow, Dropped, Made, Row, Segment, place_of
 from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import Encoder
 from expert.planning.choose.sequences import Packing

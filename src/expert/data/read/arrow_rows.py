@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,23 @@ import pyarrow.parquet as pq
 
 from expert.data.read.row_text import fault_in
 from expert.data.read.streams import bad_row, open_seekable, unusable
-from expert.data.records import BadRow, Row
+from expert.data.records import UNREAD, BadRow, Row, Unread
 
 _BATCH_ROWS = 1000
 _FILE_MAGIC = b"ARROW1"
 
 
-def read_parquet(path: Path) -> Iterator[Row | BadRow]:
+def read_parquet(path: Path, unread: Unread = lambda: 0) -> Iterator[Row | BadRow]:
     """The rows of a Parquet file; a page is in memory at a time, not a row group."""
     with (
         open_seekable(path) as stream,
         arrow_errors(path, "Parquet"),
         pq.ParquetFile(stream, buffer_size=2**20) as file,
     ):
-        yield from rows_of_batches(file.iter_batches(_BATCH_ROWS), str(path))
+        yield from rows_of_batches(file.iter_batches(_BATCH_ROWS), str(path), unread)
 
 
-def read_arrow(path: Path) -> Iterator[Row | BadRow]:
+def read_arrow(path: Path, unread: Unread = lambda: 0) -> Iterator[Row | BadRow]:
     """The rows of an Arrow IPC stream (as `save_to_disk` writes it) or IPC file."""
     with open_seekable(path) as stream, arrow_errors(path, "Arrow"):
         is_file = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
@@ -38,7 +39,7 @@ def read_arrow(path: Path) -> Iterator[Row | BadRow]:
             batches = (reader.get_batch(n) for n in range(reader.num_record_batches))
         else:
             batches = iter(pa.ipc.open_stream(stream))
-        yield from rows_of_batches(batches, str(path))
+        yield from rows_of_batches(batches, str(path), unread)
 
 
 @contextmanager
@@ -52,12 +53,19 @@ def arrow_errors(path: Path, format: str) -> Iterator[None]:
         raise unusable(str(path), f"not a whole {format} file: {first_sentence}", fix) from error
 
 
-def rows_of_batches(batches: Iterable[Any], file: str) -> Iterator[Row | BadRow]:
+def rows_of_batches(
+    batches: Iterable[Any], file: str, unread: Unread = lambda: 0
+) -> Iterator[Row | BadRow]:
     """The rows of Arrow record batches, numbered from 1."""
     number = 0
     for batch in batches:
         for start in range(0, batch.num_rows, _BATCH_ROWS):
-            for values in _values_of(batch.slice(start, _BATCH_ROWS)):
+            part = batch.slice(start, _BATCH_ROWS)
+            if unread() >= part.num_rows:
+                number += part.num_rows
+                yield from repeat(UNREAD, part.num_rows)
+                continue
+            for values in _values_of(part):
                 number += 1
                 if isinstance(values, str):
                     yield bad_row(file, number, values)

@@ -23,7 +23,7 @@ from expert.data.read.streams import (
     too_long,
     unusable,
 )
-from expert.data.records import BadRow, DataError, Row
+from expert.data.records import UNREAD, BadRow, DataError, Row, Unread
 
 FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "arrow", "excel")
 _MARKDOWN = (".md", ".markdown")
@@ -38,15 +38,20 @@ _ARRAY_HEAD = 4096
 
 
 def read_rows(
-    path: Path, *, format: str | None = None, max_chars: int | None = None
+    path: Path,
+    *,
+    format: str | None = None,
+    max_chars: int | None = None,
+    unread: Unread = lambda: 0,
 ) -> Iterator[Row | BadRow]:
-    """The rows of a file; `format` wins over the suffix, `max_chars` cuts plain text."""
+    """The rows of a file; `format` wins over the suffix, `max_chars` cuts plain text. Of JSON lines
+    and Arrow, those that are `unread` are not parsed."""
     kind = file_format(path, format)
     with _file_errors(path):
         if kind in ("parquet", "arrow"):
             from expert.data.read.arrow_rows import read_arrow, read_parquet
 
-            yield from (read_parquet if kind == "parquet" else read_arrow)(path)
+            yield from (read_parquet if kind == "parquet" else read_arrow)(path, unread)
             return
         if kind == "excel":
             from expert.data.read.excel_rows import read_excel
@@ -55,7 +60,7 @@ def read_rows(
             return
         with open_text(path) as stream:
             if kind == "jsonl" and not _is_array(stream):
-                yield from _read_jsonl(stream, str(path))
+                yield from _read_jsonl(stream, str(path), unread)
             elif kind in ("json", "jsonl"):
                 yield from read_json(stream, str(path), read_lines=_read_jsonl)
             elif kind == "txt":
@@ -123,8 +128,14 @@ def _is_array(stream: io.BufferedReader) -> bool:
     return head.startswith(b"[") and head[1:].lstrip()[:1] in (b"{", b"")
 
 
-def _read_jsonl(stream: io.BufferedReader, file: str) -> Iterator[Row | BadRow]:
+def _read_jsonl(
+    stream: io.BufferedReader, file: str, unread: Unread = lambda: 0
+) -> Iterator[Row | BadRow]:
     for number, line in numbered_lines(stream):
+        if unread():
+            if isinstance(line, Overlong) or line.strip():
+                yield UNREAD
+            continue
         if isinstance(line, Overlong):
             yield bad_row(file, number, too_long(line.size), line.head)
             continue

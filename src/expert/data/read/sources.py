@@ -17,7 +17,7 @@ from expert.data.read.folders import SPLIT_NAMES, Split, files_by_split, saved_f
 from expert.data.read.hub import hub_fingerprint, read_hub
 from expert.data.read.rows import file_format, read_rows
 from expert.data.read.streams import COMPRESSED, unusable
-from expert.data.records import BadRow, DataError, FilesNotHere, Row
+from expert.data.records import BadRow, DataError, FilesNotHere, Row, Unread
 from expert.manifest.check.spelling import neighbour_of
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
@@ -128,10 +128,10 @@ def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Sou
     return _Finder(spec, folder).find(path, split)
 
 
-def iterate(source: Source) -> Iterator[Row | BadRow]:
+def iterate(source: Source, unread: Unread = lambda: 0) -> Iterator[Row | BadRow]:
     """The rows of a source, whatever it is; bad ones count for nothing in `max_samples`."""
     left = source.max_samples
-    for row in _every_row(source):
+    for row in _every_row(source, unread if left is None else lambda: 0):
         yield row
         if left is not None and isinstance(row, Row):
             left -= 1
@@ -139,7 +139,7 @@ def iterate(source: Source) -> Iterator[Row | BadRow]:
                 return
 
 
-def _every_row(source: Source) -> Iterator[Row | BadRow]:
+def _every_row(source: Source, unread: Unread) -> Iterator[Row | BadRow]:
     if source.kind == "hub":
         yield from read_hub(source.name, **source.on_hub)
         return
@@ -151,7 +151,8 @@ def _every_row(source: Source) -> Iterator[Row | BadRow]:
         is_text = left is not None and file_format(path, source.format) == "txt"
         if is_text and left == 0:
             continue
-        for row in read_rows(path, format=source.format, max_chars=left if is_text else None):
+        most = left if is_text else None
+        for row in read_rows(path, format=source.format, max_chars=most, unread=unread):
             if is_text and left is not None and isinstance(row, Row):
                 left -= len(row.values["text"])
             yield row

@@ -202,7 +202,7 @@ class DocumentStore(FlatDocuments):
             for entry in json.loads((folder / "state.json").read_text(encoding="utf-8"))[
                 "_data_files"
             ]
-            for shard in _open(folder / entry["filename"])
+            for shard in open_shards(folder / entry["filename"])
         ]
         super().__init__([shard for shard, _ in opened])
         self._rows = [rows for _, rows in opened]
@@ -213,7 +213,7 @@ class DocumentStore(FlatDocuments):
         return int(self._rows[shard][document - self._first[shard]])
 
 
-def _open(path: Path) -> Iterator[tuple[Shard, Ids]]:
+def open_shards(path: Path) -> Iterator[tuple[Shard, Ids]]:
     """The documents of a file, mapped, and the numbers of their rows."""
     for batch in pa.ipc.open_stream(pa.memory_map(str(path))):
         ids, spans, rows = batch.columns

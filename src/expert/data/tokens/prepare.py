@@ -1,10 +1,10 @@
 """Tokenise once: documents and their answer spans as Arrow, keyed by everything that decides them.
 
-A prepared folder is published whole. Shards are finished one by one in a `.parts` folder beside it,
-each under its final name only when it is complete, so a crash loses at most one of them, and two
-processes that build the same folder write the same shards: whoever renames first wins, the other
-uses what is there. The last step publishes them: DONE, written last, has the size and sha256 of
-every file.
+A prepared folder is published whole. Its tokens are made piece by piece in a `.parts` folder beside
+it, so a crash loses at most one of them. Of several processes one works and the others wait; where
+a file system has no locks they make the same pieces, and whoever renames first wins. With `--part`
+each makes its own, and whoever finds that no part is missing publishes. The last step is DONE, with
+the size and sha256 of every file, and the name of the folder.
 """
 
 from __future__ import annotations
@@ -14,19 +14,29 @@ import ctypes
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from expert.core.files import sha256_of, write_text_atomically
 from expert.core.links import refuse_links, refuse_links_inside
-from expert.core.publish import DONE, PublishError, publishing
+from expert.core.publish import DONE, PublishError, publishing, sweep
+from expert.core.rundir import in_turn
 from expert.core.text import counted
 from expert.data.records import DataError
 from expert.data.tokens.documents import write_dataset_files
-from expert.data.tokens.shards import Rejects, Tokenising, make_shards, shard_name
+from expert.data.tokens.shards import (
+    Blocks,
+    Rejects,
+    Tokenising,
+    make_pieces,
+    pieces_of,
+    write_shards,
+)
 from expert.data.tokens.statistics import DocumentStatistics
 
 FORMAT = 1
@@ -34,6 +44,8 @@ RECIPE = "recipe.json"
 STATISTICS = "statistics.json"
 REJECTS = "rejects.jsonl"
 MADE_FOR = "made_for.txt"
+TRIES = 20
+"""To make again what is found to be damaged, a piece each time."""
 _TOKENS = "tokens-"
 _KEY_DIGITS = 16
 
@@ -114,14 +126,33 @@ class Prepared:
 
 
 def prepare(work: Tokenising, recipe: Recipe, folder: Path) -> Prepared:
-    """Open the prepared folder if it is there and made by this recipe, else build it."""
+    """Open the prepared folder if it is there and made by this recipe, else build it; where another
+    process does that already, wait for it."""
+    because = "made from the same data and settings"
     state = inspect(folder, recipe, made_for=work.made_for)
-    if state is None:
-        because = "made from the same data and settings"
-        return Prepared(folder, True, because, read_statistics(folder), recipe.key())
-    _build(work, recipe, folder)
-    give_memory_back()
-    return Prepared(folder, False, state, read_statistics(folder), recipe.key())
+    if state is not None:
+        with in_turn(folder, _preparing(work), work.waits):
+            if is_finished(folder):
+                state = inspect(folder, recipe, made_for=work.made_for)
+            if state is None:
+                because = "another process has prepared it meanwhile"
+            else:
+                because = state
+                _build(work, recipe, folder)
+        give_memory_back()
+    return Prepared(folder, state is None, because, read_statistics(folder), recipe.key())
+
+
+def _preparing(work: Tokenising) -> str:
+    return f"preparing {work.made_for}"
+
+
+def _build(work: Tokenising, recipe: Recipe, folder: Path) -> None:
+    """Make and publish everything; what was begun in parts is finished with their pieces."""
+    blocks = next(iter(_dealt(folder, recipe)), Blocks())
+    with _pieces_at(blocks, recipe, folder) as place:
+        rows = make_pieces(work, place, blocks, partial(is_finished, folder))
+        _publish(work, recipe, folder, blocks, rows)
 
 
 def give_memory_back() -> None:
@@ -143,7 +174,8 @@ def inspect(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
         )
     damage = find_damage(folder)
     if damage:
-        shutil.move(folder, _free_name(folder.with_name(f"{folder.name}.bad")))
+        with contextlib.suppress(FileNotFoundError):  # another process was first
+            os.rename(folder, _free_name(folder.with_name(f"{folder.name}.bad")))
         return f"the cache was damaged ({damage}); it was put aside as {folder.name}.bad"
     return None
 
@@ -207,7 +239,10 @@ def find_damage(folder: Path) -> str:
     Sizes are looked at always, hashes once for every state of the files (size and time), so that
     opening a large cache does not read it.
     """
-    listed = json.loads((folder / DONE).read_text(encoding="utf-8"))
+    try:
+        listed = json.loads((folder / DONE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"{DONE} is missing"
     seen = folder.with_name(f".{folder.name}.verified")
     stamps: dict[str, list[int]] = {}
     for name, entry in listed.items():
@@ -233,45 +268,33 @@ def read_statistics(folder: Path) -> DocumentStatistics:
     return DocumentStatistics.from_json(json.loads(text))
 
 
-def _build(work: Tokenising, recipe: Recipe, folder: Path) -> None:
-    parts = folder.with_name(f"{folder.name}.parts-{recipe.key()[:12]}")
-    refuse_links(parts, below=folder.parent)
-    refuse_links_inside(parts)
-    parts.mkdir(parents=True, exist_ok=True)
-    bad = Rejects(work.max_bad_rows)
-
-    def published() -> bool:
-        return is_finished(folder)
-
-    try:
-        shards = make_shards(work, bad, parts, published=published)
-        if not published():
-            _publish(parts, folder, recipe, shards, bad, work)
-    except FileNotFoundError:
-        # Another process published the folder and cleared the parts that this one was filling.
-        if not published():
-            raise
-    except BaseException:
-        with contextlib.suppress(OSError):  # what is finished is kept, to go on from there
-            parts.rmdir()
-        raise
-    shutil.rmtree(parts, ignore_errors=True)
-
-
 def is_finished(folder: Path) -> bool:
     """DONE is written last, and the folder gets its name after that."""
     return (folder / DONE).is_file()
 
 
-def _publish(
-    parts: Path, folder: Path, recipe: Recipe, shards: int, bad: Rejects, work: Tokenising
-) -> None:
-    names = [shard_name(index) for index in range(shards)]
+def _publish(work: Tokenising, recipe: Recipe, folder: Path, blocks: Blocks, rows: int) -> None:
+    """Give the finished pieces their name, after making those that are missing or damaged."""
+    place = _pieces_folder(folder, recipe, blocks)
+    pieces, tries = pieces_of(place, blocks, rows, check=True), 0
+    while pieces is None and tries < TRIES:
+        tries += 1
+        rows = make_pieces(work, place, blocks, partial(is_finished, folder))
+        pieces = pieces_of(place, blocks, rows, check=True)
+    if is_finished(folder):
+        return
+    if pieces is None:
+        raise DataError(f"{place}: pieces of the tokens vanish or change  (remove it, try again)")
+    bad = Rejects(work.max_bad_rows)
+    bad.rows = [row for piece in pieces for row in piece.bad()]
+    if bad.too_many:
+        raise bad.refusal(rows, iter(()), work)
+    sweep(folder.parent, name=folder.name)
     if _is_empty(folder):
         folder.rmdir()  # made by the user, for the tokens
     try:
         with publishing(folder) as temporary:
-            total = _gather(parts, temporary, names)
+            names, total = write_shards(place, pieces, temporary, work.shard_rows)
             total.bad_rows = bad.count
             if total.trainable_tokens == 0:
                 raise DataError(_nothing_to_learn(total))
@@ -291,20 +314,6 @@ def _publish(
             raise
 
 
-def _gather(parts: Path, temporary: Path, names: Sequence[str]) -> DocumentStatistics:
-    total = DocumentStatistics()
-    for name in names:
-        facts = json.loads((parts / f"{name}.json").read_text(encoding="utf-8"))
-        total = total.plus(DocumentStatistics.from_json(facts))
-        try:
-            os.link(parts / name, temporary / name)
-        except FileNotFoundError:
-            raise
-        except OSError:  # a file system without hard links
-            shutil.copyfile(parts / name, temporary / name)
-    return total
-
-
 def _nothing_to_learn(total: DocumentStatistics) -> str:
     left_out = ", ".join(f"{count} {reason}" for reason, count in total.dropped.items())
     detail = f"{counted(total.rows_in, 'row')} read, {total.bad_rows} bad"
@@ -322,3 +331,110 @@ def _free_name(path: Path) -> Path:
         number += 1
         free = path.with_name(f"{path.name}-{number}")
     return free
+
+
+# --- the folder of pieces, and parts -------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """One of several processes that share the work; counted from 1."""
+
+    number: int
+    of: int
+
+
+def _pieces_folder(folder: Path, recipe: Recipe, blocks: Blocks) -> Path:
+    dealt = f"-{blocks.parts}x{blocks.rows}" if blocks.parts > 1 else ""
+    return folder.with_name(f"{folder.name}.parts-{recipe.key()[:12]}{dealt}")
+
+
+def _dealt(folder: Path, recipe: Recipe) -> list[Blocks]:
+    """How the rows were dealt out to the parts that are under way."""
+    own = re.compile(re.escape(_pieces_folder(folder, recipe, Blocks()).name) + r"-(\d+)x(\d+)")
+    names = sorted(os.listdir(folder.parent)) if folder.parent.is_dir() else []
+    found = filter(None, map(own.fullmatch, names))
+    return [Blocks(int(match[1]), int(match[2])) for match in found]
+
+
+@contextlib.contextmanager
+def _pieces_at(blocks: Blocks, recipe: Recipe, folder: Path) -> Iterator[Path]:
+    """The folder of the pieces. Once the tokens are published nobody needs it; after an error it is
+    kept where there is something in it, to continue from there."""
+    place = _pieces_folder(folder, recipe, blocks)
+    refuse_links(place, below=folder.parent)
+    refuse_links_inside(place)
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        yield place
+    except FileNotFoundError:
+        # Another process published the folder and cleared the pieces that this one was filling.
+        if not is_finished(folder):
+            raise
+    finally:
+        if not _clear(recipe, folder):
+            with contextlib.suppress(OSError):
+                place.rmdir()
+
+
+def _clear(recipe: Recipe, folder: Path) -> bool:
+    """Remove all pieces where the folder is published; whoever still makes some notices."""
+    if not is_finished(folder):
+        return False
+    for blocks in (Blocks(), *_dealt(folder, recipe)):
+        shutil.rmtree(_pieces_folder(folder, recipe, blocks), ignore_errors=True)
+    return True
+
+
+def make_part(work: Tokenising, recipe: Recipe, folder: Path, part: Part) -> None:
+    """Make the pieces of one part, and mark it as done."""
+    if inspect(folder, recipe, made_for=work.made_for) is None:
+        _clear(recipe, folder)  # left by a process that ended before it could
+        return
+    refuse_other_parts(recipe, folder, part)
+    blocks = next(iter(_dealt(folder, recipe)), Blocks.dealt(part.of, work))
+    own, published = replace(blocks, part=part.number - 1), partial(is_finished, folder)
+    with _pieces_at(blocks, recipe, folder) as place:
+        refuse_other_parts(recipe, folder, part)  # begun in the same moment
+        if part.number not in _done(place):
+            rows = make_pieces(work, place, own, published)
+            if not published():
+                write_text_atomically(place / f"part-{part.number}.json", json.dumps(rows))
+    give_memory_back()
+
+
+def missing_parts(recipe: Recipe, folder: Path, parts: int) -> set[int]:
+    """The parts that are still to do."""
+    if is_finished(folder):
+        return set()
+    places = [_pieces_folder(folder, recipe, blocks) for blocks in _dealt(folder, recipe)]
+    return set(range(1, parts + 1)) - {part for place in places for part in _done(place)}
+
+
+def publish_parts(work: Tokenising, recipe: Recipe, folder: Path) -> None:
+    """Publish what all parts have made, unless another process has."""
+    with in_turn(folder, _preparing(work), work.waits):
+        for blocks in [] if is_finished(folder) else _dealt(folder, recipe):
+            with _pieces_at(blocks, recipe, folder) as place:
+                _publish(work, recipe, folder, blocks, max(_done(place).values()))
+
+
+def refuse_other_parts(recipe: Recipe, folder: Path, part: Part) -> None:
+    """Raise where the work was begun in another number of parts."""
+    for blocks in _dealt(folder, recipe):
+        if blocks.parts != part.of and not is_finished(folder):
+            place = _pieces_folder(folder, recipe, blocks)
+            raise DataError(
+                f"{folder}: {blocks.parts} parts are under way, {len(_done(place))} of them done, "
+                f"and not {part.of}  (use --part K/{blocks.parts}; to share the work out again, "
+                f"stop them and remove {place})"
+            )
+
+
+def _done(place: Path) -> dict[int, int]:
+    """The parts that are done, and how many rows each has counted."""
+    found = {}
+    for path in place.glob("part-*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            rows = int(json.loads(path.read_text(encoding="utf-8")))
+            found[int(path.stem.removeprefix("part-"))] = rows
+    return found

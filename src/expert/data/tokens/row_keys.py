@@ -7,13 +7,15 @@ draws, and then they merely stay on one side of a split.
 from __future__ import annotations
 
 import contextlib
-import os
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from expert.core.rundir import in_turn
 from expert.data.tokens.documents import DocumentStore, FlatDocuments, Shard
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.prepare import Prepared, short_key
@@ -47,16 +49,22 @@ def keys_of_batch(batch: EncodedBatch) -> RowKeys:
     return RowKeys.of(FlatDocuments([Shard(batch.ids, ends, batch.spans, span_ends)]))
 
 
-def saved_keys(prepared: Prepared, cache: Path) -> RowKeys:
+def saved_keys(
+    prepared: Prepared, cache: Path, waits: Callable[[str], None] = lambda sentence: None
+) -> RowKeys:
     """The keys of a prepared folder, made once and kept beside it: training starts many times."""
-    saved = kept_keys(prepared, cache)
-    if saved is not None:
-        return saved
-    made = RowKeys.of(DocumentStore(prepared.folder))
     file = _file_of(prepared, cache)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    saved = kept_keys(prepared, cache)
+    if saved is None:
+        with in_turn(file, f"comparing the rows in {prepared.folder}", waits):
+            saved = kept_keys(prepared, cache) or _made_keys(prepared, file)
+    return saved
+
+
+def _made_keys(prepared: Prepared, file: Path) -> RowKeys:
+    made = RowKeys.of(DocumentStore(prepared.folder))
+    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
-        temporary.unlink(missing_ok=True)
         with temporary.open("xb") as sink:  # never through a link that waits there
             np.save(sink, np.stack(made))
         temporary.replace(file)

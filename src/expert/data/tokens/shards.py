@@ -1,35 +1,42 @@
-"""Rows made into shards of documents, one file after the other, by one process or by two.
+"""Rows made into pieces of tokens, by one process or by many, and the pieces into shards.
 
-A shard has its final name only when it is complete, so a crash loses at most one of them, and
-whoever comes later makes only what is missing.
+A piece is a stretch of rows, named by its first one. One process cuts pieces as shards are cut, and
+they become shards by another name. Several (`--part`) take turns in blocks of rows and cut each
+block on its own; joined, their pieces give the same shards byte for byte. A piece counts once its
+facts are written, so a crash loses at most one, and whoever comes later makes only what is missing.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
+import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 
-from expert.core.files import sync_file, write_text_atomically
-from expert.data.records import BadRow, DataError, Dropped, Row, Segment
-from expert.data.tokens.documents import write_shard
-from expert.data.tokens.encoder import Encoder
+from expert.core.files import sha256_of, sync_file, write_text_atomically
+from expert.data.records import BadRow, DataError, Dropped, Made, Row, Segment, Unread
+from expert.data.tokens.documents import Ids, open_shards, write_shard
+from expert.data.tokens.encoder import EncodedBatch, Encoder
 from expert.data.tokens.statistics import DocumentStatistics
 
-Formatted = tuple[Row | BadRow, list[Segment] | BadRow | Dropped]
 SHARD_ROWS = 4096
 # A tokenizer holds about 150 bytes for each token while it encodes: this bounds it at 0.15 GB.
 SHARD_CHARACTERS = 4_000_000
+BLOCKS_OF_A_PART = 8
+"""At least, where there are rows enough: parts then take about as long as each other."""
 SHOWN_BAD_ROWS = 5
 LOOKED_AT_FURTHER = 100_000
 """Rows behind the first bad one that are looked at, to tell how many are: some seconds."""
@@ -37,90 +44,281 @@ LOOKED_AT_FURTHER = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenising:
-    """What it takes to tokenise a source: its rows as segments, an encoder, a progress report."""
+    """What it takes to tokenise a source: its rows, what makes segments of them, an encoder."""
 
-    formatted: Callable[[], Iterator[Formatted]]
-    """A new pass over all rows, each with what became of it."""
+    rows: Callable[[Unread], Iterator[Row | BadRow]]
+    """A new pass over all rows, but those that need not be read."""
+    formatter: Callable[[], Callable[[Row], Made]]
+    """What makes segments of the rows of one pass."""
     encoder: Encoder
+    in_order: bool = False
+    """What becomes of a row depends on those before it: duplicates are left out."""
+    row_count: int | None = None
+    """Rows of the source, where that is known."""
     made_for: str = ""
     """The split and its source, as people name them; a miss is explained by others of the same."""
     max_bad_rows: int = 0
     listed_by: str = ""
     """The command that lists all bad rows."""
     tell: Callable[[int, int], None] = field(default=lambda rows, tokens: None)
+    expect: Callable[[int], None] = field(default=lambda rows: None)
+    """Called with the number of rows that are to be tokenised here, where it is known."""
+    waits: Callable[[str], None] = field(default=lambda text: None)
+    """Called with a sentence where another process is waited for."""
     shard_rows: int = SHARD_ROWS
     records: Mapping[str, str] = field(default_factory=dict)
     """Further files of the folder, by name: what else is to be known of the tokens."""
     with_helper: bool = False
-    """Let a second process encode every other shard, where processes can be forked."""
+    """Let a second process encode every other piece, where processes can be forked."""
 
 
-def make_shards(
-    work: Tokenising, bad: Rejects, parts: Path, *, published: Callable[[], bool]
-) -> int:
-    """Finish shard after shard in `parts`, and say how many there are; stops early where another
-    process has published the folder.
+@dataclass(frozen=True)
+class Blocks:
+    """How rows are dealt out, block after block to one part after the other; whose are meant."""
 
-    What a helper was to make and has not, because it was killed, is made here after all.
-    """
-    helper = Helper(lambda: _help(work, parts, published), wanted=work.with_helper)
-    try:
-        with helper:
-            shards = _pass_over(work, bad, parts, published, others=helper.is_there)
-    finally:
-        for half in parts.glob(f".*.{helper.pid}"):  # it may have been ended while it wrote
-            half.unlink(missing_ok=True)
-    names = [shard_name(index) for index in range(shards)]
-    if not published() and not all((parts / f"{name}.json").is_file() for name in names):
-        _pass_over(work, Rejects(work.max_bad_rows), parts, published, others=False)
-    return shards
+    parts: int = 1
+    rows: int = sys.maxsize
+    """In a block."""
+    part: int | None = None
+    """Counted from 0; None: all of them."""
 
+    @classmethod
+    def dealt(cls, parts: int, work: Tokenising) -> Blocks:
+        """Blocks as long as shards, which are not copied then; shorter ones of few rows."""
+        share = -(-(work.row_count or sys.maxsize) // (parts * BLOCKS_OF_A_PART))
+        return cls(parts, max(1, min(work.shard_rows, share)))
 
-def _pass_over(
-    work: Tokenising, bad: Rejects, parts: Path, published: Callable[[], bool], *, others: bool
-) -> int:
-    """Read and format every row and finish the shards, or every other one; returns how many.
+    def has(self, row: int) -> bool:
+        """Whether a row belongs to the part."""
+        return self.part is None or row // self.rows % self.parts == self.part
 
-    A thread encodes: where the tokenizer does it, on every core and outside the interpreter's lock,
-    the next shard is read and formatted meanwhile.
-    """
-    shards = rows = tokens = 0
-    with ThreadPoolExecutor(1) as encoder_thread:
-        waiting: Future[tuple[int, int]] | None = None
-        for shard in _shards(work, bad):
-            if published():
-                return shards
-            rows += shard.rows_in
-            if not (others and shards % 2):
-                tokens += waiting.result()[1] if waiting is not None else 0
-                waiting = encoder_thread.submit(_finish_shard, parts, shards, shard, work.encoder)
-            work.tell(rows, tokens)
-            shards += 1
-        if waiting is not None:
-            tokens += waiting.result()[1]
-            work.tell(rows, tokens)
-    return shards
+    def end(self, row: int) -> int:
+        """The row after the block of a row."""
+        return (row // self.rows + 1) * self.rows
 
-
-def _help(work: Tokenising, parts: Path, published: Callable[[], bool]) -> None:
-    """In the helper: every other shard. Bad rows are the first process's business."""
-    began_under = os.getppid()
-    for index, shard in enumerate(_shards(work, Rejects(sys.maxsize))):
-        if published() or os.getppid() != began_under:
-            return
-        if index % 2:
-            _finish_shard(parts, index, shard, work.encoder)
+    def count(self, rows: int) -> int:
+        """How many of `rows` rows belong to the part."""
+        if self.part is None:
+            return rows
+        whole, rest = divmod(rows, self.rows)
+        blocks = len(range(self.part, whole, self.parts))
+        return blocks * self.rows + (rest if whole % self.parts == self.part else 0)
 
 
 @dataclass
-class _Shard:
-    """Rows of one shard: their numbers and their segments, and what was left out of it."""
+class Piece:
+    """A stretch of rows: what became of each, and what is to be tokenised."""
 
+    first: int
+    index: int = 0
+    """Which of the pieces that one process makes."""
+    sizes: array[int] = field(default_factory=lambda: array("q"))
+    """Characters of each row; 0 where it is bad or left out."""
+    left_out: dict[int, Dropped | BadRow] = field(default_factory=dict)
+    """By the number of the row."""
     numbers: list[int] = field(default_factory=list)
     documents: list[list[Segment]] = field(default_factory=list)
-    rows_in: int = 0
     characters: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
+    statistics: DocumentStatistics = field(default_factory=DocumentStatistics)
+    file: tuple[int, str] = (0, "")
+    """Size and hash of its tokens, once they are written."""
+
+    @property
+    def name(self) -> str:
+        return f"data-{self.first:010d}.arrow"
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.sizes)
+
+    def add(self, made: Made) -> None:
+        if isinstance(made, list):
+            self.numbers.append(self.end)
+            self.documents.append(made)
+            self.sizes.append(sum(segment.size for segment in made))
+            self.characters += self.sizes[-1]
+        else:
+            self.left_out[self.end] = made
+            self.sizes.append(0)
+
+    def dropped(self, start: int, stop: int) -> Counter[str]:
+        """How many of some rows the checks have left out, by reason."""
+        some = (made for row, made in self.left_out.items() if start <= row < stop)
+        return Counter(made.reason for made in some if isinstance(made, Dropped))
+
+    def bad(self) -> list[BadRow]:
+        return [made for made in self.left_out.values() if isinstance(made, BadRow)]
+
+    def write(self, place: Path, encoder: Encoder) -> int:
+        """Encode and write it, its facts last; unless an earlier run or another process has done
+        that. Returns how many tokens it has."""
+        there = written(place, self.first)
+        if there is not None:
+            return there.statistics.tokens
+        batch = encoder.encode(self.documents)
+        facts = DocumentStatistics.of(
+            batch, rows_in=len(self.sizes), dropped=self.dropped(self.first, self.end)
+        )
+        # Processes of several machines may write the same piece, and have the same number.
+        temporary = place / f".{self.name}.{uuid.uuid4().hex}"
+        try:
+            write_shard(temporary, batch, np.array(self.numbers, np.int32))
+            sync_file(temporary)
+            size, sha256 = temporary.stat().st_size, sha256_of(temporary)
+            os.replace(temporary, place / self.name)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        told = {
+            "sizes": self.sizes.tolist(),
+            "left_out": [(row, asdict(made)) for row, made in self.left_out.items()],
+            "statistics": facts.to_json(),
+            "file": [size, sha256],
+        }
+        write_text_atomically(place / f"{self.name}.json", json.dumps(told))
+        return facts.tokens
+
+
+def written(place: Path, first: int) -> Piece | None:
+    """The piece that begins at a row, where it is whole; its documents stay on disk."""
+    piece = Piece(first)
+    try:
+        told = json.loads((place / f"{piece.name}.json").read_bytes())
+        for row, made in told["left_out"]:
+            piece.left_out[row] = BadRow(**made) if "file" in made else Dropped(**made)
+        piece.sizes = array("q", told["sizes"])
+        piece.statistics = DocumentStatistics.from_json(told["statistics"])
+        piece.file = (told["file"][0], told["file"][1])
+        whole = (place / piece.name).stat().st_size == piece.file[0]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return None
+    return piece if whole and piece.sizes else None
+
+
+def pieces_of(place: Path, blocks: Blocks, rows: int, *, check: bool = False) -> list[Piece] | None:
+    """All pieces of a part; None where one is missing. With `check` one with other bytes than were
+    written is removed."""
+    found, first = [], 0
+    while first < rows:
+        if not blocks.has(first):
+            first = blocks.end(first)
+            continue
+        piece = written(place, first)
+        if piece is None:
+            return None
+        if check and sha256_of(place / piece.name) != piece.file[1]:
+            (place / piece.name).unlink(missing_ok=True)
+            return None
+        found.append(piece)
+        first = piece.end
+    return found
+
+
+def make_pieces(
+    work: Tokenising, place: Path, blocks: Blocks, published: Callable[[], bool]
+) -> int:
+    """Finish the pieces of a part one by one, and say how many rows the source has; stops early
+    where another process has published the folder.
+
+    What a helper was to make and has not, because it was killed, is made here after all.
+    """
+    if work.row_count is not None:
+        work.expect(blocks.count(work.row_count))
+    helper = Helper(lambda: _help(_Pass(work, place, blocks), published), wanted=work.with_helper)
+    with helper:
+        rows = _pass_over(_Pass(work, place, blocks), published, helped=helper.is_there)
+    if helper.is_there and not published() and pieces_of(place, blocks, rows) is None:
+        _pass_over(_Pass(work, place, blocks), published, helped=False)
+    return rows
+
+
+class _Pass:
+    """One reading of the rows, in pieces; what other parts have or is there is passed over."""
+
+    def __init__(self, work: Tokenising, place: Path, blocks: Blocks) -> None:
+        self.work, self.place, self.blocks = work, place, blocks
+        self.bad = Rejects(work.max_bad_rows)
+        self.rows = self.own_rows = self.tokens = self._pieces = 0
+
+    def pieces(self) -> Iterator[Piece]:
+        work, segments_of = self.work, self.work.formatter()
+        piece: Piece | None = None
+        until = 0
+
+        def unread() -> int:
+            return 0 if work.in_order or piece is not None else max(0, until - self.rows)
+
+        coming = work.rows(unread)
+        for number, row in enumerate(coming):
+            self.rows += 1
+            if piece is None and number >= until:
+                piece, until = self._at(number)
+            if piece is None:
+                if work.in_order and isinstance(row, Row):
+                    segments_of(row)
+                continue
+            made = row if isinstance(row, BadRow) else segments_of(row)
+            piece.add(made)
+            if isinstance(made, BadRow):
+                self.bad.add(made)
+                if self.bad.too_many:  # the rows that follow are read, as there is a piece
+                    rest = (r if isinstance(r, BadRow) else segments_of(r) for r in coming)
+                    raise self.bad.refusal(number + 1, rest, work, some=self.blocks.parts > 1)
+            full = len(piece.sizes) >= work.shard_rows or piece.characters >= SHARD_CHARACTERS
+            if full or piece.end == until:
+                self.own_rows += len(piece.sizes)
+                yield piece
+                piece, until = None, 0
+        if piece is not None:
+            self.own_rows += len(piece.sizes)
+            yield piece
+
+    def _at(self, row: int) -> tuple[Piece | None, int]:
+        """The piece to be made from a row on and where it ends at the latest, or None and the row
+        up to which there is nothing to do."""
+        if not self.blocks.has(row):
+            return None, self.blocks.end(row)
+        self._pieces += 1
+        there = written(self.place, row)
+        if there is None:
+            return Piece(row, self._pieces - 1), self.blocks.end(row)
+        for bad in there.bad():
+            self.bad.add(bad)
+        self.own_rows += len(there.sizes)
+        self.tokens += there.statistics.tokens
+        return None, there.end
+
+
+def _pass_over(this: _Pass, published: Callable[[], bool], *, helped: bool) -> int:
+    """Read and format the rows and finish the pieces, or every other one; returns the rows.
+
+    A thread encodes: where the tokenizer does it, on every core and outside the interpreter's lock,
+    the next piece is read and formatted meanwhile.
+    """
+    with ThreadPoolExecutor(1) as encoder_thread:
+        waiting: Future[int] | None = None
+        for piece in this.pieces():
+            if published():
+                return this.rows
+            if not (helped and piece.index % 2):
+                this.tokens += waiting.result() if waiting is not None else 0
+                waiting = encoder_thread.submit(piece.write, this.place, this.work.encoder)
+            this.work.tell(this.own_rows, this.tokens)
+        if waiting is not None:
+            this.tokens += waiting.result()
+            this.work.tell(this.own_rows, this.tokens)
+    return this.rows
+
+
+def _help(this: _Pass, published: Callable[[], bool]) -> None:
+    """In the helper: every other piece. Bad rows are the first process's business."""
+    began_under = os.getppid()
+    this.bad = Rejects(sys.maxsize)
+    for piece in this.pieces():
+        if published() or os.getppid() != began_under:
+            return
+        if piece.index % 2:
+            piece.write(this.place, this.work.encoder)
 
 
 class Rejects:
@@ -129,25 +327,30 @@ class Rejects:
     def __init__(self, allowed: int) -> None:
         self.allowed = allowed
         self.rows: list[BadRow] = []
-        self.count = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
 
     @property
     def too_many(self) -> bool:
         return self.count > self.allowed
 
     def add(self, bad: BadRow) -> None:
-        self.count += 1
         self.rows.append(bad)
 
-    def refusal(self, seen: int, coming: Iterator[Formatted], work: Tokenising) -> DataError:
+    def refusal(
+        self, seen: int, coming: Iterator[Made], work: Tokenising, *, some: bool = False
+    ) -> DataError:
         """The error for too many, after `seen` rows: the first bad rows, and how many there are.
-        Later rows are counted too, so that not each bad row costs another attempt."""
+        Later rows are counted too, so that not each bad row costs another attempt. `some`: rows
+        before were not looked at."""
         looked_at = 0
-        for _, made in islice(coming, LOOKED_AT_FURTHER):
+        for made in islice(coming, LOOKED_AT_FURTHER):
             looked_at += 1
             if isinstance(made, BadRow):
                 self.add(made)
-        least = "at least " if looked_at == LOOKED_AT_FURTHER else ""
+        least = "at least " if some or looked_at == LOOKED_AT_FURTHER else ""
         words = "a row" if self.count == 1 else f"{least}{self.count:,} rows"
         lines = [f"  - {row}" for row in self.rows[:SHOWN_BAD_ROWS]]
         rest = self.count - len(lines)
@@ -159,46 +362,86 @@ class Rejects:
         return DataError(f"{words} cannot be used\n{shown}\n  ({fix})")
 
 
-def _shards(work: Tokenising, bad: Rejects) -> Iterator[_Shard]:
-    shard = _Shard()
-    coming = work.formatted()
-    for number, (_, made) in enumerate(coming):
-        shard.rows_in += 1
-        if isinstance(made, BadRow):
-            bad.add(made)
-            if bad.too_many:
-                raise bad.refusal(number + 1, coming, work)
-        elif isinstance(made, Dropped):
-            shard.dropped[made.reason] = shard.dropped.get(made.reason, 0) + 1
-        else:
-            shard.numbers.append(number)
-            shard.documents.append(made)
-            shard.characters += sum(segment.size for segment in made)
-        if shard.rows_in >= work.shard_rows or shard.characters >= SHARD_CHARACTERS:
-            yield shard
-            shard = _Shard()
-    if shard.rows_in:
-        yield shard
+# --- pieces to shards ----------------------------------------------------------------------------
+
+Stretch = tuple[Piece, int, int]
+"""Rows of a piece: the first, and the one after the last."""
 
 
-def _finish_shard(parts: Path, index: int, shard: _Shard, encoder: Encoder) -> tuple[int, int]:
-    """Encode and write a shard, unless an earlier run or another process has finished it."""
-    final, facts_file = parts / shard_name(index), parts / f"{shard_name(index)}.json"
-    if final.is_file() and facts_file.is_file():
-        facts = json.loads(facts_file.read_text(encoding="utf-8"))
-        return facts["rows_in"], facts["tokens"]
-    batch = encoder.encode(shard.documents)
-    facts = DocumentStatistics.of(batch, rows_in=shard.rows_in, dropped=shard.dropped)
-    temporary = parts / f".{final.name}.{os.getpid()}"
-    write_shard(temporary, batch, np.array(shard.numbers, np.int32))
-    sync_file(temporary)
-    os.replace(temporary, final)
-    write_text_atomically(facts_file, json.dumps(facts.to_json()))
-    return facts.rows_in, facts.tokens
+def write_shards(
+    place: Path, pieces: Sequence[Piece], to: Path, shard_rows: int
+) -> tuple[list[str], DocumentStatistics]:
+    """Write the shards that the rows of all pieces make; returns their names and what they hold. A
+    piece that is a shard is not copied where the file system has hard links."""
+    names: list[str] = []
+    total = DocumentStatistics()
+    for stretches in _cut(pieces, shard_rows):
+        names.append(f"data-{len(names):05d}.arrow")
+        piece, start, stop = stretches[0]
+        if len(stretches) == 1 and (start, stop) == (piece.first, piece.end):
+            total = total.plus(piece.statistics)
+            _link(place / piece.name, to / names[-1])
+            continue
+        batch, numbers = _joined(place, stretches)
+        write_shard(to / names[-1], batch, numbers)
+        rows, dropped = 0, Counter[str]()
+        for piece, start, stop in stretches:
+            rows += stop - start
+            dropped.update(piece.dropped(start, stop))
+        total = total.plus(DocumentStatistics.of(batch, rows_in=rows, dropped=dropped))
+    return names, total
 
 
-def shard_name(index: int) -> str:
-    return f"data-{index:05d}.arrow"
+def _cut(pieces: Sequence[Piece], shard_rows: int) -> Iterator[list[Stretch]]:
+    """The rows of every shard: so many, or fewer where they have enough characters."""
+    stretches: list[Stretch] = []
+    rows = characters = 0
+    for piece in pieces:
+        start = piece.first
+        for row, size in enumerate(piece.sizes, piece.first):
+            rows += 1
+            characters += size
+            if rows >= shard_rows or characters >= SHARD_CHARACTERS:
+                yield [*stretches, (piece, start, row + 1)]
+                stretches, start, rows, characters = [], row + 1, 0, 0
+        if start < piece.end:
+            stretches.append((piece, start, piece.end))
+    if stretches:
+        yield stretches
+
+
+def _joined(place: Path, stretches: Sequence[Stretch]) -> tuple[EncodedBatch, Ids]:
+    """The documents of some rows, end to end, and the numbers of their rows."""
+    found: list[tuple[Ids, ...]] = [(np.zeros(0, np.int32),) * 5]
+    for piece, start, stop in stretches:
+        if not piece.statistics.documents:
+            continue
+        [(shard, numbers)] = open_shards(place / piece.name)
+        a, b = np.searchsorted(numbers, [start, stop])
+        tokens, spans = shard.offsets[a : b + 1], shard.span_offsets[a : b + 1]
+        found.append(
+            (
+                shard.tokens[tokens[0] : tokens[-1]],
+                np.diff(tokens).astype(np.int32),
+                shard.spans[spans[0] : spans[-1]],
+                np.diff(spans).astype(np.int32),
+                numbers[a:b],
+            )
+        )
+    *columns, rows = (np.concatenate(each) for each in zip(*found, strict=True))
+    return EncodedBatch(*columns), rows
+
+
+def _link(file: Path, to: Path) -> None:
+    try:
+        os.link(file, to)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without hard links
+        shutil.copyfile(file, to)
+
+
+# --- a second process ----------------------------------------------------------------------------
 
 
 class Helper:

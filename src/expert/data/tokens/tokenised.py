@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from expert.core.text import counted
 from expert.data.read.arrow_rows import arrow_errors, rows_of_batches
 from expert.data.read.sources import Source, first_row, iterate
-from expert.data.records import BadRow, DataError, Dropped, Row, TokenSegment
+from expert.data.records import BadRow, DataError, Dropped, Row, TokenSegment, Unread
 from expert.data.tokens.documents import numbers_in
 from expert.data.tokens.encoder import TextEncoder
 
@@ -100,10 +100,10 @@ class TokenRows:
         self.columns = columns
         self._pad, self._eos = (encoder.pad_id, encoder.eos_id) if encoder else (None, None)
 
-    def rows(self) -> Iterator[Row | BadRow]:
+    def rows(self, unread: Unread = lambda: 0) -> Iterator[Row | BadRow]:
         if self.source.kind == "saved":
             return _first(_arrow_rows(self.source.files, self.columns.used), self.source)
-        return iterate(self.source)
+        return iterate(self.source, unread)
 
     def segments_of(self, row: Row) -> list[TokenSegment] | BadRow | Dropped:
         """The tokens of a row without its padding, in stretches that are trained on or not."""

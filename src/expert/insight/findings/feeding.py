@@ -27,8 +27,6 @@ WORSE_THAN_ALONE = 0.6
 """Of packed rows: most rows that are padded to the longest of their batch waste less."""
 SHORT_ROWS = 8
 """Rows so many times shorter than a sequence leave most of a launch unused when they go alone."""
-FAR_ABOVE = 4
-"""max_seq_length over the longest row, from where on it is worth a note."""
 GROUPED_GAIN, MOST_GAIN = 1.2, 3.0
 """Of packing rows that are grouped by length already, and at most of others."""
 
@@ -49,23 +47,11 @@ def tokenised_late(found: Evidence) -> Seen | None:
 
 
 def no_workers(found: Evidence) -> Seen | None:
-    if found.before is None or found.amount("loader.workers"):
+    """Before a run; prepared tokens are fed by a thread and need none."""
+    if found.before is None or found.amount("loader.workers") or not found.on_gpu:
         return None
-    if _makes_batches(found):
-        return (
-            seen("0 workers, and rows are tokenised or padded while training")
-            if found.on_gpu
-            else None
-        )
-    if found.written("config", "dataloader_num_workers") != 0:
-        return None
-    return seen(
-        "prepared tokens are memory-mapped and a thread keeps the batches ready",
-        severity="note",
-        title="dataloader_num_workers: 0 does no harm here",
-        consequence="",
-        keys=(),
-    )
+    padded = "0 workers, and rows are tokenised or padded while training"
+    return seen(padded) if _makes_batches(found) else None
 
 
 def too_few_workers(found: Evidence) -> Seen | None:
@@ -100,16 +86,7 @@ def too_many_workers(found: Evidence) -> Seen | None:
             severity="warning" if found.before is not None or _waits(found) else "note",
             numbers={"workers": float(workers), "cores": float(cores)},
         )
-    asked = found.written("config", "dataloader_num_workers")
-    if found.before is None or not isinstance(asked, int) or asked <= 0 or workers:
-        return None
-    return seen(
-        "prepared tokens are memory-mapped and fed by a thread",
-        severity="note",
-        title=f"the {asked} workers asked for are not started",
-        consequence="",
-        keys=(),
-    )
+    return None
 
 
 def few_cores(found: Evidence) -> Seen | None:
@@ -159,18 +136,6 @@ def not_packed(found: Evidence) -> Seen | None:
         f"{'' if grouped else 'not '}grouped by length",
         gain=GROUPED_GAIN if grouped and sliced else min(MOST_GAIN, longest / mean),
         numbers={"mean_tokens": mean},
-    )
-
-
-def long_sequences(found: Evidence) -> Seen | None:
-    length = int(found.amount("data.max_seq_length") or 0)
-    longest = found.before.longest_tokens if found.before is not None else None
-    if longest is None or length < FAR_ABOVE * longest:
-        return None
-    how = "rows are padded to the longest of their batch" if found.padded else "rows are packed"
-    return seen(
-        f"{length} places, {longest} tokens in the longest row",
-        consequence=f"nothing is lost: {how}",
     )
 
 
@@ -326,7 +291,7 @@ RULES = (
          consequence="the device waits until the next batch is made", keys=("packing=true",)),
     Rule(name="too-many-workers", look=too_many_workers, title="there are more workers than cores",
          consequence="each batch takes longer, and so does launching work for the device",
-         keys=("dataloader_num_workers=auto",)),
+         keys=("dataloader_num_workers=auto",), repeats=("loader.workers",)),
     Rule(name="few-cores", look=few_cores, title="there are fewer cores than the run keeps busy",
          consequence="the device waits for the host",
          fix="give the process more cores, or prepare the rows: packing: auto, streaming: false"),
@@ -342,8 +307,6 @@ RULES = (
          keys=("dataloader_persistent_workers=auto",)),
     Rule(name="no-packing", look=not_packed, title="short rows are padded instead of packed",
          consequence="the device computes padding", keys=("packing=auto", "group_by_length=auto")),
-    Rule(name="long-sequences", look=long_sequences,
-         title="max_seq_length is far above the longest row", severity="note"),
     Rule(name="slow-disk", look=slow_disk, title="prepared tokens are read too slowly",
          consequence="the device waits until the next batch is read",
          fix="training.config.pretokenized_cache: a folder on a fast local disk"),

@@ -73,6 +73,8 @@ class Rule:
     fix: str = ""
     """The fix in words; by default the keys."""
     severity: Severity = "warning"
+    repeats: tuple[str, ...] = ()
+    """Warnings of the plan, by the start of their path, that this says with more evidence."""
 
     def find(self, found: Evidence) -> Finding | None:
         """The finding in this evidence."""

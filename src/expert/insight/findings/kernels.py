@@ -33,27 +33,12 @@ COMPILES_FROM = (7, 0)
 
 
 def eager_attention(found: Evidence) -> Seen | None:
-    kind = found.planned("kernels.attention")
-    if kind == "eager":
-        length = found.amount("data.max_seq_length") or 0.0
-        return seen(
-            f"{found.who('kernels.attention')}; sequences of {length:,.0f} tokens",
-            numbers={"max_seq_length": length},
-        )
-    title = ""
-    if found.before is not None and found.written("config", "flash_attention_2"):
-        title = "the flash-attn package is not needed"
-    elif found.before is not None and found.written("config", "use_sdpa") is False:
-        title = "use_sdpa: false does not make attention slow"
-    if not title:
+    if found.planned("kernels.attention") != "eager":
         return None
+    length = found.amount("data.max_seq_length") or 0.0
     return seen(
-        f"attention: {kind}, {found.decision('kernels.attention').get('because', '')}",
-        name="flash-attention-package",
-        severity="note",
-        title=title,
-        consequence="",
-        keys=(),
+        f"{found.who('kernels.attention')}; sequences of {length:,.0f} tokens",
+        numbers={"max_seq_length": length},
     )
 
 
@@ -176,8 +161,7 @@ def compile_off(found: Evidence) -> Seen | None:
             return None
         return seen(f"{who}; {span(trained)} of training", gain=COMPILED)
     if not asked:
-        because = found.decision("kernels.compile").get("because", "")
-        return seen(because, severity="note", consequence="", keys=())
+        return None
     other = found.before.replan((f"{CONFIG}.torch_compile=auto",))
     if other is None or not other.kernels.compile:
         return None
@@ -217,17 +201,7 @@ def full_precision(found: Evidence) -> Seen | None:
     because = found.decision("kernels.precision").get("because", "")
     place = found.gpu_fact("name") or found.run.plan.get("target")
     if not found.has_bf16 or precision not in ("fp32", "fp16"):
-        asked = found.before is not None and found.written("config", "bf16") is True
-        if not (asked and found.on_gpu and precision != "bf16"):
-            return None
-        return seen(
-            f"{precision} is used: {because}",
-            name="no-bf16",
-            severity="note",
-            title="bf16 was asked for and the card has none",
-            consequence="",
-            keys=(),
-        )
+        return None
     if precision == "fp16":
         if found.before is None:
             return None  # fp16-skips speaks of what it cost
@@ -304,17 +278,12 @@ def gpu_unused(found: Evidence) -> Seen | None:
     return seen(f"{name} is there; {found.who('kernels.device')}{why}", **({} if cuda else other))
 
 
-def cudnn_benchmark(found: Evidence) -> Seen | None:
-    off = found.planned("kernels.cudnn_benchmark") is False
-    return seen("cudnn_benchmark is off") if found.before and found.on_gpu and off else None
-
-
 # fmt: off
 RULES = (
     Rule(name="eager-attention", look=eager_attention,
          title="attention runs as plain matrix products",
          consequence="every score is stored: memory and time grow with the square of the length",
-         keys=("attention=auto",)),
+         keys=("attention=auto",), repeats=("kernels.attention",)),
     Rule(name="needless-recomputing", look=needless_recomputing,
          title="activations are computed twice although memory is free",
          consequence="the forward pass of every checkpointed block runs twice",
@@ -339,28 +308,25 @@ RULES = (
     Rule(name="compile-cannot", look=compile_cannot,
          title="compilation was asked for and will fall back",
          consequence="the run starts with a failed attempt and continues without",
-         keys=("torch_compile=auto",)),
+         keys=("torch_compile=auto",), repeats=("kernels.compile",)),
     Rule(name="fp32-on-a-bf16-card", look=full_precision,
          title="float32 arithmetic on a card with bf16 tensor cores",
          consequence="half of the speed or less, and twice the memory for activations",
-         keys=("bf16=auto", "fp16=auto")),
+         keys=("bf16=auto", "fp16=auto"), repeats=("kernels.precision",)),
     Rule(name="tf32-off", look=tf32_off, title="float32 products leave the tensor cores unused",
-         keys=("use_tf32=auto",)),
+         keys=("use_tf32=auto",), repeats=("kernels.tf32",)),
     Rule(name="plain-optimizer", look=plain_optimizer, title="AdamW runs as many small kernels",
          consequence="one fused kernel reads and writes the weights once",
          keys=("optim=adamw_torch_fused",)),
     Rule(name="whole-logits", look=whole_logits, title="the loss stores the whole logits",
          consequence="memory that could hold more rows, and a pass over it forward and backward",
-         keys=("fused_loss=auto",)),
+         keys=("fused_loss=auto",), repeats=("kernels.fused_loss",)),
     Rule(name="cpu-asked", look=cpu_asked,
          title="training is set to run on the CPU although there is a GPU",
-         consequence="ten to a hundred times as slow", keys=("device=auto",)),
+         consequence="ten to a hundred times as slow", keys=("device=auto",),
+         repeats=("kernels.device",)),
     Rule(name="gpu-unused", look=gpu_unused,
          title="the run computes on the CPU although there is a GPU",
          consequence="tens of times slower", keys=("device=auto",)),
-    Rule(name="cudnn-benchmark-off", look=cudnn_benchmark,
-         title="cuDNN does not benchmark its algorithms",
-         consequence="language models hardly use cuDNN: about 1 %", keys=("cudnn_benchmark=auto",),
-         severity="note"),
 )
 # fmt: on

@@ -197,22 +197,6 @@ def does_not_fit(found: Evidence) -> Seen | None:
     return seen(memory_words(found)) if misfit else None
 
 
-def batch_split(found: Evidence) -> Seen | None:
-    """Before a run: a batch that is accumulated from smaller ones."""
-    written, micro = found.written("config", "batch_size"), found.amount("batch.micro_batch")
-    tight = found.amount("memory.peak_bytes") or 0.0
-    over = tight > ROOM_LEFT * (found.amount("memory.budget_bytes") or 0.0)
-    if found.before is None or not isinstance(written, int) or not found.on_gpu:
-        return None
-    if found.micro_batches < 2 or over or found.planned("memory.fits") is False:
-        return None
-    rows = found.amount("batch.examples_per_update") or 0
-    return seen(
-        f"micro-batch size {micro:.0f}, {found.micro_batches} times: {memory_words(found)}",
-        title=f"the {rows:.0f} rows of a step are accumulated",
-    )
-
-
 def memory_words(found: Evidence) -> str:
     """`3.2 GiB of 22.0 GiB on RTX 4090`, as planned."""
     peak, budget = found.amount("memory.peak_bytes") or 0, found.amount("memory.budget_bytes") or 0
@@ -240,7 +224,8 @@ RULES = (
     Rule(name="other-process", look=other_process, title="another process uses this GPU",
          consequence="its memory is missing for larger batches, and its kernels take turns with "
                      "the run's",
-         fix="expert clear-cuda-cache lists who holds it; end that process, or use another card"),
+         fix="expert clear-cuda-cache lists who holds it; end that process, or use another card",
+         repeats=("memory.budget_bytes",)),
     Rule(name="busy-cores", look=busy_cores, title="other processes use the cores of this run"),
     Rule(name="throttled", look=throttled, title="the card slows down because of heat or a fault",
          consequence="a lower clock for everything",
@@ -253,10 +238,8 @@ RULES = (
     Rule(name="does-not-fit", look=does_not_fit, title="the run does not fit into the memory",
          consequence="the first step ends with out of memory",
          fix="a smaller max_seq_length, quantization: int4, or a card with more memory; `expert "
-             "plan` shows what takes how much", severity="error"),
-    Rule(name="batch-split", look=batch_split, title="the rows of a step are accumulated",
-         consequence="the step is the same; that many at once would not fit or not be faster",
-         severity="note"),
+             "plan` shows what takes how much", severity="error",
+         repeats=("memory.fits",)),
     Rule(name="out-of-memory", look=out_of_memory,
          title="the run ran out of memory and continued with less at once",
          consequence="smaller batches or activation checkpointing, which take longer",

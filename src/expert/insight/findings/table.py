@@ -47,7 +47,8 @@ LOOKED_AT = (
     Rule(name="disk", title="there is room for the checkpoints", severity="good"),
     Rule(name="disk-full", title="the disk is too small", severity="error",
          consequence="the run would stop before its first step",
-         fix="training.config.save_total_limit: 1, or another training.config.output_dir"),
+         fix="training.config.save_total_limit: 1, or another training.config.output_dir",
+         repeats=("disk.total_bytes",)),
     Rule(name="plan", title="the plan warns"),
     Rule(name="overruled", title="keys without effect here, and why", severity="note"),
     Rule(name="length", title="how long it takes", severity="note"),
@@ -66,14 +67,16 @@ LOOKED_AT = (
     Rule(name="rows-left-out", title="rows are left out",
          fix="look at training.dataset.validation, and at rejects.jsonl in the cache"),
     Rule(name="rows-cut", title="rows are too long",
-         fix="a larger training.config.max_seq_length, or overlong: split"),
+         fix="a larger training.config.max_seq_length, or overlong: split",
+         repeats=("training.config.max_seq_length",)),
     Rule(name="rows-not-learnt", title="rows are so long that nothing of them is trained on",
          consequence="they are left out; the model sees none of their answers"),
     Rule(name="rows-shared", title="rows are in the training rows as well",
          fix="remove them from one of the two; expert dataset check lists them"),
     Rule(name="no-rows", title="there are no rows to train on", severity="error",
          consequence=WOULD_NOT_START, fix="check training.dataset.path"),
-    Rule(name="data-size", title="the data was counted", severity="note"),
+    Rule(name="data-size", title="the data was counted", severity="note",
+         repeats=("length.rows", "training.dataset.")),
     Rule(name="storage", title="the storage keeps up", severity="good"),
     Rule(name="no-ending", severity="error",
          title="the trainer ended without a final event: killed, or the machine went down"),
@@ -87,6 +90,7 @@ RULES: tuple[Rule, ...] = (
     *LOOKED_AT,
 )
 BY_NAME = {rule.name: rule for rule in RULES}
+REPEATED = tuple(path for rule in RULES for path in rule.repeats)
 
 
 def find(found: Evidence) -> list[Finding]:

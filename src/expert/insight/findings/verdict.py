@@ -63,7 +63,7 @@ def _unreported(found: Evidence) -> Verdict:
     if done:
         every = found.amount("watch.logging_steps")
         asked = "" if every is None else f": logging_steps is {every:.0f}"
-        why = f"{done:.0f} steps were made, but no log line tells how long they took{asked}."
+        why = f"{done:.0f} steps were made, but no log line shows how long they took{asked}."
         fix, overrides = "training.config.logging_steps: 1", ("training.config.logging_steps=1",)
         return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix, overrides=overrides)
     error = found.newest("failed").get("error") or found.newest("stopped").get("reason")
@@ -158,7 +158,7 @@ def _feeding_change(kind: str, workers: int) -> _Change:
 
 
 NARROW_LINK = (
-    "nvidia-smi -q tells how wide the card's link is (GPU Link Info), expert clear-cuda-cache who "
+    "nvidia-smi -q shows how wide the card's link is (GPU Link Info), expert clear-cuda-cache who "
     "else uses the card"
 )
 
@@ -302,7 +302,7 @@ def free_cores_fix(threads: int, cores: int, others: float) -> str:
 def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
     use = step.gpu_utilization
     if step.idle_share is None and use is None:
-        why = f"a step takes {span(step.wall)}, but this run does not tell where that goes."
+        why = f"a step takes {span(step.wall)}, but this run does not record where that goes."
         return Verdict(kind="unknown", sentence=f"unknown: {why}")
     busy = percent(1 - step.idle_share if step.idle_share is not None else use or 0.0)
     rate = f" at {step.tokens_per_second:,.0f} tokens/s" if step.tokens_per_second else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 from expert.core.text import counted
 from expert.insight.ladder.ladder import Ladder, NoLadder, read_ladder
 from expert.insight.record import RunRecord, read_run
+from expert.insight.step.anatomy import dissect, median
 
 
 class Data(NamedTuple):
@@ -138,13 +138,8 @@ def _ladder_numbers(ladder: Ladder) -> dict[str, float | None]:
 
 
 def _run_numbers(run: RunRecord) -> dict[str, float | None]:
-    """Medians over the log lines without the first quarter, and how it ended."""
-    steps = run.of("step")
-    late = steps[len(steps) // 4 :]
-
-    def median(key: str) -> float | None:
-        values = [float(e[key]) for e in late if isinstance(e.get(key), int | float)]
-        return statistics.median(values) if values else None
+    """Medians over the settled log lines, and how it ended."""
+    settled = dissect(run).steady
 
     def numbers(event: str, key: str, split: str | None = None) -> list[float]:
         told = [e for e in run.of(event) if split in (None, e.get("split", "validation"))]
@@ -158,7 +153,7 @@ def _run_numbers(run: RunRecord) -> dict[str, float | None]:
         *("padding", "gpu_utilization", "peak_allocated_bytes", "cpu_peak_memory_bytes"),
         "power_watts",
     )
-    found = {key.replace("_", " "): median(key) for key in keys}
+    found = {key.replace("_", " "): median(settled, key) for key in keys}
     found["training loss"] = last("step", "loss")
     found["validation loss"] = last("eval", "loss", "validation")
     found["best validation loss"] = min(numbers("eval", "loss", "validation"), default=None)

@@ -9,25 +9,15 @@ from typing import Any
 from expert.core.text import count, duration, gib, loss
 from expert.insight.event_text import planned_value
 from expert.insight.ladder.comparison import not_comparable
-from expert.insight.page.blocks import (
-    Block,
-    Figure,
-    Grid,
-    LineChart,
-    Look,
-    PageSection,
-    Point,
-    Series,
-    Unit,
-    Words,
-)
-from expert.insight.page.curves import MIN_SMOOTHED, has_values, spans_far
+from expert.insight.page.blocks import Block, Figure, Grid, PageSection, Point, Words
+from expert.insight.page.curves import MIN_SMOOTHED, line_figure
 from expert.insight.page.facts import RunFacts, number
 from expert.insight.page.scales import smoothed
 
 COLOURS = 6
 NOT_COMPARED = ("decisions", "remarks")
 Number = Callable[[RunFacts], float | None]
+Curves = Sequence[Sequence[Point]]
 
 
 def comparison_section(runs: Sequence[RunFacts]) -> PageSection:
@@ -36,18 +26,26 @@ def comparison_section(runs: Sequence[RunFacts]) -> PageSection:
     losses = [_smooth_loss(run) for run in runs]
     evals = [[(float(e["step"]), number(e.get("loss"))) for e in run.evals()] for run in runs]
     rates = [run.points("tokens_per_second") for run in runs]
+
+    def drawn(name: str, title: str, curves: Curves, **how: Any) -> list[Figure]:
+        """One curve of every run, each run in its colour."""
+        colours = (1 + place % COLOURS for place in range(len(names)))
+        curve_of = zip(names, curves, colours, strict=True)
+        return line_figure(name, title, *curve_of, **{"log": True, **how})
+
+    by_time = _over(runs, losses, "seconds")
     figures = [
-        _figure("loss-by-step", "Loss by step", names, losses),
-        _figure("loss-by-tokens", "Loss by tokens", names, _over(runs, losses, "tokens"),
-                x_name="tokens", x_unit="si"),
-        _figure("loss-by-time", "Loss by time in steps", names, _over(runs, losses, "seconds"),
-                x_name="time", x_unit="seconds"),
-        _figure("evals-by-step", "Validation loss by step", names, evals, dots=True),
-        _figure("speed-by-step", "Tokens per second by step", names, rates, unit="si"),
+        *drawn("loss-by-step", "Loss by step", losses),
+        *drawn("loss-by-tokens", "Loss by tokens", _over(runs, losses, "tokens"),
+               x=("tokens", "si")),
+        *drawn("loss-by-time", "Loss by time in steps", by_time, x=("time", "seconds")),
+        *drawn("evals-by-step", "Validation loss by step", evals, dots=True),
+        *drawn("speed-by-step", "Tokens per second by step", rates, unit="si", from_zero=True,
+               log=False),
     ]  # fmt: skip
     doubts = not_comparable([run.record for run in runs], names)
     inside: list[Block] = [Words(text=text, tone="warning") for text in doubts]
-    inside += [_numbers(runs, names), *filter(None, figures), _plans(runs, names)]
+    inside += [_numbers(runs, names), *figures, _plans(runs, names)]
     return PageSection(name="comparison", title="Comparison", inside=tuple(inside))
 
 
@@ -77,37 +75,6 @@ def _over(
         known = bool(at) and at[-1] > 0
         result.append([(x, y) for x, (_, y) in zip(at, points, strict=True)] if known else [])
     return result
-
-
-def _figure(
-    name: str,
-    title: str,
-    names: Sequence[str],
-    curves: Sequence[Sequence[Point]],
-    *,
-    x_name: str = "step",
-    x_unit: Unit = "count",
-    unit: Unit = "number",
-    dots: bool = False,
-) -> Figure | None:
-    look: Look = "dots" if dots else "line"
-    series = tuple(
-        Series(name=label, points=points, colour=1 + place % COLOURS, look=look)
-        for place, (label, points) in enumerate(zip(names, curves, strict=True))
-        if has_values(points)
-    )
-    if not series:
-        return None
-    is_loss = unit == "number"
-    chart = LineChart(
-        series=series,
-        x_name=x_name,
-        x_unit=x_unit,
-        unit=unit,
-        from_zero=not is_loss,
-        log=is_loss and spans_far([point for line in series for point in line.points]),
-    )
-    return Figure(name=name, title=title, chart=chart)
 
 
 # --- numbers -------------------------------------------------------------------------------------

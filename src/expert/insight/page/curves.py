@@ -20,6 +20,7 @@ from expert.insight.page.blocks import (
 )
 from expert.insight.page.facts import RunFacts, number
 from expert.insight.page.scales import smoothed
+from expert.insight.step.anatomy import PHASE_NAMES
 
 LOG_FROM = 30.0
 """Values that span more than this factor are drawn on a logarithmic axis."""
@@ -29,16 +30,9 @@ COLUMNS = 100
 """Of the figure of phases along the run."""
 HELD_CLOCK = 0.9
 """A clock that stays above this share of its highest is steady."""
-PHASES = {
-    "data_wait": ("waiting for data", 2),
-    "copy": ("copying", 6),
-    "forward": ("forward", 1),
-    "backward": ("backward", 4),
-    "optimizer": ("optimizer", 3),
-    "compute": ("computing", 1),
-    "other": ("other", 7),
-}
-"""Names and colours."""
+_COLOURS = {"data_wait": 2, "copy": 6, "forward": 1, "backward": 4, "optimizer": 3, "compute": 1,
+            "other": 7}  # fmt: skip
+PHASES = {phase: (PHASE_NAMES[phase], colour) for phase, colour in _COLOURS.items()}
 RUN_PARTS = {
     "loading": ("loading", 6),
     "compiling": ("compiling", 5),
@@ -67,7 +61,7 @@ def spans_far(points: Sequence[Point]) -> bool:
     return bool(values) and min(values) > 0 and max(values) / min(values) > LOG_FROM
 
 
-def _figure(
+def line_figure(
     name: str,
     title: str,
     *curves: Curve,
@@ -76,8 +70,10 @@ def _figure(
     log: bool = False,
     dots: bool = False,
     note: str = "",
+    x: tuple[str, Unit] = ("step", "count"),
 ) -> list[Figure]:
-    """A figure of the curves that hold values; none where there are none."""
+    """A figure of the curves that hold values; none where there are none. `x`: the name of the
+    axis and its unit."""
     look: Look = "dots" if dots else "line"
     series = tuple(
         Series(name=label, points=points, colour=colour, look=look)
@@ -87,7 +83,9 @@ def _figure(
     if not series:
         return []
     log = log and spans_far([point for line in series for point in line.points])
-    chart = LineChart(series=series, unit=unit, from_zero=from_zero, log=log)
+    chart = LineChart(
+        series=series, x_name=x[0], x_unit=x[1], unit=unit, from_zero=from_zero, log=log
+    )
     return [Figure(name=name, title=title, chart=chart, note=note)]
 
 
@@ -108,10 +106,10 @@ def learning_section(run: RunFacts) -> PageSection:
     norm = ("gradient norm", run.points("grad_norm"), 5)
     figures = (
         *_loss(run),
-        *_figure("accuracy", "Validation token accuracy", ("token accuracy", accuracy, 2),
-                 unit="percent", dots=True),
-        *_figure("rate", "Learning rate", ("learning rate", rates, 4), from_zero=True),
-        *_figure("gradient-norm", "Gradient norm", norm, log=True, note=clipped),
+        *line_figure("accuracy", "Validation token accuracy", ("token accuracy", accuracy, 2),
+                     unit="percent", dots=True),
+        *line_figure("rate", "Learning rate", ("learning rate", rates, 4), from_zero=True),
+        *line_figure("gradient-norm", "Gradient norm", norm, log=True, note=clipped),
     )  # fmt: skip
     nothing = Words(text="No step was logged, so there is nothing to draw.", tone="note")
     return PageSection(name="learning", title="Learning", inside=figures or (nothing,))
@@ -147,10 +145,10 @@ def speed_sections(run: RunFacts) -> list[PageSection]:
     memory = [(name, run.points(key), colour) for name, key, colour in MEMORY]
     power = ("power", run.points("power_watts"), 2)
     rates = [
-        *_figure("throughput", "Tokens per second", rate, unit="si", from_zero=True),
+        *line_figure("throughput", "Tokens per second", rate, unit="si", from_zero=True),
         *_utilisation(run),
-        *_figure("memory", "GPU memory", *memory, unit="bytes", from_zero=True),
-        *_figure("power", "Power", power, unit="watts", from_zero=True),
+        *line_figure("memory", "GPU memory", *memory, unit="bytes", from_zero=True),
+        *line_figure("power", "Power", power, unit="watts", from_zero=True),
         *_clock(run),
     ]
     no_gpu = "This run had no GPU, so there is no utilization, memory or power to draw."
@@ -169,7 +167,7 @@ def _utilisation(run: RunFacts) -> list[Figure]:
     curves = [("GPU utilization", shares, 3), ("MFU", run.points("mfu"), 4)]
     title = " and ".join(name for name, points, _ in curves if has_values(points))
     note = "Utilization is the share of time in which any kernel ran." if run.on_gpu else ""
-    return _figure("utilisation", title, *curves, unit="percent", from_zero=True, note=note)
+    return line_figure("utilisation", title, *curves, unit="percent", from_zero=True, note=note)
 
 
 def _clock(run: RunFacts) -> list[Figure]:
@@ -180,7 +178,7 @@ def _clock(run: RunFacts) -> list[Figure]:
         return []
     note = f"Throttled in up to {percent(max(throttled))} of the samples." if throttled else ""
     curve = ("GPU clock in MHz", run.points("sm_clock_mhz"), 5)
-    return _figure("clock", "GPU clock in MHz", curve, unit="si", from_zero=True, note=note)
+    return line_figure("clock", "GPU clock in MHz", curve, unit="si", from_zero=True, note=note)
 
 
 def _average_step(run: RunFacts) -> list[Figure]:

@@ -18,6 +18,17 @@ from expert.core.events import Event
 from expert.insight.record import RunRecord
 
 PHASES = ("data_wait", "copy", "forward", "backward", "optimizer", "other")
+PHASE_NAMES = {
+    "data_wait": "waiting for data",
+    "copy": "copying",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "compute": "computing",
+    "update": "not separated",
+    "other": "between and other",
+}
+"""As people read them."""
 NOT_COMPUTING = ("data_wait", "copy", "other")
 SETTLING_UPDATES = 3
 """Updates after a start or a change of plan that compile and fill caches, as the meter counts."""

@@ -17,12 +17,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
+from expert.core.files import write_text_atomically
 from expert.core.interrupts import Interrupted
+from expert.core.links import refuse_links
+from expert.insight.ladder.table import as_markdown
+from expert.insight.page.contents import ladder_page
+from expert.insight.page.html import page_html
 from expert.jobs.benchmark.child import main
 from expert.jobs.benchmark.measure import Benchmark
 from expert.jobs.benchmark.processes import SettingProcess
 from expert.jobs.benchmark.request import BenchmarkRequest, CannotBenchmark, Watcher
 from expert.planning.ladder import BASELINE, SETTINGS, THE_REST, value_at
+from expert.planning.machine.target import choose_target
+from expert.planning.measurements import (
+    REMEMBERED,
+    MeasuredRate,
+    forget_rates,
+    measurements_file,
+    remember_rate,
+)
+from expert.planning.models.resolve import basename
+from expert.planning.plan import choose_model, folder_name
+from expert.run.stored.locate import runs_folder
 
 if TYPE_CHECKING:
     from expert.insight.ladder.ladder import Ladder
@@ -91,10 +107,6 @@ def _keep(made: Benchmark, ladder: Ladder) -> None:
 
 def new_folder(request: BenchmarkRequest) -> Path:
     """A new folder below the output folder; another one for each of two that start at once."""
-    from expert.core.links import refuse_links
-    from expert.planning.plan import folder_name
-    from expert.run.stored.locate import runs_folder
-
     read = request.read(())
     runs = runs_folder(read)
     name = f"{folder_name(read.manifest.name)}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -125,11 +137,6 @@ def check_result_file(file: Path) -> None:
 
 def write_result(ladder: Ladder, file: Path) -> list[Path]:
     """The result as JSON, and beside it as Markdown and as a page."""
-    from expert.core.files import write_text_atomically
-    from expert.insight.ladder.table import as_markdown
-    from expert.insight.page.contents import ladder_page
-    from expert.insight.page.html import page_html
-
     texts = {
         file: ladder.as_text(),
         file.with_suffix(".md"): as_markdown(ladder),
@@ -142,9 +149,6 @@ def write_result(ladder: Ladder, file: Path) -> list[Path]:
 
 def remember(made: Benchmark, ladder: Ladder) -> Path | None:
     """Keep the best settings for later plans; the file, or None where nothing was measured."""
-    from expert.planning.measurements import MeasuredRate, measurements_file, remember_rate
-    from expert.planning.models.resolve import basename
-
     won, plan = made.standing.result, made.standing.plan
     if won is None or won.measured is None or plan is None:
         return None
@@ -173,10 +177,6 @@ def remember(made: Benchmark, ladder: Ladder) -> Path | None:
 
 def forget(request: BenchmarkRequest | None) -> tuple[Path, int]:
     """Forget remembered benchmarks: of a manifest's model, or all; the file, and how many."""
-    from expert.planning.measurements import forget_rates, measurements_file
-    from expert.planning.models.resolve import basename
-    from expert.planning.plan import choose_model
-
     file, model = measurements_file(), None
     if request is not None:
         model = basename(choose_model(request.read(()).manifest, request.model).name).lower()
@@ -185,8 +185,6 @@ def forget(request: BenchmarkRequest | None) -> tuple[Path, int]:
 
 def tried_paths(ladder: Ladder) -> list[str]:
     """Values of the plan that were measured both ways, of those that later plans may take over."""
-    from expert.planning.measurements import REMEMBERED
-
     tried = {
         setting.name for setting in ladder.rungs if setting.status not in ("not here", "no time")
     }
@@ -198,8 +196,6 @@ def tried_paths(ladder: Ladder) -> list[str]:
 
 def _card_key(made: Benchmark) -> str:
     """What measurements call the card, as plans look it up."""
-    from expert.planning.machine.target import choose_target
-
     device = made.top.kernels.device
     target = choose_target(made.machine, vram=made.request.vram, device=device)
     return target.card.slug if target.card else target.name

@@ -18,9 +18,22 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.rundir import RunFolder
+from expert.jobs.benchmark.held_out import judged
+from expert.jobs.benchmark.numbers import numbers_of
 from expert.jobs.benchmark.processes import Job, Ready, Window
+from expert.planning.decisions import Remark
+from expert.planning.machine.machine import describe_machine
+from expert.run.build import environment
+from expert.run.open import open_planned
+from expert.run.session.execute import Through, attempt
+from expert.run.session.failures import failure_of, nothing_left
+from expert.run.session.recover import change_over
 from expert.run.session.session import Start, copied, model_of, open_session, release_memory
 from expert.run.session.short_run import WITHOUT_PAUSES
+from expert.run.session.start import announce
+from expert.telemetry.cpu import busy_seconds, cores_seen, own_seconds
+from expert.training.recovery import changes, plan_after
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -28,7 +41,6 @@ if TYPE_CHECKING:
     import torch
 
     from expert.planning.run_plan import RunPlan
-    from expert.run.session.execute import Through
     from expert.run.session.session import Session
     from expert.telemetry.gpu import GpuSampler
     from expert.telemetry.meter import Meter
@@ -126,11 +138,6 @@ def _cuda_is_spoilt() -> bool:
 
 def measure(job: Job, say: Say, hear: Hear) -> None:
     """Train, judge the loss on the held-out rows, and time the windows that are asked for."""
-    from expert.core.rundir import RunFolder
-    from expert.planning.machine.machine import describe_machine
-    from expert.run.open import open_planned
-    from expert.run.session.start import announce
-
     say({"doing": "opening the data", "done": 0, "of": 0})
     plan = for_measuring(job.plan, beside=job.beside)
     ready = open_planned(plan, job.read, describe_machine(job.read.folder))
@@ -158,8 +165,6 @@ def measure(job: Job, say: Say, hear: Hear) -> None:
 
 
 def _measured(run: Session, job: Job, events: list[dict[str, Any]], say: Say, hear: Hear) -> None:
-    from expert.jobs.benchmark.held_out import judged
-    from expert.jobs.benchmark.numbers import numbers_of
     from expert.model.switches import set_switches
 
     steps = _train_first_steps(run, events, job)
@@ -201,9 +206,6 @@ def _measured(run: Session, job: Job, events: list[dict[str, Any]], say: Say, he
 
 
 def _ready(events: list[dict[str, Any]], steps: int) -> Ready:
-    from expert.run.build import environment
-    from expert.telemetry.cpu import cores_seen
-
     threads = next((e for e in events if e["event"] == "threads"), {})
     return Ready(
         step_seconds=_step_seconds(events),
@@ -218,8 +220,6 @@ def _ready(events: list[dict[str, Any]], steps: int) -> Ready:
 def for_measuring(plan: RunPlan, *, beside: bool = False) -> RunPlan:
     """The plan without what is not part of a step, and with a learning rate that is the same in all
     settings however many steps each of them makes."""
-    from expert.planning.decisions import Remark
-
     made = plan.with_values(
         {
             **WITHOUT_PAUSES,
@@ -264,9 +264,6 @@ def _train_first_steps(run: Session, events: list[dict[str, Any]], job: Job) -> 
 
 def _train_to(run: Session, total: int) -> None:
     """Train up to so many steps; a smaller micro-batch is the only change that is allowed."""
-    from expert.run.session.failures import failure_of, nothing_left
-    from expert.run.session.recover import change_over
-    from expert.training.recovery import changes, plan_after
     from expert.training.step import StepInterrupted
 
     run.now.plan = _with(run.plan, **{"length.total_steps": total})
@@ -290,8 +287,6 @@ def _train_to(run: Session, total: int) -> None:
 def _checked(run: Session, through: Through = iter) -> None:
     """Train until the plan's end or until the steps run out; an error where something else ends
     it."""
-    from expert.run.session.execute import attempt
-
     ending = attempt(run, through=through)
     if ending.trouble is not None:
         raise SettingFailed(f"step {run.state.done}: the loss or a gradient is not finite")
@@ -413,8 +408,6 @@ def _busy_and_own() -> tuple[float, float]:
     """Seconds that the cores worked, and of them those of this process and of what it started:
     processes that make batches belong to it."""
     import psutil
-
-    from expert.telemetry.cpu import busy_seconds, own_seconds
 
     own = own_seconds()
     for child in psutil.Process().children(recursive=True):

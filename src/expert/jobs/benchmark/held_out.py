@@ -6,6 +6,10 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from expert.data.pack.packing import is_padded
+from expert.manifest.schema.manifest import CHAR_GPT
+from expert.run.build import build
+
 if TYPE_CHECKING:
     from expert.data.feed.run_data import RunData
     from expert.data.prepared import PreparedSplit
@@ -57,7 +61,6 @@ def _evaluated(plan: RunPlan, run: Session, weights: Groups, job: Job) -> EvalSu
     from itertools import islice
 
     from expert.data.feed.run_data import split_batches
-    from expert.run.build import build
     from expert.training.evaluation import evaluate
 
     split, rows, batches_of = _held_out(plan, run.data, job.pace.held_out)
@@ -75,8 +78,6 @@ def _held_out(plan: RunPlan, data: RunData, most: int) -> tuple[PreparedSplit, i
     import numpy as np
 
     from expert.data.pack.pack import pack_best_fit, pack_none
-    from expert.data.pack.packing import is_padded
-    from expert.manifest.schema.manifest import CHAR_GPT
 
     split = data.validation
     assert split is not None

@@ -36,7 +36,10 @@ from expert.planning.ladder import (
     not_here,
     together,
 )
+from expert.planning.machine.machine import describe_machine
 from expert.planning.machine.threads import choose_threads
+from expert.run.open import open_run
+from expert.run.smollm2 import provide_model
 
 if TYPE_CHECKING:
     from expert.insight.ladder.ladder import SettingResult
@@ -54,9 +57,6 @@ class Benchmark:
     """One benchmark: what it is made on, and where it stands."""
 
     def __init__(self, request: BenchmarkRequest, watcher: Watcher) -> None:
-        from expert.planning.machine.machine import describe_machine
-        from expert.run.smollm2 import provide_model
-
         self.request, self.watcher = request, watcher
         self.pace = pace_of(quick=request.quick, minutes=request.minutes)
         wanted = [
@@ -104,8 +104,6 @@ class Benchmark:
     # --- planning ------------------------------------------------------------------------------
 
     def _plan(self, read: ReadManifest) -> RunPlan:
-        from expert.run.open import open_run
-
         return open_run(
             read,
             data="unread",

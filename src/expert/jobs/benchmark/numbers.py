@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from typing import TYPE_CHECKING, Any
 
 from expert.jobs.benchmark.processes import Window
+from expert.telemetry.cpu import peak_memory_bytes
 
 if TYPE_CHECKING:
     from expert.data.feed.order import DataOrder
@@ -109,11 +109,4 @@ def _mfu(plan: RunPlan, tokens_per_second: float) -> tuple[float | None, str]:
 def _peak_memory(events: list[dict[str, Any]]) -> int | None:
     """Of the card as the allocator holds it before the loss is judged; on a CPU of the process."""
     held = [e["peak_reserved_bytes"] for e in events if e.get("peak_reserved_bytes") is not None]
-    if held:
-        return int(max(held))
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    return int(max(held)) if held else peak_memory_bytes()

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.ladder import USUAL_ROWS_AT_ONCE, Ground, as_overrides
+from expert.run.open import prepare
 
 if TYPE_CHECKING:
     from expert.data.line import Tell
@@ -38,8 +40,6 @@ class Rows:
 
 def prepare_rows(read: ReadWith, top: RunPlan, *, model: str | None, tell: Tell) -> Rows:
     """Prepare the rows, and see how many make up a step."""
-    from expert.manifest.schema.manifest import CHAR_GPT
-
     characters = top.model.name == CHAR_GPT
     index, overrides, notes = _prepared(read, model, tell, characters=characters)
     from expert.data.pack.pack import bins_per_update
@@ -70,8 +70,6 @@ def _prepared(
     read: ReadWith, model: str | None, tell: Tell, *, characters: bool
 ) -> tuple[PackIndex, tuple[str, ...], tuple[str, ...]]:
     """The packed training rows, and what was changed so that some are held out."""
-    from expert.run.open import prepare
-
     make = partial(prepare, model=model, tell=tell)
     packed: tuple[str, ...] = ("training.config.tokenize=ahead",)
     packed += () if characters else ("training.config.packing=true",)

@@ -17,6 +17,7 @@ from expert.data.read.folders import SPLIT_NAMES, saved_files, saved_splits
 from expert.data.read.rows import is_markdown, suffix_format
 from expert.data.read.streams import open_bytes
 from expert.data.records import DataError
+from expert.jobs.pretokenize import is_foreign, manifests_below
 from expert.manifest.reader import read_manifest
 from expert.planning.models.resolve import hf_cache_folder
 from expert.planning.plan import folder_name
@@ -66,7 +67,6 @@ class DatasetUser:
 def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
     """The manifests below a folder, and what is wrong with those that cannot be read."""
     from expert.data.named_sources import is_token_folder
-    from expert.jobs.pretokenize import is_foreign, manifests_below
 
     users, unread = [], []
     for file in manifests_below(folder):

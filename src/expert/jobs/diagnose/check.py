@@ -12,28 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_OK, EXIT_USAGE, ExpertError
 from expert.core.text import counted, duration_range
+from expert.insight.findings.evidence import Before, evidence_before
 from expert.insight.findings.finding import Finding, worst_first
-from expert.insight.findings.table import looked_at
+from expert.insight.findings.table import REPEATED, find, looked_at
+from expert.insight.step.bands import Band, expected_band
+from expert.jobs.diagnose.data import DataFacts, check_data
+from expert.jobs.diagnose.kernel_trials import Trials, not_tried, try_kernels
+from expert.jobs.diagnose.kernels import TRIALS
+from expert.jobs.diagnose.machine import check_gpus, check_kernels, check_torch
+from expert.jobs.gpu_memory import GpuMemory, gpu_memory
+from expert.manifest.schema.manifest import CHAR_GPT
+from expert.planning.machine.machine import Machine, describe_machine
+from expert.planning.machine.target import Target, choose_target
+from expert.run.open import Opened, open_run
 
 if TYPE_CHECKING:
-    from expert.insight.step.bands import Band
-    from expert.jobs.diagnose.data import DataFacts
-    from expert.jobs.diagnose.kernel_trials import Trials
-    from expert.jobs.gpu_memory import GpuMemory
     from expert.manifest.reader import ReadManifest
-    from expert.planning.machine.machine import Machine
-    from expert.planning.machine.target import Target
     from expert.planning.run_plan import RunPlan
-    from expert.run.open import Opened
-
-# Remarks of the plan that a finding repeats with more evidence.
-SPOKEN_OF = frozenset(
-    (
-        *("training.config.max_seq_length", "kernels.precision", "kernels.tf32", "length.rows"),
-        *("kernels.attention", "kernels.fused_loss", "kernels.compile", "kernels.device"),
-        *("loader.workers", "memory.budget_bytes", "memory.fits", "disk.total_bytes"),
-    )
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +79,6 @@ def check(
     """Look at everything. `replan` reads the manifest again with further overrides."""
     from pathlib import Path
 
-    from expert.jobs.diagnose.data import check_data
-    from expert.jobs.diagnose.machine import check_gpus, check_kernels, check_torch
-    from expert.jobs.gpu_memory import gpu_memory
-    from expert.planning.machine.machine import describe_machine
-    from expert.planning.machine.target import choose_target
-    from expert.run.open import open_run
-
     here = machine or describe_machine(read.folder if read is not None else Path())
     opened = plan = band = None
     if read is None:
@@ -130,9 +118,6 @@ def _trials(
     tell: Callable[[str], None],
 ) -> Trials:
     """The kernels on this machine's card, or on its CPU where a run would use that."""
-    from expert.jobs.diagnose.kernel_trials import not_tried, try_kernels
-    from expert.jobs.diagnose.kernels import TRIALS
-
     device = target.device if target.is_this_machine else "cpu"
     if named is not None:
         return not_tried("cuda", f"{target.name} is not this machine's card")
@@ -170,9 +155,7 @@ def _remarks(plan: RunPlan) -> list[Finding]:
             title=f"the plan warns about {remark.path}",
         )
         for remark in plan.remarks
-        if remark.kind == "warning"
-        and remark.path not in SPOKEN_OF
-        and not remark.path.startswith("training.dataset.")
+        if remark.kind == "warning" and not remark.path.startswith(REPEATED)
     ]
     overruled = [remark.text for remark in plan.remarks if remark.kind == "superseded"]
     return [*found, looked_at("overruled", "; ".join(overruled))] if overruled else found
@@ -187,9 +170,6 @@ def _device(read: ReadManifest, plan: RunPlan) -> list[Finding]:
 def _configuration(
     opened: Opened, facts: DataFacts, again: Callable[[tuple[str, ...]], ReadManifest] | None
 ) -> list[Finding]:
-    from expert.insight.findings.evidence import Before, evidence_before
-    from expert.insight.findings.table import find
-
     target, machine = opened.target, opened.machine
 
     def replan(overrides: tuple[str, ...]) -> RunPlan | None:
@@ -216,8 +196,6 @@ def _configuration(
 
 def expected(plan: RunPlan, target: Target) -> Band | None:
     """The band of tokens a second for the plan's model on its card."""
-    from expert.insight.step.bands import expected_band
-
     return expected_band(
         card=target.card.slug if target.card is not None else None,
         parameters=plan.model.parameters,
@@ -228,8 +206,6 @@ def expected(plan: RunPlan, target: Target) -> Band | None:
 
 def _both_rates(plan: RunPlan, tokens: float) -> str:
     """Tokens a second and, for the character model, samples: its guides count those."""
-    from expert.manifest.schema.manifest import CHAR_GPT
-
     rate = f"{tokens:,.0f} tokens/s"
     if plan.model.name != CHAR_GPT:
         return rate

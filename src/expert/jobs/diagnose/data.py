@@ -15,6 +15,7 @@ from expert.core.errors import ExpertError
 from expert.core.text import counted, gib
 from expert.data.pack.overlong_rows import remark_on_unlearnt, remarks_on_length
 from expert.data.pack.packing import unlearnt_rows
+from expert.data.records import BadRow, Segment
 from expert.insight.findings.finding import Finding
 from expert.insight.findings.table import looked_at
 from expert.jobs.diagnose.storage import read_speed
@@ -154,7 +155,6 @@ def _prepared(line: Line) -> DataFacts | None:
 def _sampled(line: Line, reason: str) -> DataFacts:
     """What the first rows of every source say about all of them."""
     from expert.data.line import reading_of
-    from expert.data.records import BadRow, Segment
 
     plan = line.plan
     rows = bad = dropped = 0

@@ -6,19 +6,18 @@ Two short runs of the same rows, one as it is and one with the fix, in folders t
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.core.errors import ExpertError
-from expert.core.rundir import found_again
+from expert.core.rundir import RunFolder
+from expert.insight.findings.finding import Finding, worst_first
+from expert.jobs.validate.test_sets import data_folder
+from expert.manifest.reader import ReadManifest, read_manifest
 from expert.run.session.short_run import SETTLING, ShortRun, short_run
-
-if TYPE_CHECKING:
-    from expert.insight.findings.finding import Finding
-    from expert.manifest.reader import ReadManifest
+from expert.run.stored.load import read_plan
 
 MEASURED_UPDATES = 12
 NOT_FOR_SPEED = frozenset({"saves-only-at-the-end"})
@@ -82,8 +81,6 @@ class Tried:
 
 def first_fix(findings: Sequence[Finding]) -> Finding:
     """The first finding, worst first, whose fix can be tried."""
-    from expert.insight.findings.finding import worst_first
-
     for finding in worst_first([each for each in findings if each.name not in NOT_FOR_SPEED]):
         if finding.overrides and finding.severity in ("error", "warning"):
             return finding
@@ -175,37 +172,13 @@ def _spread(rates: list[float]) -> float | None:
 
 def read_again(run: Path, overrides: tuple[str, ...] = ()) -> ReadManifest:
     """The manifest of a run from its folder, with its paths meaning what they meant then."""
-    from expert.manifest.reader import read_manifest
-
     file = run / "manifest.json"
     if not file.is_file():
         raise NothingToTry(f"{run}: has no manifest.json to try a fix on  (name a run folder)")
-    read = read_manifest(file, overrides=overrides)
-    return replace(read, folder=_folder_then(run, read))
-
-
-def _folder_then(run: Path, read: ReadManifest) -> Path:
-    """The folder the manifest was in: where the data it names is."""
-    from expert.planning.survey import local_path
-
-    spec = read.manifest.training.dataset
-    named = [spec.path] if spec.path else []
-    named += [task.train for task in (spec.tasks or {}).values()]
-    places = [*_folders_of_plan(run), run.absolute().parent.parent, Path.cwd()]
-    for place in places:
-        if any(local_path(path, place).exists() for path in named):
-            return place
-    return places[0]
-
-
-def _folders_of_plan(run: Path) -> list[Path]:
-    """What the plan's own paths say; a cache lies two folders below the manifest's."""
+    folder = RunFolder(run)
     try:
-        plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    cache, output = plan.get("data", {}).get("cache"), plan.get("watch", {}).get("output_dir")
-    runs = run.absolute().parent
-    if not cache or not output:
-        return [runs.parent]
-    return [found_again(cache, runs_then=output, runs_now=runs).parent.parent, runs.parent]
+        place = data_folder(folder, read_plan(folder), None)
+    except (ExpertError, OSError):  # an older plan, or none
+        place = None
+    read = read_manifest(file, overrides=overrides)
+    return replace(read, folder=place or run.absolute().parent.parent)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from expert.core.process import Child, how_it_ended
+from expert.jobs.diagnose.kernels import TRIALS
 
 State = Literal["works", "wrong", "failed", "crashed", "too slow", "absent", "not tried"]
 
@@ -68,8 +69,6 @@ def try_kernels(
     tell: Callable[[str], None] = lambda name: None,
 ) -> Trials:
     """Run the named trials, or all; after one that ends its process the rest run in a new one."""
-    from expert.jobs.diagnose.kernels import TRIALS
-
     left = list(TRIALS if names is None else names)
     done: list[Tried] = []
     facts: dict[str, Any] = {}

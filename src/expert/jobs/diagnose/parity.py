@@ -15,7 +15,6 @@ times that spread is allowed.
 
 from __future__ import annotations
 
-import gc
 import math
 import tempfile
 from collections.abc import Callable
@@ -24,7 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.errors import EXIT_OK, EXIT_RUN_FAILED, ExpertError
-from expert.run.session.session import copied
+from expert.data.pack.packing import PAD_ID, is_padded
+from expert.manifest.schema.manifest import CHAR_GPT
+from expert.run.build import Built, device_of
+from expert.run.session.failures import is_out_of_memory
+from expert.run.session.session import copied, release_memory
 from expert.run.session.short_run import prepared_plan
 
 if TYPE_CHECKING:
@@ -37,7 +40,6 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
     from expert.parallel.engine import Groups
     from expert.planning.run_plan import RunPlan
-    from expert.run.build import Built
 
 SEQUENCES = 4
 """Sequences that are compared: enough for several micro-batches, few enough for any card."""
@@ -198,8 +200,6 @@ class _Comparison:
         allow_remote_code: bool,
         tell: Callable[[str], None],
     ) -> None:
-        from expert.run.build import device_of
-
         self.plan, self.data, self.split = plan, data, split
         self.device: torch.device = device_of(plan)
         some = min(SEQUENCES, split.index.bins)
@@ -212,21 +212,17 @@ class _Comparison:
     def all(self) -> Parity:
         built = self.build(self.plan)
         self.divisor = max(1, sum(batch.targets for batch in self.batches(rows=1)))
-        self._groups = self.one_step(built)
-        whole = self.trained(built, rows=self.rows)
-        again = self.trained(built, rows=self.rows)
+        self.step(built, 0)
+        self._groups = copied(built.tensors())
+        whole = self.trained(built, self.batches(rows=self.rows))
+        again = self.trained(built, self.batches(rows=self.rows))
         blocks = max(1, len(built.loaded.blocks))
         self.allowed = tolerance(self.plan, blocks, self._width(built), whole.targets)
         self.allowed = widened(self.allowed, *differences(whole, again))
         compared = [self.accumulated(built, whole), self.alone(built, whole), self.isolated(built)]
         del built
-        self._let_go()
-        compared += [
-            self.attention(whole),
-            self.compiled(whole),
-            self.fused_loss(whole),
-            self.resumed(),
-        ]
+        release_memory(self.device)
+        compared += [*self.kernels(whole), self.resumed()]
         return Parity(
             model=self.plan.model.name,
             device=self.plan.target,
@@ -242,11 +238,9 @@ class _Comparison:
         self._tell(claim)
         if self.rows < 2:
             return skipped(claim, "one sequence goes at once: there is nothing to accumulate")
-        return self.verdict(claim, self.trained(built, rows=1), whole)
+        return self.verdict(claim, self.trained(built, self.batches(rows=1)), whole)
 
     def alone(self, built: Built, whole: Trained) -> Compared:
-        from expert.data.pack.packing import is_padded
-
         claim = "padded = alone" if is_padded(self.plan) else "packed = unpacked"
         self._tell(claim)
         pieces = self._pieces()
@@ -275,38 +269,29 @@ class _Comparison:
             return skipped(claim, "no sequence holds two documents")
         changed = abs(own_after - own_before) / max(abs(own_before), 1e-30)
         off_by = abs(after - before) / max(abs(before), 1e-30)
-        allowed = self.allowed.loss
-        return Compared(
-            claim=claim,
-            state="equal" if off_by <= allowed else "differs",
-            loss=off_by,
-            loss_tolerance=allowed,
-            because=f"the first document of each sequence was changed, and its own loss by "
-            f"{changed:.0%}; {self.allowed.because}",
-        )
+        why = "the first document of each sequence was changed, and its own loss by "
+        return self.judged(claim, loss=off_by, because=f"{why}{changed:.0%}; ")
 
-    def attention(self, whole: Trained) -> Compared:
-        from expert.manifest.schema.manifest import CHAR_GPT
-
-        kind = self.plan.kernels.attention
-        claim = f"{kind} attention = eager attention"
-        if kind == "eager":
-            return skipped("chosen attention = eager attention", "the plan is eager already")
-        if self.plan.model.name == CHAR_GPT:
-            return skipped(claim, "the character model has one attention")
-        return self.other(claim, {"kernels.attention": "eager"}, whole)
-
-    def compiled(self, whole: Trained) -> Compared:
-        claim = "compiled = eager"
-        if not self.plan.kernels.compile:
-            return skipped(claim, "the plan compiles nothing")
-        return self.other(claim, {"kernels.compile": False}, whole)
-
-    def fused_loss(self, whole: Trained) -> Compared:
-        claim = "fused loss = plain loss"
-        if not self.plan.kernels.fused_loss:
-            return skipped(claim, "the plan has the plain loss")
-        return self.other(claim, {"kernels.fused_loss": False}, whole)
+    def kernels(self, whole: Trained) -> list[Compared]:
+        """Every kernel switch of the plan that is on against the baseline without it."""
+        kernels, found = self.plan.kernels, []
+        kind, characters = kernels.attention, self.plan.model.name == CHAR_GPT
+        eager = "the plan is eager already" if kind == "eager" else ""
+        alone = "the character model has one attention" if characters else ""
+        for claim, path, off, left_out in (
+            (f"{'chosen' if eager else kind} attention = eager attention",
+             "attention", "eager", eager or alone),
+            ("compiled = eager",
+             "compile", False, "" if kernels.compile else "the plan compiles nothing"),
+            ("fused loss = plain loss",
+             "fused_loss", False, "" if kernels.fused_loss else "the plan has the plain loss"),
+        ):  # fmt: skip
+            found.append(
+                skipped(claim, left_out)
+                if left_out
+                else self.other(claim, {f"kernels.{path}": off}, whole)
+            )
+        return found
 
     def resumed(self) -> Compared:
         """Two steps at once, and with a checkpoint on disk between them: bit for bit."""
@@ -315,25 +300,20 @@ class _Comparison:
         size = self.plan.disk.checkpoint_bytes or 0
         if size > MOST_CHECKPOINT_BYTES:
             return skipped(claim, f"a checkpoint has {size / 2**30:.1f} GiB")
-        straight, saved = self.two_steps()
-        broken = self.second_step(saved)
+        straight, broken = self.two_steps_and_resumed()
         pairs = [(straight[name], broken[name]) for name in sorted(straight)]
         off_by = relative([a.float() for a, _ in pairs], [b.float() for _, b in pairs])
-        exact = self.device.type == "cpu"
-        allowed = 0.0 if exact else self.allowed.loss
-        why = "bit for bit: the same numbers in the same order" if exact else self.allowed.because
-        return Compared(
-            claim=claim,
-            state="equal" if off_by <= allowed else "differs",
-            gradient=off_by,
-            gradient_tolerance=allowed,
-            because=f"all trained weights after two steps; {why}",
+        what = "all trained weights after two steps; "
+        if self.device.type != "cpu":
+            return self.judged(claim, gradient=off_by, because=what, of_gradient=self.allowed.loss)
+        why = f"{what}bit for bit: the same numbers in the same order"
+        return replace(
+            self.judged(claim, gradient=off_by, of_gradient=0.0, because=""), because=why
         )
 
     def other(self, claim: str, values: dict[str, Any], whole: Trained) -> Compared:
         """The same sequences through a model that is built as the baseline."""
         self._tell(claim)
-        from expert.run.session.failures import is_out_of_memory
 
         plain, trouble = None, ""
         try:
@@ -342,27 +322,40 @@ class _Comparison:
             if not is_out_of_memory(error):
                 raise
             trouble = "the baseline does not fit into the memory"
-        self._let_go()
+        release_memory(self.device)
         return skipped(claim, trouble) if plain is None else self.verdict(claim, whole, plain)
 
     def plain(self, values: dict[str, Any]) -> Trained:
         built = self.build(self.plan.with_values(values, "for comparing", "machine"))
         assert self._groups is not None
         built.load(self._groups)
-        return self.trained(built, rows=1)
+        return self.trained(built, self.batches(rows=1))
 
     def verdict(self, claim: str, fast: Trained, plain: Trained) -> Compared:
         loss, gradient = differences(fast, plain)
+        return self.judged(claim, loss=loss, gradient=gradient)
+
+    def judged(
+        self,
+        claim: str,
+        *,
+        loss: float | None = None,
+        gradient: float | None = None,
+        of_gradient: float | None = None,
+        because: str = "",
+    ) -> Compared:
+        """A claim held to the tolerances; `of_gradient`: one that takes the place of the usual."""
         allowed = self.allowed
-        right = loss <= allowed.loss and gradient <= allowed.gradient
+        most = allowed.gradient if of_gradient is None else of_gradient
+        right = (loss is None or loss <= allowed.loss) and (gradient is None or gradient <= most)
         return Compared(
             claim=claim,
             state="equal" if right else "differs",
             loss=loss,
-            loss_tolerance=allowed.loss,
+            loss_tolerance=allowed.loss if loss is not None else None,
             gradient=gradient,
-            gradient_tolerance=allowed.gradient,
-            because=allowed.because,
+            gradient_tolerance=most if gradient is not None else None,
+            because=because + allowed.because,
         )
 
     # --- doing it ------------------------------------------------------------------------------
@@ -395,15 +388,12 @@ class _Comparison:
         offsets = self.split.index.bin_offsets[: self.count + 1]
         return replace(self.split, index=replace(self.split.index, bin_offsets=offsets))
 
-    def trained(self, built: Built, *, rows: int) -> Trained:
-        return self._trained(built, self.batches(rows=rows))
-
     def trained_alone(self, built: Built) -> Trained:
         """Every document of the sequences in a row of its own."""
         import numpy as np
 
         from expert.data.feed.loader import on_device, padded_tensors
-        from expert.data.pack.packing import PAD_ID
+        from expert.data.feed.order import Dealt
 
         pieces = self._pieces()
         index = replace(self.split.index, rule="none", bin_offsets=np.arange(pieces + 1))
@@ -411,12 +401,12 @@ class _Comparison:
         bins = [np.array([number]) for number in range(pieces)]
         # A compiled model is compiled once for every width.
         width = self.split.index.length if self.plan.kernels.compile else None
-        return self._trained(
+        return self.trained(
             built,
             (
                 on_device(
                     padded_tensors(index, some, store, pad_id=PAD_ID, width=width),
-                    some,
+                    Dealt(some),
                     self.device,
                     soft=self.data.soft,
                 )
@@ -424,7 +414,7 @@ class _Comparison:
             ),
         )
 
-    def _trained(self, built: Built, batches: Any) -> Trained:
+    def trained(self, built: Built, batches: Any) -> Trained:
         loss, targets = 0.0, 0
         for batch in batches:
             loss += float(built.engine.accumulate(batch, divisor=self.divisor))
@@ -432,11 +422,6 @@ class _Comparison:
         gradients = kept_gradients(built)
         built.engine.discard()
         return Trained(loss=loss, targets=targets, gradients=gradients)
-
-    def one_step(self, built: Built) -> Groups:
-        """A real step, and the weights after it."""
-        self.step(built, 0)
-        return copied(built.tensors())
 
     def step(self, built: Built, number: int) -> None:
         from expert.training.step import seed_step, train_step
@@ -452,29 +437,22 @@ class _Comparison:
         )
         batches.close()
 
-    def two_steps(self) -> tuple[dict[str, Tensor], Path]:
-        from expert.training.checkpoint import save_checkpoint
+    def two_steps_and_resumed(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The weights after two steps at once, and after a checkpoint on disk between them."""
+        from expert.training.checkpoint import load_checkpoint, save_checkpoint
 
-        self._place = tempfile.TemporaryDirectory(prefix="expert-parity-")
-        built = self.build(self.plan)
-        self.step(built, 0)
-        saved = save_checkpoint(Path(self._place.name), 1, built.tensors(), {})
-        self.step(built, 1)
-        weights = copied(built.tensors())["model"]
-        del built
-        self._let_go()
-        return dict(weights), saved
-
-    def second_step(self, saved: Path) -> dict[str, Tensor]:
-        from expert.training.checkpoint import load_checkpoint
-
-        try:
+        with tempfile.TemporaryDirectory(prefix="expert-parity-") as place:
+            built = self.build(self.plan)
+            self.step(built, 0)
+            saved = save_checkpoint(Path(place), 1, built.tensors(), {})
+            self.step(built, 1)
+            straight = dict(copied(built.tensors())["model"])
+            del built
+            release_memory(self.device)
             built = self.build(self.plan)
             built.load(load_checkpoint(saved)[0])
             self.step(built, 1)
-            return dict(copied(built.tensors())["model"])
-        finally:
-            self._place.cleanup()
+            return straight, dict(copied(built.tensors())["model"])
 
     def _pieces(self) -> int:
         return int(self.split.index.bin_offsets[self.count])
@@ -482,13 +460,6 @@ class _Comparison:
     def _width(self, built: Built) -> int:
         sizes = [parameter.shape[-1] for parameter in built.loaded.module.parameters()]
         return max((size for size in sizes if size), default=1)
-
-    def _let_go(self) -> None:
-        import torch
-
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 # --- one document changed ------------------------------------------------------------------------

@@ -16,7 +16,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.core.errors import ExpertError
+from expert.core.links import refuse_links
 from expert.core.quiet import without_lines
+from expert.planning.plan import folder_name
 from expert.run.session.short_run import SETTLING, short_run
 
 if TYPE_CHECKING:
@@ -106,9 +109,6 @@ def profile(
     folder: Path | None = None,
 ) -> Profile:
     """Run, look on, write the trace to profile/ beside the manifest, and sum it up."""
-    from expert.core.links import refuse_links
-    from expert.planning.plan import folder_name
-
     place = folder or read.folder / "profile"
     refuse_links(place, below=place.parent)
     looking = _Looking(updates)
@@ -172,8 +172,6 @@ class _Looking:
 
     def finish(self) -> Any:
         """The profiler with what it saw; an error where the data has too few steps."""
-        from expert.core.errors import ExpertError
-
         if self._running:
             self._stop()
         if not self.seen:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from expert.core.install import how_to_get_it
+from expert.jobs.sample.decoding import settle_decoding
+from expert.jobs.sample.sample import prompt_text
 from expert.manifest.schema.manifest import CHAR_GPT
 
 if TYPE_CHECKING:
@@ -45,8 +47,6 @@ def asked_as(trained: Trained) -> Asking | None:
     """How `expert sample` would put a question to it; None for the character model."""
     from expert.data.plain_text import FirstRow, trained_on_text
     from expert.data.tokens.encoder import TextEncoder
-    from expert.jobs.sample.decoding import settle_decoding
-    from expert.jobs.sample.sample import prompt_text
 
     template, encoder = trained.template, trained.encoder
     if template is None:

@@ -13,6 +13,7 @@ from expert.core.errors import ExpertError
 from expert.core.text import counted
 from expert.jobs.export.exported import Kind
 from expert.jobs.validate.saved_verdict import read_verdict
+from expert.manifest.schema.manifest import CHAR_GPT
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -68,8 +69,6 @@ def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str
 
 def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:
     """What the export will be; what the run cannot give is refused."""
-    from expert.manifest.schema.manifest import CHAR_GPT
-
     if plan.adapter.type == "full":
         if asked is not None:
             flag = f"--{asked}"

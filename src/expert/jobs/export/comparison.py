@@ -8,6 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.data.records import Segment
+from expert.jobs.export.card_code import keeps_adapter_dtype
+from expert.jobs.export.portable_base import COPY
+from expert.jobs.sample.sample import prompt_text
+from expert.manifest.schema.manifest import CHAR_GPT
+from expert.model.base_folder import model_folder
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -52,9 +59,7 @@ def compare(expected: Sequence[Tensor], found: Sequence[Tensor]) -> Difference:
 
 def checked_ids(trained: Trained) -> list[list[int]]:
     """The texts as tokens; for the character model only the characters it knows."""
-    from expert.data.records import Segment
     from expert.data.tokens.encoder import CharacterEncoder
-    from expert.jobs.sample.sample import prompt_text
 
     if isinstance(trained.encoder, CharacterEncoder):
         known = trained.encoder.characters
@@ -102,8 +107,6 @@ def load_exported(
 ) -> Any:
     """The model in a folder, through transformers and PEFT alone, except for a quantised base and
     the character model."""
-    from expert.jobs.export.card_code import keeps_adapter_dtype
-    from expert.manifest.schema.manifest import CHAR_GPT
     from expert.model.chargpt import load_char_gpt
     from expert.model.load import DTYPES
 
@@ -125,8 +128,6 @@ def load_exported(
 def _load_base(folder: Path, plan: RunPlan, device: torch.device) -> Any:
     """The base in the dtype it was trained in, as the model card's code loads it; a quantised one
     as the run does."""
-    from expert.jobs.export.portable_base import COPY
-    from expert.model.base_folder import model_folder
     from expert.model.load import DTYPES, load_model
     from expert.model.quantised import QUANTISED
 

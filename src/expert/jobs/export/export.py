@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shutil
 from collections.abc import Callable
@@ -10,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from expert.core.events import read_events
+from expert.core.publish import damage, publishing
+from expert.jobs.export.card_code import Asking, asked_as
 from expert.jobs.export.checks import (
     CannotExport,
     gate_remark,
@@ -17,18 +19,41 @@ from expert.jobs.export.checks import (
     refuse_place,
     settle_kind,
 )
+from expert.jobs.export.comparison import (
+    CHECKED_TEXTS,
+    TOLERANCE,
+    Difference,
+    checked_ids,
+    compare,
+    load_exported,
+    logits_of,
+    logits_of_trained,
+)
 from expert.jobs.export.exported import Exported, Kind
+from expert.jobs.export.model_card import Known, model_card
+from expert.jobs.export.portable_base import copy_base, portable_base
+from expert.jobs.sample.decoding import end_tokens, generation_config, settle_decoding
+from expert.jobs.validate.saved_verdict import read_verdict
+from expert.manifest.schema.kinds import ADAPTERS
+from expert.model.base_folder import copy_tokenizer
+from expert.run.session.session import release_memory
+from expert.run.stored.choose_checkpoint import Choice, choose
+from expert.run.stored.load import (
+    Trained,
+    base_remark,
+    load_trained,
+    pick_device,
+    read_plan,
+    soft_prompt_rows,
+)
+from expert.run.stored.locate import find_run
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from expert.core.rundir import RunFolder
-    from expert.jobs.export.card_code import Asking
-    from expert.jobs.export.comparison import Difference
     from expert.planning.run_plan import RunPlan
-    from expert.run.stored.choose_checkpoint import Choice
-    from expert.run.stored.load import Trained
 
 UNHARMED_SPREADS = 4
 """How far an adapter may move the logits, in their spreads, before the tolerance grows with it."""
@@ -72,12 +97,6 @@ def export(
 
     A run whose validation failed is refused, unless `allow_failed`.
     """
-    from expert.core.publish import publishing
-    from expert.jobs.export.comparison import CHECKED_TEXTS
-    from expert.run.stored.choose_checkpoint import choose
-    from expert.run.stored.load import base_remark, pick_device, read_plan
-    from expert.run.stored.locate import find_run
-
     # Everything that may be refused comes before the import of torch, which takes seconds.
     folder = find_run(run)
     plan = read_plan(folder)
@@ -105,7 +124,7 @@ def export(
         prompts = trained.loaded.soft_prompts
         prompt_names = prompts.names if prompts is not None else ()
         del trained, prompts
-        _free_memory(source.device)
+        release_memory(source.device)
         tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
         found = _check(source, expected, temporary, prompt_names)
         done = _exported(source, expected, to, temporary, found, remarks)
@@ -115,9 +134,6 @@ def export(
 
 def _load(source: _Source) -> tuple[Trained, _Expected]:
     """The trained model, and its logits on the checked texts."""
-    from expert.jobs.export.card_code import asked_as
-    from expert.jobs.export.comparison import checked_ids, compare, logits_of_trained
-    from expert.manifest.schema.kinds import ADAPTERS
     from expert.model.quantised import QUANTISED
 
     merged, quantised = source.kind == "merged", None
@@ -125,7 +141,7 @@ def _load(source: _Source) -> tuple[Trained, _Expected]:
         trained = _load_trained(source, quantised=True)
         quantised = logits_of_trained(trained, checked_ids(trained))
         del trained
-        _free_memory(source.device)
+        release_memory(source.device)
     trained = _load_trained(source, quantised=not merged)
     ids = checked_ids(trained)
     logits, effect = logits_of_trained(trained, ids), None
@@ -144,8 +160,6 @@ def _load(source: _Source) -> tuple[Trained, _Expected]:
 def _load_trained(source: _Source, *, quantised: bool) -> Trained:
     import torch
 
-    from expert.run.stored.load import load_trained
-
     merged = source.kind == "merged"
     return load_trained(
         source.folder,
@@ -159,18 +173,8 @@ def _load_trained(source: _Source, *, quantised: bool) -> Trained:
     )
 
 
-def _free_memory(device: torch.device) -> None:
-    import torch
-
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 def _write(source: _Source, trained: Trained, target: Path, to: Path) -> None:
     """Weights, tokenizer and generation config; `to` is where the folder will be."""
-    from expert.jobs.sample.decoding import end_tokens, generation_config, settle_decoding
-    from expert.model.base_folder import copy_tokenizer
     from expert.model.load import DTYPES
     from expert.model.saving import save_trained
 
@@ -197,7 +201,6 @@ def _write(source: _Source, trained: Trained, target: Path, to: Path) -> None:
 
 
 def _write_adapter(source: _Source, trained: Trained, target: Path) -> None:
-    from expert.core.publish import damage
     from expert.model.saving import save_trained
 
     place = source.choice.path
@@ -220,8 +223,6 @@ def _write_adapter(source: _Source, trained: Trained, target: Path) -> None:
 def _name_base(plan: RunPlan, target: Path) -> None:
     """The base by the name that others know: PEFT writes the folder it was in on this machine. A
     base that comes with Expert and is on no hub is copied beside its adapter."""
-    from expert.jobs.export.portable_base import copy_base, portable_base
-
     for file in target.rglob("adapter_config.json"):
         settings = json.loads(file.read_text(encoding="utf-8"))
         settings["base_model_name_or_path"] = portable_base(plan.model, needed=False).name
@@ -248,9 +249,6 @@ def _check(
     """Load what was written as anyone else would, and compare its logits with the trained ones."""
     import torch
 
-    from expert.jobs.export.comparison import compare, load_exported, logits_of
-    from expert.run.stored.load import soft_prompt_rows
-
     kind, dtype, device = source.kind, source.dtype, source.device
     model = load_exported(target, source.plan, kind, dtype=dtype, device=device)
     rows = torch.cat(soft_prompt_rows(target, prompt_names)) if prompt_names else None
@@ -271,8 +269,6 @@ def _tolerance(source: _Source, expected: _Expected) -> float:
     """The coarser of what was trained in and what is written; in proportion more where an adapter
     moves the logits by more than four spreads, since what is rounded is larger: float16 was off by
     3.6 % where it moved them by eight, bfloat16 in 32 layers by 26 % at 6.6."""
-    from expert.jobs.export.comparison import TOLERANCE
-
     own = source.dtype if source.kind == "merged" else source.plan.kernels.precision
     more = max(1.0, (expected.adapter_effect or 0.0) / UNHARMED_SPREADS)
     return max(TOLERANCE[own], TOLERANCE[source.dtype]) * more
@@ -287,8 +283,6 @@ def _exported(
     remarks: tuple[str, str],
 ) -> Exported:
     """The record of an export; `remarks` are on its validation and on its base."""
-    from expert.jobs.validate.saved_verdict import read_verdict
-
     verdict = read_verdict(source.folder)
     return Exported(
         run=source.folder.path,
@@ -310,10 +304,6 @@ def _exported(
 
 
 def _write_card(source: _Source, expected: _Expected, target: Path, done: Exported) -> None:
-    from expert.core.events import read_events
-    from expert.jobs.export.model_card import Known, model_card
-    from expert.jobs.validate.saved_verdict import read_verdict
-
     def stored(file: Path) -> dict[str, Any]:
         return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 

@@ -7,7 +7,11 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from expert.core.files import sha256_of
 from expert.core.install import how_to_get_it
+from expert.model.base_folder import base_reference, built_in_folder
+from expert.planning.models.known_models import find_known_model
+from expert.planning.models.resolve import SMOLLM2, basename, is_hub_id
 
 if TYPE_CHECKING:
     from expert.planning.run_plan import ModelPlan
@@ -38,8 +42,6 @@ class PortableBase(NamedTuple):
 def portable_base(model: ModelPlan, *, needed: bool = True) -> PortableBase:
     """How others get the base of a run; not `needed`: they only hear its name, and its weights,
     which may be large, are not hashed."""
-    from expert.planning.models.resolve import SMOLLM2
-
     name = short_name(model)
     if model.place == "built-in":
         line = f'base = f"{{folder}}/{COPY}"  # {name} comes with Expert; this is a copy'
@@ -61,7 +63,7 @@ def portable_base(model: ModelPlan, *, needed: bool = True) -> PortableBase:
         f"The base, `{name}`, was a folder whose origin the run does not know: "
         f"{weights_named(model)}. "
         "Put the folder with these weights in the place of `PATH/TO/THE/BASE`; with others the "
-        "answers are others."
+        "answers differ."
     )
     return PortableBase(name, None, (), (line,), note)
 
@@ -82,10 +84,6 @@ def _smollm2(name: str) -> PortableBase:
 
 def hub_reference(model: ModelPlan) -> tuple[str | None, str | None]:
     """The hub id of a base and the commit that is pinned; None where it is not known."""
-    from expert.model.base_folder import base_reference
-    from expert.planning.models.known_models import find_known_model
-    from expert.planning.models.resolve import basename, is_hub_id
-
     if model.place in ("hub", "hf cache"):
         return base_reference(model)
     if model.place != "models folder":
@@ -99,8 +97,6 @@ def hub_reference(model: ModelPlan) -> tuple[str | None, str | None]:
 
 def short_name(model: ModelPlan) -> str:
     """The name without the folders above it, unless it is a hub id."""
-    from expert.planning.models.resolve import basename, is_hub_id
-
     looks_so = model.place != "folder" and is_hub_id(model.name)
     name = model.name if looks_so else basename(model.name)
     return " ".join(name.replace("`", "'").split())  # it stands in a line of code, as a comment
@@ -108,8 +104,6 @@ def short_name(model: ModelPlan) -> str:
 
 def weights_named(model: ModelPlan) -> str:
     """The files of a base's weights by the first digits of their sha256."""
-    from expert.core.files import sha256_of
-
     files = sorted(Path(model.location).glob("*.safetensors"))
     if not files:
         return "its weights are gone"
@@ -119,8 +113,6 @@ def weights_named(model: ModelPlan) -> str:
 
 def copy_base(model: ModelPlan, target: Path) -> None:
     """Lay a base that comes with Expert beside its adapter, whole."""
-    from expert.model.base_folder import built_in_folder
-
     source = built_in_folder(model.name)
     if model.place != "built-in" or source is None:
         return

@@ -29,13 +29,13 @@ from expert.data.read.sources import Source, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Dropped, Example, Row
 from expert.jobs.new.row_lengths import LengthChoice, choose_length, measure_rows
 from expert.jobs.new.starters import (
-    OTHER_NAMES,
     STARTERS,
     BaseOfNew,
     calling,
     manifest_of,
     readme_of,
 )
+from expert.judging.domain import NAMES
 from expert.manifest.reader import read_manifest
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
@@ -47,6 +47,7 @@ from expert.planning.models.resolve import (
     near_model,
     resolve_model,
 )
+from expert.run.open import open_run
 
 EPOCHS = 3
 FEW_ROWS, EPOCHS_OF_FEW = 1000, 5
@@ -140,7 +141,7 @@ def new_expert(
     """
     folder = (into or Path()) / name
     _refuse(name, folder)
-    chosen = OTHER_NAMES.get(template or "", template)
+    chosen = NAMES.get(template or "", template)
     if chosen is not None and chosen not in STARTERS:
         raise CannotMake(f"--template {template}: is not known  (known: {', '.join(STARTERS)})")
     base = _base(model, folder)
@@ -225,8 +226,6 @@ def _base(name: str, folder: Path) -> BaseOfNew:
 
 def _length(manifest: Path) -> LengthChoice | None:
     """The max_seq_length for the rows of a new manifest; None where none of them can be used."""
-    from expert.run.open import open_run
-
     opened = open_run(manifest, data="unread")
     known, plan = measure_rows(opened), opened.plan
     if known is None:

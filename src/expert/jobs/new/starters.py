@@ -119,7 +119,6 @@ STARTERS = {
         ),
     ),
 }
-OTHER_NAMES = {"neo4j": "cypher", "ts": "typescript"}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from expert.core.errors import ExpertError
+from expert.manifest.schema.dataset import Decoding as Defaults
+from expert.manifest.schema.manifest import CHAR_GPT
 
 if TYPE_CHECKING:
     from expert.data.template.templates import Template
@@ -37,9 +39,6 @@ class DecodingSettings:
 
 def settle_decoding(plan: RunPlan, asked: Mapping[str, Any]) -> tuple[DecodingSettings, list[str]]:
     """The manifest's decoding with what was asked for laid over it, and what is to be said."""
-    from expert.manifest.schema.dataset import Decoding as Defaults
-    from expert.manifest.schema.manifest import CHAR_GPT
-
     given = {key: value for key, value in asked.items() if value is not None}
     base = {**Defaults().model_dump(), **plan.decoding}
     merged = {key: given.get(key, base[key]) for key in DecodingSettings.__annotations__}

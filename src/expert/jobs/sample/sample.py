@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.text import counted
+from expert.data.examples.tools import tool_names, tools_of
+from expert.data.records import Example, Segment, Turn, UnfitRow
+from expert.jobs.sample.answer_steps import Speaker
 from expert.jobs.sample.answer_writer import AnswerWriter, Tell, cut_at
 from expert.jobs.sample.decoding import CannotSample, DecodingSettings, end_tokens, settle_decoding
+from expert.jobs.sample.token_choice import TokenChoice
+from expert.run.stored.choose_checkpoint import choose
+from expert.run.stored.load import Trained, base_remark, load_trained, pick_device, read_plan
+from expert.run.stored.locate import find_trained
 
 if TYPE_CHECKING:
     from expert.data.plain_text import FirstRow
     from expert.data.template.templates import Template
-    from expert.jobs.sample.answer_steps import Speaker
-    from expert.run.stored.load import Trained
 
 
 Begin = Callable[[str, bool], None]
@@ -111,9 +116,6 @@ def ready(
     decides by the data. `tools` is a file that names them; None: those of the first training row.
     """
     from expert.data.plain_text import FirstRow, trained_on_text
-    from expert.run.stored.choose_checkpoint import choose
-    from expert.run.stored.load import base_remark, load_trained, pick_device, read_plan
-    from expert.run.stored.locate import find_trained
 
     folder = find_trained(run)
     plan = read_plan(folder)
@@ -142,8 +144,6 @@ def ready(
 def _offered(first: FirstRow, file: Path | None, *, continues: bool) -> tuple[str, list[str]]:
     """The tools of a prompt, and notes on them: a run trained on calls expects
     some."""
-    from expert.data.examples.tools import tool_names
-
     if continues and file is not None:
         raise CannotSample("--tools: continued text makes no calls  (leave it out)")
     if continues or file is not None:
@@ -176,8 +176,6 @@ def prompt_text(
     template: Template, prompt: str, *, system: str = "", plain: bool = False, tools: str = ""
 ) -> str:
     """What the model is given: a conversation that ends where the answer begins, or plain text."""
-    from expert.data.records import Example, Segment, Turn
-
     if not plain:
         turns = [Turn("system", system)] if system else []
         return template.prompt([*turns, Turn("user", prompt)], tools)
@@ -192,7 +190,6 @@ def prompt_text(
 def _continue_characters(loaded: Ready, prompt: str, begin: Begin, tell: Tell) -> Sample:
     import torch
 
-    from expert.data.records import Segment
     from expert.data.tokens.encoder import CharacterEncoder
     from expert.model.chargpt import CharGpt
 
@@ -234,9 +231,7 @@ def generate(
     """What follows a text as the model is given it; `prompt`: the part of it that was asked."""
     import torch
 
-    from expert.data.records import Segment
     from expert.data.tokens.encoder import TextEncoder
-    from expert.jobs.sample.answer_steps import Speaker
 
     trained, how, plain = loaded.trained, loaded.decoding, loaded.plain
     encoder, template = trained.encoder, trained.template
@@ -272,8 +267,6 @@ def _say(
     speaker: Speaker, ids: list[int], how: DecodingSettings, seed: int, writer: AnswerWriter
 ) -> None:
     """Token by token until the answer has ended, or is as long as it may be."""
-    from expert.jobs.sample.token_choice import TokenChoice
-
     steps = speaker.begin([[ids]], how.max_new_tokens)
     tokens = TokenChoice(how, {0: ids}, seed, speaker)
     while True:
@@ -304,9 +297,6 @@ class NoTools(ExpertError):
 
 def tools_in(file: Path) -> str:
     """The tools of a JSON file: a list of them, or a row that has a field `tools`."""
-    from expert.data.examples.tools import tools_of
-    from expert.data.records import UnfitRow
-
     how = "a JSON list of functions as OpenAI has them, or a file of rows with a column tools"
     try:
         text = file.read_text(encoding="utf-8")
@@ -348,8 +338,6 @@ class Conversation:
 
     def anew(self) -> None:
         """Start a new conversation."""
-        from expert.data.records import Turn
-
         self._turns = [Turn("system", self._system)] if self._system else []
 
     def ask(
@@ -360,8 +348,6 @@ class Conversation:
         tell: Tell = lambda piece: None,
     ) -> Sample:
         """The answer to a prompt after all turns so far; a failed one does not become a turn."""
-        from expert.data.records import Turn
-
         loaded, template = self._loaded, self._loaded.trained.template
         if loaded.plain or template is None:
             return answer(loaded, prompt, begin=begin, tell=tell)

@@ -6,11 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from expert.data.records import Example, Segment
+from expert.jobs.sample.answer_steps import Speaker
+from expert.jobs.sample.answer_writer import cut_at
+from expert.jobs.sample.decoding import DecodingSettings, end_tokens
+from expert.jobs.sample.token_choice import TokenChoice
+from expert.run.session.failures import is_out_of_memory
+from expert.run.session.session import release_memory
+
 if TYPE_CHECKING:
     import torch
 
-    from expert.data.records import Example
-    from expert.jobs.sample.decoding import DecodingSettings
     from expert.run.stored.load import Trained
 
 MOST_ROWS = {"cpu": 128, "cuda": 512}
@@ -63,7 +69,6 @@ def answer_all(
     may come out otherwise. `rows`: so many at once; None: as many as fit.
     """
     from expert.model.attention import without_cudnn
-    from expert.run.session.failures import is_out_of_memory
 
     work = _Work(trained, questions, how, seed, note)
     done = len(questions) - len(work.order)
@@ -87,7 +92,7 @@ def answer_all(
         if again:  # out here, where the traceback holds no tensors any more
             done -= work.forget(some)
             most = again
-            _empty_cache(trained.device)
+            release_memory(trained.device)
             continue
         left = left[at_once:]
     return work.answers()
@@ -105,8 +110,6 @@ class _Work:
         note: Callable[[str], None],
     ) -> None:
         from expert.data.tokens.encoder import TextEncoder
-        from expert.jobs.sample.answer_steps import Speaker
-        from expert.jobs.sample.decoding import end_tokens
 
         encoder, template = trained.encoder, trained.template
         assert isinstance(encoder, TextEncoder)
@@ -184,8 +187,6 @@ class _Work:
 
     def _text(self, row: int, *, special: bool) -> str:
         """What was said, without what ended it."""
-        from expert.jobs.sample.answer_writer import cut_at
-
         kept = [token for token in self.said[row] if token not in self.ends]
         text = str(self.tokenizer.decode(kept, skip_special_tokens=not special))
         place = cut_at(text, self.stops)
@@ -196,8 +197,6 @@ class _Batch:
     """Some rows on the device, and who of them is still speaking."""
 
     def __init__(self, work: _Work, rows: Sequence[int]) -> None:
-        from expert.jobs.sample.token_choice import TokenChoice
-
         speaker, self._device = work.speaker, work.trained.device
         self.rows = list(rows)
         """The row at each place of the batch; -1 where it has ended."""
@@ -232,8 +231,6 @@ class _Batch:
 
 
 def _encoded(texts: Sequence[str], encoder: Any) -> list[list[int]]:
-    from expert.data.records import Segment
-
     found = encoder.encode([[Segment(text, learn=False)] for text in texts])
     ids, prompts, start = found.ids.tolist(), [], 0
     for length in found.lengths.tolist():
@@ -311,10 +308,3 @@ def _free_bytes(device: torch.device) -> int:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
     return int(psutil.virtual_memory().available)
-
-
-def _empty_cache(device: torch.device) -> None:
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

@@ -11,19 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
+from expert.data.examples.column_survey import survey_rows
+from expert.data.examples.columns import Columns, columns_of
+from expert.data.examples.formats import example_of
+from expert.data.read.sources import Source, iterate
+from expert.data.records import BadRow, Dropped, Example, Row, Segment
+from expert.data.template.templates import TemplateError
+from expert.manifest.reader import ReadManifest
+from expert.manifest.schema.dataset import DatasetSpec
+from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.run.stored.trained_rows import learnt_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from expert.core.rundir import RunFolder
-    from expert.data.examples.columns import Columns
     from expert.data.line import Line
     from expert.data.prepared import PreparedData, PreparedSplit
-    from expert.data.read.sources import Source
-    from expert.data.records import BadRow, Example, Row, Segment
     from expert.judging.cases import Case
-    from expert.manifest.schema.dataset import DatasetSpec
     from expert.planning.run_plan import RunPlan
 
 
@@ -54,10 +59,7 @@ class DrawnAgain:
         source."""
         import numpy as np
 
-        from expert.data.examples.column_survey import survey_rows
-        from expert.data.examples.columns import columns_of
         from expert.data.line import reading_of
-        from expert.data.read.sources import iterate
         from expert.data.tokens.documents import DocumentStore
 
         first = 0
@@ -86,8 +88,6 @@ def draw_again(
     from expert.data.named_sources import sources_of
     from expert.data.splits import prepare_splits
     from expert.data.tokens.prepare import look
-    from expert.manifest.reader import ReadManifest
-    from expert.manifest.schema.manifest import Manifest
 
     text = folder.manifest.read_text(encoding="utf-8")
     read = ReadManifest(Manifest.model_validate_json(text), str(folder.manifest), place)
@@ -143,9 +143,6 @@ def refuse_rows_of_the_baseline(judged: Sequence[Example], name: str, run: Run, 
 
 def _learnt_among(judged: frozenset[Example], run: Run) -> frozenset[Example]:
     """Those of the judged rows that the run was trained on."""
-    from expert.data.records import BadRow
-    from expert.manifest.schema.dataset import DatasetSpec
-
     if run.place is None:
         raise CannotBeTold("its data was moved or deleted")
     spec = DatasetSpec.model_validate(run.plan.data.dataset)
@@ -163,9 +160,6 @@ def understood(
 ) -> Iterator[tuple[Row | BadRow, Example | BadRow]]:
     """Rows of one source, each with the example in it as training understands it; those that
     training leaves out by their label are left out."""
-    from expert.data.examples.formats import example_of
-    from expert.data.records import BadRow, Dropped
-
     for row in rows:
         example = row if isinstance(row, BadRow) else example_of(row, columns)
         if not isinstance(example, Dropped):
@@ -185,8 +179,6 @@ def learnt_cases(
 
     from expert.data.splits import keys_of
     from expert.data.tokens.row_keys import keys_of_batch
-    from expert.manifest.schema.dataset import DatasetSpec
-    from expert.manifest.schema.manifest import CHAR_GPT
 
     asked = [row for row in rows if row[0]]
     spec = DatasetSpec.model_validate(run.plan.data.dataset)
@@ -212,9 +204,6 @@ def learnt_cases(
 
 def _written(line: Line, examples: Sequence[Example]) -> list[list[Segment]]:
     """The examples as training writes them; what a template cannot write was never trained on."""
-    from expert.data.records import Segment
-    from expert.data.template.templates import TemplateError
-
     template, written = line.template, []
     assert template is not None, "the character model has no turns"
     for example in examples:

@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
-from expert.judging.domain import OPEN, TEXT
+from expert.judging.domain import OPEN, TEXT, domain_of, kind_of_answers
 from expert.judging.gate import MAX_REGRESSION, MIN_ACCURACY, Demands
 from expert.judging.judge_command import MIN_SCORE, SECONDS, JudgeCommand, NoJudge
+from expert.judging.oracles.oracle import oracle_for
+from expert.manifest.schema.manifest import CHAR_GPT
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -98,8 +100,6 @@ def way_of(
 ) -> JudgeChoice:
     """By what was asked for, else what the cases say, else the manifest, else the expected answers
     themselves."""
-    from expert.judging.oracles.oracle import oracle_for
-
     whole = test.part_of or test  # a part is judged as the whole would be
     cases = [case for own in whole.cases for case in own]
     judge = asked.judge()
@@ -125,8 +125,6 @@ def way_of(
 def _decided(
     folder: RunFolder, plan: RunPlan, test: TestSet, domain: str | None
 ) -> tuple[str, str]:
-    from expert.judging.domain import domain_of, kind_of_answers
-
     if domain:
         return domain, f"--domain {domain}"
     if test.domain:
@@ -146,8 +144,6 @@ def _refuse_what_does_not_fit(
     asked: Requirements, way: JudgeChoice, plan: RunPlan, name: str
 ) -> None:
     """Raise where a demand says nothing of the answers there are."""
-    from expert.manifest.schema.manifest import CHAR_GPT
-
     if not way.has_cases:
         if asked.min_accuracy:
             raise CannotValidate(

@@ -8,9 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.data.prepared import PreparedSplit
+from expert.data.records import BadRow, Example, Row, Segment, Unread
+from expert.data.template.templates import TemplateError
+from expert.run.build import evaluation_engine
+from expert.run.session.failures import is_out_of_memory
+
 if TYPE_CHECKING:
-    from expert.data.prepared import PreparedSplit
-    from expert.data.records import Example, Row
     from expert.run.stored.load import Trained
     from expert.training.evaluation import EvalResult
 
@@ -27,8 +31,6 @@ def row_losses(
     """Means over all target tokens of the rows; every token counts the same. No logits are kept."""
     from expert.data.feed.run_data import split_batches
     from expert.model.attention import without_cudnn
-    from expert.run.build import evaluation_engine
-    from expert.run.session.failures import is_out_of_memory
     from expert.training.evaluation import evaluate, means_of
 
     plan = trained.plan
@@ -84,9 +86,6 @@ def _evaluating(trained: Trained) -> Iterator[None]:
 def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> PreparedSplit:
     """The rows tokenised, one to a sequence."""
     from expert.data.pack.pack import pack_none
-    from expert.data.prepared import PreparedSplit
-    from expert.data.records import BadRow, Row, Segment
-    from expert.data.template.templates import TemplateError
     from expert.data.tokens.documents import DocumentStore
     from expert.data.tokens.prepare import Recipe, prepare
     from expert.data.tokens.shards import Tokenising
@@ -102,14 +101,13 @@ def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> Pre
         except TemplateError as error:
             return BadRow(row.file, row.line, str(error))
 
-    def formatted() -> Iterator[tuple[Row, list[Segment] | BadRow]]:
-        rows = (Row({}, "test set", number + 1) for number in range(len(examples)))
-        return ((row, segments_of(row)) for row in rows)
+    def rows(unread: Unread) -> Iterator[Row]:
+        return (Row({}, "test set", number + 1) for number in range(len(examples)))
 
     recipe = Recipe(
         data="", tokenizer="", template="", columns="", learn_prompt=plan.data.train_on_prompt
     )
-    work = Tokenising(formatted=formatted, encoder=trained.encoder)
+    work = Tokenising(rows=rows, formatter=lambda: segments_of, encoder=trained.encoder)
     tokens = prepare(work, recipe, place / "tokens")
     soft = trained.loaded.soft_prompts
     index = pack_none(

@@ -9,17 +9,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.text import counted
-from expert.jobs.validate.held_out import TOKENS_ONLY, NoTestSet
+from expert.data.examples.column_survey import survey_rows
+from expert.data.examples.columns import Columns, ColumnsNotFound, columns_of
+from expert.data.examples.tools import calls_of, with_calls
+from expert.data.read.sources import Source, first_row, iterate, resolve_sources
+from expert.data.records import BadRow, DataError, Example, Row, Turn, place_of
+from expert.data.template.templates import Template, TemplateError
+from expert.jobs.validate.held_out import (
+    TOKENS_ONLY,
+    CannotBeTold,
+    NoTestSet,
+    Run,
+    draw_again,
+    understood,
+)
+from expert.judging.cases import OWN_KEYS, Case, is_case_file, read_case_file
+from expert.judging.oracles.calls import CALLS, CallMarks, check_of, marks_of
+from expert.manifest.migrate.aliases import CORPORA
+from expert.manifest.schema.dataset import DatasetSpec
+from expert.planning.survey import local_path
+from expert.run.stored.locate import start_of
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
-    from expert.data.examples.columns import Columns
-    from expert.data.read.sources import Source
-    from expert.data.records import BadRow, Example, Row
-    from expert.data.template.templates import Template
-    from expert.judging.cases import Case
-    from expert.judging.oracles.calls import CallMarks
-    from expert.manifest.schema.dataset import DatasetSpec
     from expert.planning.run_plan import RunPlan
 
 CASE_FILE = "test_cases.json"
@@ -89,20 +101,10 @@ class TestSet:
         )
 
 
-def find_test_set(
-    folder: RunFolder, plan: RunPlan, *, beside: Path | None, named: Path | None
-) -> TestSet:
+def find_test_set(run: Run, *, named: Path | None) -> TestSet:
     """The rows to judge by: those of `named`, else the manifest's test rows, else its cases, else
-    the validation rows of its training.
-
-    `beside`: the folder of the manifest, where it is known.
-    """
-    from expert.data.examples.columns import ColumnsNotFound
-    from expert.data.read.sources import resolve_sources
-    from expert.judging.cases import is_case_file
-    from expert.manifest.schema.dataset import DatasetSpec
-
-    spec = DatasetSpec.model_validate(plan.data.dataset)
+    the validation rows of its training."""
+    spec, place = DatasetSpec.model_validate(run.plan.data.dataset), run.place
     if named is not None:
         if not named.exists():
             raise NoTestSet(f"--test-set {named}: there is no such file")
@@ -117,10 +119,9 @@ def find_test_set(
             raise NoTestSet(
                 f"--test-set {what}  (name its columns as those of the rows it was trained on)"
             ) from None
-    place = data_folder(folder, plan, beside)
     if place is None:
         raise NoTestSet(
-            f"{folder.path}: the run's data was moved or deleted  (name rows with --test-set "
+            f"{run.folder.path}: the run's data was moved or deleted  (name rows with --test-set "
             "FILE, or the folder of the manifest with --expert)"
         )
     sources = resolve_sources(spec, place)
@@ -135,15 +136,11 @@ def find_test_set(
     if found:
         names = ", ".join(each.name for each in found)
         return _of_sources(found, spec, f"validation rows: {names}")
-    return _of_split(folder, plan, spec, place)
+    return _of_split(run.folder, run.plan, spec, place)
 
 
 def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path | None:
     """The folder that the paths of the manifest start from; None where the data is not there."""
-    from expert.manifest.migrate.aliases import CORPORA
-    from expert.manifest.schema.dataset import DatasetSpec
-    from expert.planning.survey import local_path
-
     if beside is not None:
         return beside
     spec = DatasetSpec.model_validate(plan.data.dataset)
@@ -159,20 +156,12 @@ def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path |
 
 def _folder_of_manifest(folder: RunFolder) -> list[Path]:
     """Where the manifest lay when the run started; runs and tokens may be on other disks."""
-    from expert.run.stored.locate import start_of
-
     manifest = start_of(folder).get("manifest")
     return [Path(str(manifest)).parent] if manifest else []
 
 
 def _of_cases(path: Path) -> TestSet:
     """A test_cases.json; its cases are rows of instruction, input and output to training."""
-    from expert.data.examples.column_survey import survey_rows
-    from expert.data.examples.columns import columns_of
-    from expert.data.records import Row
-    from expert.judging.cases import OWN_KEYS, read_case_file
-    from expert.manifest.schema.dataset import DatasetSpec
-
     found = read_case_file(path)
     rows = []
     for number, case in enumerate(found.cases, 1):
@@ -185,10 +174,6 @@ def _of_cases(path: Path) -> TestSet:
 
 
 def _of_sources(sources: Sequence[Source], spec: DatasetSpec, name: str) -> TestSet:
-    from expert.data.examples.column_survey import survey_rows
-    from expert.data.examples.columns import columns_of
-    from expert.data.read.sources import first_row, iterate
-
     groups = []
     for source in sources:
         seen = survey_rows(iterate(source))
@@ -202,8 +187,6 @@ def _of_sources(sources: Sequence[Source], spec: DatasetSpec, name: str) -> Test
 
 def _of_split(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path) -> TestSet:
     """The share of the training rows that was held out, found again by the seed of the run."""
-    from expert.jobs.validate.held_out import CannotBeTold, draw_again
-
     nothing = NoTestSet(
         f"{folder.path}: the manifest holds out no rows  (name rows with --test-set FILE, or "
         "set training.dataset.test_path)"
@@ -233,9 +216,6 @@ def _of_rows(
     domain: str = "",
 ) -> TestSet:
     """Rows understood as training understands them; one that is not understood is an error."""
-    from expert.data.records import BadRow, DataError
-    from expert.jobs.validate.held_out import understood
-
     examples: list[Example] = []
     cases: list[tuple[Case, ...]] = []
     seen: dict[str, int] = {}
@@ -261,10 +241,6 @@ def _cases(example: Example, row: Row, name: str) -> tuple[Case, ...]:
     turns before it as they stand there.
     What the row says of its task, its domain and its check holds of each of them; an answer that
     calls tools is judged by its calls."""
-    from expert.data.examples.tools import calls_of, with_calls
-    from expert.judging.cases import Case
-    from expert.judging.oracles.calls import CALLS, check_of
-
     turns, values = example.turns, row.values
     said = tuple((turn.role, with_calls(turn)) for turn in turns)
     answers = [
@@ -292,16 +268,12 @@ def _cases(example: Example, row: Row, name: str) -> tuple[Case, ...]:
 
 def _name(row: Row, seen: dict[str, int]) -> str:
     """The id of a row, or where it stands; one that was `seen` before is numbered."""
-    from expert.data.records import place_of
-
     name = str(row.values.get("id") or place_of(Path(row.file).name, row.line))
     seen[name] = seen.get(name, 0) + 1
     return name if seen[name] == 1 else f"{name} ({seen[name]})"
 
 
 def _check(value: Any, row: Row) -> Mapping[str, Any]:
-    from expert.data.records import DataError
-
     try:
         found = json.loads(value) if isinstance(value, str) and value else value or {}
     except (ValueError, RecursionError):
@@ -330,9 +302,6 @@ def as_written(asked: Sequence[tuple[Case, Example]], template: Template) -> lis
 
 def _marks(template: Template) -> CallMarks | None:
     """What the template puts around calls; None where it does not write the shortest row."""
-    from expert.data.records import Example, Turn
-    from expert.judging.oracles.calls import marks_of
-
     tool = {"name": _NAME, "description": "x", "parameters": {"type": "object", "properties": {}}}
     call = {"name": _NAME, "arguments": {"x": "y"}}
     # Mistral's template wants an id of nine letters.
@@ -344,8 +313,6 @@ def _marks(template: Template) -> CallMarks | None:
 
 def _written(template: Template, example: Example) -> str:
     """The last answer without its end; "" where the template cannot write it."""
-    from expert.data.template.templates import TemplateError
-
     try:
         *_, answer = (each.text for each in template.segments(example) if each.learn)
     except TemplateError:

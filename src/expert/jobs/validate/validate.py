@@ -10,27 +10,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.judged import weights_of
+from expert.jobs.sample.decoding import DecodingSettings, settle_decoding
+from expert.jobs.validate.answering import GivenAnswer, answer_all
+from expert.jobs.validate.held_out import Run, learnt_cases, refuse_rows_of_the_baseline
 from expert.jobs.validate.requirements import CannotValidate, JudgeChoice, Requirements, way_of
+from expert.jobs.validate.row_losses import row_losses
 from expert.jobs.validate.saved_verdict import place_for
-from expert.jobs.validate.validation import Judged, Reached, Validation
+from expert.jobs.validate.test_sets import TestSet, as_written, data_folder, find_test_set
+from expert.jobs.validate.validation import Judged, Reached, Validation, few_cases, notes_on
+from expert.judging.answers import normalised, unfenced
+from expert.judging.court import judge_all
+from expert.judging.domain import is_strict
 from expert.judging.gate import ENOUGH_NEW_CASES, MAX_REGRESSION, Demands, ModelResult, gate_of
+from expert.judging.judge_command import Scored, score_all
+from expert.judging.oracles.open_text import OPEN_KIND
+from expert.judging.oracles.oracle import Judgement, wrong
 from expert.judging.score import Score, compare
+from expert.run.stored.choose_checkpoint import BASE, choose, states
+from expert.run.stored.load import (
+    Trained,
+    base_remark,
+    load_base,
+    load_trained,
+    pick_device,
+    read_plan,
+)
 from expert.run.stored.locate import find_expert
 
 if TYPE_CHECKING:
     import torch
 
-    from expert.core.rundir import RunFolder
     from expert.data.records import Example
-    from expert.jobs.sample.decoding import DecodingSettings
-    from expert.jobs.validate.answering import GivenAnswer
-    from expert.jobs.validate.test_sets import TestSet
     from expert.judging.cases import Case
-    from expert.judging.judge_command import Scored
-    from expert.judging.oracles.oracle import Judgement
-    from expert.planning.run_plan import RunPlan
     from expert.run.stored.choose_checkpoint import Choice
-    from expert.run.stored.load import Trained
     from expert.training.evaluation import EvalResult
 
 __all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
@@ -39,21 +51,6 @@ ALL = "all"
 
 Tell = Callable[[str, int, int], None]
 """Told of what is being done, how far it is, and of how much; of 0 where that is not known."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Request:
-    """What is validated, by which rows, and against what."""
-
-    test_set: Path | None
-    baseline: str | Path | None
-    checkpoint: str | None
-    every_checkpoint: bool
-    domain: str | None
-    limit: int | None
-    seed: int
-    device: str
-    tell: Tell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +72,6 @@ class _Task:
 
     def losses(self, trained: Trained, rows: Sequence[Example]) -> EvalResult:
         """Loss and token accuracy of a model on rows."""
-        from expert.jobs.validate.row_losses import row_losses
-
         what = f"{trained.choice.name}: loss on held-out rows"
         return row_losses(
             trained,
@@ -128,67 +123,30 @@ def validate(
         judge_seconds=judge_seconds,
         min_score=min_score,
     )
-    request = _Request(
-        test_set=Path(test_set) if test_set is not None else None,
-        baseline=baseline,
-        checkpoint=checkpoint,
-        every_checkpoint=checkpoints == ALL,
-        domain=domain,
-        limit=limit,
-        seed=seed,
-        device=device,
-        tell=tell,
-    )
-    folder, beside = find_expert(Path(expert) if expert is not None else None)
-    return _validated(folder, beside, request, asked)
-
-
-def _validated(
-    folder: RunFolder, beside: Path | None, request: _Request, asked: Requirements
-) -> Validation:
-    """The validation of a run, written into its folder."""
-    from expert.jobs.sample.decoding import settle_decoding
-    from expert.judging.domain import is_strict
-    from expert.run.stored.choose_checkpoint import choose
-    from expert.run.stored.load import base_remark, pick_device, read_plan
-
-    began, baseline, tell = time.monotonic(), request.baseline, request.tell
-    plan = read_plan(folder)
-    _look_for_baseline(baseline)
-    chosen = choose(folder, request.checkpoint or plan.watch.packaging_checkpoint)
+    began, run = time.monotonic(), _run_at(expert)
+    other = _run_at(baseline) if baseline is not None and str(baseline) != BASE else None
+    against = _choice(other) if other is not None else None  # raises before anything is loaded
+    chosen = _choice(run, checkpoint)
     weights = weights_of(chosen.path)
-    remark = base_remark(folder, plan)
-    limit = request.limit
-    test = _rows(
-        folder, plan, beside, named=request.test_set, limit=limit, baseline=baseline, tell=tell
-    )
-    how, _ = settle_decoding(plan, {})  # it speaks of characters that are drawn; here none are
-    way = way_of(folder, plan, test, request.domain, asked)
-    learnt, untold = _learnt(folder, plan, beside, test)
-    task = _Task(
-        test=test,
-        cases=tuple(case for own in test.cases for case in own),
-        learnt=learnt,
-        way=way,
-        strict=is_strict(plan.decoding),
-        decoding=how,
-        seed=request.seed,
-        device=pick_device(request.device),
-        tell=tell,
-    )
-    reached = _reach(folder, plan, chosen, task)
-    others = (
-        _reach_all(folder, plan, task, {chosen.path: reached}) if request.every_checkpoint else ()
-    )
-    before = _baseline(folder, plan, str(baseline), task) if baseline is not None else None
-    theirs = before.standing if before is not None else None
-    base = _base_rows(plan, task, before) if way.to_base else None
+    remark = base_remark(run.folder, run.plan)
+    test = _rows(run, test_set, limit, other, tell)
+    way = way_of(run.folder, run.plan, test, domain, asked)
+    task, unknown = _task(run, test, way, seed=seed, device=pick_device(device), tell=tell)
+    reached = _reach(run, chosen, task)
+    others = _reach_all(run, task, {chosen.path: reached}) if checkpoints == ALL else ()
+    before = None
+    if other is not None and against is not None:
+        before = _reach(other, against, task)
+    elif baseline is not None:
+        before = _ask(_base(run, task), str(run.folder.path), task)
+    base = _base_rows(run, task, before) if way.to_base else None
     demands = asked.demands()
-    file, kept = place_for(folder, chosen, test)
+    theirs = before.standing if before is not None else None
+    file, kept = place_for(run.folder, chosen, test)
     done = Validation(
-        folder=folder.path,
-        expert=plan.expert,
-        model=plan.model.name,
+        folder=run.folder.path,
+        expert=run.plan.expert,
+        model=run.plan.model.name,
         domain=way.domain,
         test_set=test.name,
         weights=weights,
@@ -205,37 +163,58 @@ def _validated(
         settings=_settings(demands, task, limit),
         partial=test.partial,
         file=file,
-        notes=tuple(filter(None, (*_notes(task, reached), *task.found, remark, untold, kept))),
+        notes=tuple(filter(None, (*_notes(task, reached), *task.found, remark, unknown, kept))),
         seconds=time.monotonic() - began,
     )
-    folder.write_json(file.name, done.as_dict())
+    run.folder.write_json(file.name, done.as_dict())
     return done
 
 
+def _run_at(expert: str | Path | None) -> Run:
+    folder, beside = find_expert(Path(expert) if expert is not None else None)
+    plan = read_plan(folder)
+    return Run(folder, plan, data_folder(folder, plan, beside))
+
+
+def _choice(run: Run, named: str | None = None) -> Choice:
+    return choose(run.folder, named or run.plan.watch.packaging_checkpoint)
+
+
 def _rows(
-    folder: RunFolder,
-    plan: RunPlan,
-    beside: Path | None,
-    *,
-    named: Path | None,
-    limit: int | None,
-    baseline: str | Path | None,
-    tell: Tell,
+    run: Run, named: str | Path | None, limit: int | None, other: Run | None, tell: Tell
 ) -> TestSet:
     """The rows to judge by, which the baseline was not trained on either."""
-    from expert.jobs.validate.test_sets import find_test_set
-
     tell("reading the test set", 0, 0)
-    test = find_test_set(folder, plan, beside=beside, named=named).limited(limit)
-    if baseline is not None and test.drawn:
+    test = find_test_set(run, named=Path(named) if named is not None else None).limited(limit)
+    if other is not None and test.drawn:
         tell("reading which rows the baseline was trained on", 0, 0)
-        _refuse_what_the_baseline_learnt(folder, plan, beside, str(baseline), test)
+        refuse_rows_of_the_baseline(test.examples, test.name, run, other)
     return test
 
 
-def _notes(task: _Task, reached: Reached) -> list[str]:
-    from expert.jobs.validate.validation import few_cases, notes_on
+def _task(
+    run: Run, test: TestSet, way: JudgeChoice, *, seed: int, device: torch.device, tell: Tell
+) -> tuple[_Task, str]:
+    """What the models are asked; and, where it is unknown which cases the run was trained on, a
+    note that says why."""
+    pairs = list(zip(test.cases, test.examples, strict=True))
+    learnt, why = learnt_cases(pairs, run, make=test.drawn)
+    how, _ = settle_decoding(run.plan, {})  # it speaks of characters that are drawn; here none are
+    task = _Task(
+        test=test,
+        cases=tuple(case for own in test.cases for case in own),
+        learnt=learnt,
+        way=way,
+        strict=is_strict(run.plan.decoding),
+        decoding=how,
+        seed=seed,
+        device=device,
+        tell=tell,
+    )
+    return task, f"unknown whether the run was trained on these cases: {why}" if why else ""
 
+
+def _notes(task: _Task, reached: Reached) -> list[str]:
     known = notes_on(task.cases, task.way.domain, left_out=task.test.left_out)
     return [*known, "" if reached.is_scored else few_cases(reached.standing.score)]
 
@@ -252,88 +231,27 @@ def _settings(demands: Demands, task: _Task, limit: int | None) -> dict[str, Any
     }
 
 
-def _reach_all(
-    folder: RunFolder, plan: RunPlan, task: _Task, known: dict[Path, Reached]
-) -> tuple[Reached, ...]:
+def _reach_all(run: Run, task: _Task, known: dict[Path, Reached]) -> tuple[Reached, ...]:
     """What every state of the run reaches; `known`: of some it was found out before."""
-    from expert.run.stored.choose_checkpoint import choose, states
-
-    return tuple(
-        known.get(choice.path) or _reach(folder, plan, choice, task)
-        for choice in (choose(folder, name) for name in states(folder))
-    )
+    choices = (choose(run.folder, name) for name in states(run.folder))
+    return tuple(known.get(choice.path) or _reach(run, choice, task) for choice in choices)
 
 
-def _reach(folder: RunFolder, plan: RunPlan, choice: Choice, task: _Task) -> Reached:
+def _reach(run: Run, choice: Choice, task: _Task) -> Reached:
     """Ask a state of a run."""
-    from expert.run.stored.load import load_trained
-
-    task.tell(f"loading {plan.model.name} and {choice.name}", 0, 0)
-    return _ask(load_trained(folder, plan, choice, device=task.device), str(folder.path), task)
-
-
-def _baseline(folder: RunFolder, plan: RunPlan, named: str, task: _Task) -> Reached:
-    """Ask the untrained base of the run, or another run."""
-    from expert.run.stored.choose_checkpoint import BASE, choose
-    from expert.run.stored.load import load_base, read_plan
-
-    if named == BASE:
-        task.tell(f"loading {plan.model.name} alone", 0, 0)
-        return _ask(load_base(plan, device=task.device), str(folder.path), task)
-    other, _ = find_expert(Path(named))
-    theirs = read_plan(other)
-    return _reach(other, theirs, choose(other, theirs.watch.packaging_checkpoint), task)
+    task.tell(f"loading {run.plan.model.name} and {choice.name}", 0, 0)
+    trained = load_trained(run.folder, run.plan, choice, device=task.device)
+    return _ask(trained, str(run.folder.path), task)
 
 
-def _look_for_baseline(named: str | Path | None) -> None:
-    """Raise where the baseline is not a run with a finished state, before anything is loaded."""
-    from expert.run.stored.choose_checkpoint import BASE, choose
-    from expert.run.stored.load import read_plan
-
-    if named is not None and str(named) != BASE:
-        other, _ = find_expert(Path(named))
-        choose(other, read_plan(other).watch.packaging_checkpoint)
-
-
-def _refuse_what_the_baseline_learnt(
-    folder: RunFolder, plan: RunPlan, beside: Path | None, named: str, test: TestSet
-) -> None:
-    """Rows that a run held out are to be new to a run beside it as well."""
-    from expert.jobs.validate.held_out import Run, refuse_rows_of_the_baseline
-    from expert.jobs.validate.test_sets import data_folder
-    from expert.run.stored.choose_checkpoint import BASE
-    from expert.run.stored.load import read_plan
-
-    if named == BASE:
-        return
-    other, beside_other = find_expert(Path(named))
-    runs = [
-        Run(run, its, data_folder(run, its, near))
-        for run, its, near in ((folder, plan, beside), (other, read_plan(other), beside_other))
-    ]
-    refuse_rows_of_the_baseline(test.examples, test.name, *runs)
-
-
-def _learnt(
-    folder: RunFolder, plan: RunPlan, beside: Path | None, test: TestSet
-) -> tuple[frozenset[str], str]:
-    """Cases the run was trained on; where that is unknown, a note that says why."""
-    from expert.jobs.validate.held_out import Run, learnt_cases
-    from expert.jobs.validate.test_sets import data_folder
-
-    found, untold = learnt_cases(
-        list(zip(test.cases, test.examples, strict=True)),
-        Run(folder, plan, data_folder(folder, plan, beside)),
-        make=test.drawn,
-    )
-    return found, f"unknown whether the run was trained on these cases: {untold}" if untold else ""
+def _base(run: Run, task: _Task) -> Trained:
+    """The untrained base of a run."""
+    task.tell(f"loading {run.plan.model.name} alone", 0, 0)
+    return load_base(run.plan, device=task.device)
 
 
 def _ask(trained: Trained, run: str, task: _Task) -> Reached:
     """Loss on the rows, answers to the cases, and what becomes of them."""
-    from expert.jobs.validate.test_sets import as_written
-    from expert.judging.court import judge_all
-
     name = trained.choice.name
     if task.cases and trained.template is None:
         raise CannotValidate(
@@ -376,8 +294,6 @@ def _ask(trained: Trained, run: str, task: _Task) -> Reached:
 
 def _scored(cases: list[Case], answers: list[str], name: str, task: _Task) -> list[Scored]:
     """What the judge command says; nothing where there is none."""
-    from expert.judging.judge_command import score_all
-
     if task.way.judge is None:
         return []
     task.tell(f"{name}: {task.way.judge.command}", 0, 0)
@@ -396,15 +312,11 @@ def _new_rows(trained: Trained, task: _Task) -> EvalResult | None:
     return task.losses(trained, new)
 
 
-def _base_rows(plan: RunPlan, task: _Task, before: Reached | None) -> EvalResult:
+def _base_rows(run: Run, task: _Task, before: Reached | None) -> EvalResult:
     """Loss of the base on the rows used for the comparison; it is asked nothing."""
-    from expert.run.stored.choose_checkpoint import BASE
-    from expert.run.stored.load import load_base
-
     if before is not None and before.name == BASE:
         return before.new_rows or before.rows
-    task.tell(f"loading {plan.model.name} alone", 0, 0)
-    base = load_base(plan, device=task.device)
+    base = _base(run, task)
     return _new_rows(base, task) or task.losses(base, task.test.examples)
 
 
@@ -416,8 +328,6 @@ def _as_standing(rows: EvalResult | None) -> ModelResult | None:
 
 
 def _answers(trained: Trained, task: _Task) -> list[GivenAnswer]:
-    from expert.jobs.validate.answering import answer_all
-
     if not task.cases:
         return []
     name = trained.choice.name
@@ -437,10 +347,6 @@ def _said(case: Case, answer: GivenAnswer) -> str:
 
 
 def _judged(case: Case, answer: GivenAnswer, judgement: Judgement) -> Judged:
-    from expert.judging.answers import normalised, unfenced
-    from expert.judging.oracles.open_text import OPEN_KIND
-    from expert.judging.oracles.oracle import wrong
-
     if answer.refused and judgement.kind == OPEN_KIND:
         judgement = replace(judgement, reason=answer.refused)
     elif answer.refused:

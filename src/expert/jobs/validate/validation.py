@@ -14,11 +14,12 @@ from expert.jobs.validate.saved_verdict import ENOUGH_CASES
 from expert.judging.gate import ENOUGH_NEW_CASES, Gate, ModelResult, Scores, score_for_the_gate
 from expert.judging.judge_command import JUDGE
 from expert.judging.oracles.open_text import OPEN_KIND
+from expert.judging.oracles.oracle import Judgement, missing_packages
+from expert.judging.oracles.typecheck import find_tsc
 from expert.judging.score import Comparison, Score, score_of
 
 if TYPE_CHECKING:
     from expert.judging.cases import Case
-    from expert.judging.oracles.oracle import Judgement
     from expert.judging.score import Score
     from expert.training.evaluation import EvalResult
 
@@ -295,22 +296,15 @@ def facts_of(reached: Reached, *, cases: bool = True) -> dict[str, Any]:
 def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[str]:
     """What the cases do not have, what is not installed, and what that leaves out; `left_out` rows
     are none of the set."""
-    from expert.judging.oracles.oracle import missing_packages
-    from expert.judging.oracles.typecheck import find_tsc
-
-    told = []
+    notes = []
     if left_out:
-        told.append(
-            f"{counted(left_out, 'row')} more held out and not asked: nothing that is learnt comes "
-            "before max_seq_length"
+        notes.append(
+            f"{counted(left_out, 'row')} more held out and not asked: the answer starts after "
+            "max_seq_length"
         )
     if not cases:
-        return [
-            *told,
-            "the rows are plain text: there is a loss, and no answer to judge, so that no accuracy "
-            "is asked for",
-        ]
-    notes = told
+        plain = "the rows are plain text: there is a loss, and no answer to judge"
+        return [*notes, f"{plain}, so no accuracy is required"]
     if len({case.row for case in cases}) < len(cases):
         notes.append(
             "every answer of a conversation is a case, and those of one go together: intervals and "
@@ -339,8 +333,9 @@ def few_cases(score: Score) -> str:
         return ""
     low, high = score.interval
     of = f" of {counted(rows, 'row')}" if rows != score.judged else ""
-    tell = "tells" if score.judged == 1 else "tell"
+    few = "is" if score.judged == 1 else "are"
     return (
-        f"{counted(score.judged, 'case')}{of} {tell} little: the accuracy lies between {low:.1%} "
-        f"and {high:.1%}; {ENOUGH_CASES}{' rows' if of else ''} or more are better"
+        f"{counted(score.judged, 'case')}{of} {few} too few to be conclusive: the accuracy lies "
+        f"between {low:.1%} and {high:.1%}; {ENOUGH_CASES}{' rows' if of else ''} or more are "
+        "better"
     )

@@ -9,13 +9,13 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, cast
 
 from expert.core.errors import ExpertError
 from expert.core.install import pip_install
 from expert.judging.answers import unfenced
 from expert.judging.cases import Case
+from expert.judging.domain import JUDGES
 
 
 class UnknownDomain(ExpertError):
@@ -59,38 +59,18 @@ class JudgeOptions:
 Oracle = Callable[[Case, str, JudgeOptions], Judgement]
 
 
-class Domain(StrEnum):
-    """Who judges the answers."""
-
-    json = "json"
-    sql = "sql"
-    cypher = "cypher"
-    typescript = "typescript"
-    calls = "calls"
-    text = "text"
-    open = "open"
-
-
-DOMAINS = tuple(map(str, Domain))
-_FILES = {"json": "json_values", "open": "open_text"}
-PACKAGES = {
-    "sql": ("sqlglot",),
-    "cypher": ("antlr4_cypher", "ladybug"),
-    "typescript": ("tree_sitter", "tree_sitter_typescript"),
-}
-
-
 def oracle_for(domain: str) -> Oracle:
     """The oracle of a domain; UnknownDomain where there is none."""
-    if domain not in DOMAINS:
-        raise UnknownDomain(f"--domain {domain}: is not known  (known: {', '.join(DOMAINS)})")
-    module = importlib.import_module(f"expert.judging.oracles.{_FILES.get(domain, domain)}")
+    if domain not in JUDGES:
+        raise UnknownDomain(f"--domain {domain}: is not known  (known: {', '.join(JUDGES)})")
+    module = importlib.import_module(f"expert.judging.oracles.{JUDGES[domain].file}")
     return cast(Oracle, module.judge)
 
 
 def missing_packages(domain: str) -> list[str]:
     """Packages that the oracle of a domain needs and that are not installed."""
-    return [name for name in PACKAGES.get(domain, ()) if importlib.util.find_spec(name) is None]
+    needs = JUDGES[domain].packages if domain in JUDGES else ()
+    return [name for name in needs if importlib.util.find_spec(name) is None]
 
 
 def needed(package: str) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from expert.manifest.migrate.migration import Entries, Migration
+from expert.manifest.schema.config import Tracker
 from expert.manifest.text.item import Item, shown
 
 _QWEN = ("qwen", "qwen2", "qwen2.5", "qwen3")
@@ -59,12 +60,10 @@ MODEL_VALUES: Mapping[str, Mapping[Any, Any]] = {
 # Names that old schemas list but no trainer ever had a template for.
 _TEMPLATES_WITHOUT_TEXT = ("vicuna", "custom")
 REFUSED_METHODS = ("rlhf", "dpo", "orpo", "kto", "distillation")
-OTHER_TRACKERS = frozenset(
-    (
-        *("wandb", "mlflow", "comet", "comet_ml", "swanlab", "neptune", "clearml", "azure_ml"),
-        *("codecarbon", "dagshub", "dvclive", "flyte", "trackio", "all"),
-    )
-)
+OTHER_TRACKERS = {
+    *("wandb", "mlflow", "comet", "comet_ml", "swanlab", "neptune", "clearml", "azure_ml"),
+    *("codecarbon", "dagshub", "dvclive", "flyte", "trackio", "all"),
+} - set(get_args(Tracker))
 """What people report to elsewhere."""
 
 

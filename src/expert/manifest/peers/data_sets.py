@@ -32,7 +32,7 @@ MESSAGES = ("messages", "conversations")
 """Columns that are taken for conversations by their name."""
 PREFERENCES = (
     "preference rows; only sft (supervised fine-tuning) is built",
-    "docs/TRAINING_GUIDE.md says how the preferred answers are trained on",
+    "docs/DATA.md says how the preferred answers are trained on",
 )
 _OWN_NAMES = {"system": ("system",), "tools": ("tools", "functions"), "history": ("history",)}
 """Columns that are read under these names only."""

@@ -32,6 +32,7 @@ Checkpointing = Literal["none", "selective", "full"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Cadence = Literal["no", "steps", "epoch"]
 ModuleList = Annotated[list[Text], Field(min_length=1)]
+Tracker = Literal["tensorboard"]
 Metric = Literal["eval_loss", "eval_perplexity", "eval_token_accuracy"]
 
 
@@ -231,7 +232,7 @@ class TrainingConfig(StrictSection):
     """Times a run may roll back to a checkpoint by itself, before stopping."""
     output_dir: Text | None = None
     """Where run folders are created; null: runs/ beside the manifest."""
-    trackers: list[Literal["tensorboard"]] = ["tensorboard"]
+    trackers: list[Tracker] = ["tensorboard"]
     """Metrics for other tools; events.jsonl is always written."""
 
     def runs_beside(self, folder: Path) -> Path:

@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from expert.model.quantised import dequantised, weight_only_class
+from expert.model.lora.nf4 import parts_of, state_of
+from expert.model.quantised import dequantised, int8_parts, weight_only_class
 
 ReadWeight = Callable[[Any, torch.dtype], Tensor]
 
@@ -152,9 +153,9 @@ def _turned_weight(base_layer: Any, dtype: torch.dtype) -> Tensor:
 
 
 def _nf4_weight(read: Any, base_layer: Any, dtype: torch.dtype) -> Tensor:
-    weight: Tensor = read(base_layer.weight.data, base_layer.weight.quant_state)
+    weight: Tensor = read(parts_of(base_layer)[0], state_of(base_layer))
     return weight
 
 
 def _int8_weight(base_layer: Any, dtype: torch.dtype) -> Tensor:
-    return dequantised(base_layer.state.CB, base_layer.state.SCB, dtype)
+    return dequantised(*int8_parts(base_layer), dtype)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from expert.model.lora.added_product import AddedProduct, added_product
 from expert.model.lora.dora import faster_class
 from expert.model.lora.nf4 import is_doubly_quantised, nf4_added, parts_of
-from expert.model.quantised import int8_added, weight_only_class
+from expert.model.quantised import int8_added, int8_parts, weight_only_class
 
 FEW_ROWS = 64
 """That are only looked at, as the tokens of answers are: kernels of bitsandbytes multiply them with
@@ -132,9 +132,9 @@ def _sum(rows: Tensor, weight: Tensor, low: Tensor, second: Tensor, scaling: flo
 
 
 def _int8(base: Any, rows: Tensor, low: Tensor, second: Tensor, scaling: float) -> Tensor:
-    dtype, state = _computed_in(rows), base.state
+    dtype = _computed_in(rows)
     given = (low.to(dtype), second.to(dtype), rows.to(dtype))
-    whole: Tensor = int8_added(*given, state.CB, state.SCB, scaling)
+    whole: Tensor = int8_added(*given, *int8_parts(base), scaling)
     return whole
 
 

@@ -14,6 +14,10 @@ from torch import Tensor
 
 from expert.model.lora.added_product import gradients_of_low, start
 
+AS_FLOATS = torch.bfloat16
+"""What packed weights that are spread over ranks call themselves: FSDP2 of torch 2.11 takes no
+whole numbers, and what it gathers it only copies."""
+
 
 @torch.library.custom_op("expert::nf4_added", mutates_args=())
 def nf4_added(
@@ -77,10 +81,37 @@ nf4_added.register_autograd(_backward, setup_context=_keep)
 def parts_of(layer: Any) -> tuple[Tensor, list[Tensor], list[int]]:
     """What a layer of bitsandbytes keeps of its weight: the packed digits, the scales of its
     blocks, which are quantised themselves, and the sizes of both."""
-    state = layer.weight.quant_state
+    state = state_of(layer)
     scales = [state.absmax, state.offset, state.state2.absmax, state.state2.code]
     rows, columns = state.shape
-    return layer.weight.data, scales, [rows, columns, state.blocksize, state.state2.blocksize]
+    packed = layer.weight.data
+    if packed.dtype == AS_FLOATS:
+        packed = packed.view(torch.uint8).reshape(-1, 1)
+    return packed, scales, [rows, columns, state.blocksize, state.state2.blocksize]
+
+
+def state_of(layer: Any) -> Any:
+    """What is known of a layer's packed weight: the weight's own, or the layer's where the weight
+    is a plain tensor, spread over ranks."""
+    return getattr(layer.weight, "quant_state", None) or layer.quant_state
+
+
+def make_plain(layer: Any) -> None:
+    """Keep the packed weight as a plain tensor, which can be spread over ranks; the scales, 3 % of
+    it, stay whole. The layer of bitsandbytes wants its own kind of tensor, so it is not asked."""
+    state = layer.weight.quant_state
+    rows = layer.weight.data.view(layer.out_features, -1)
+    layer.weight = torch.nn.Parameter(rows.view(AS_FLOATS), requires_grad=False)
+    layer.quant_state = state
+
+    def forward(x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).to(layer.compute_dtype or x.dtype)
+        nothing = rows.new_empty(len(rows), 0), rows.new_empty(layer.out_features, 0)
+        made: Tensor = nf4_added(*nothing, rows, *parts_of(layer), 1.0)
+        made = made if layer.bias is None else made + layer.bias.to(made.dtype)
+        return made.view(*x.shape[:-1], -1).to(x.dtype)
+
+    layer.forward = forward
 
 
 def is_doubly_quantised(layer: Any) -> bool:

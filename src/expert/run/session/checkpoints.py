@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.data.feed.run_data import RunData
     from expert.parallel.engine import Groups
+    from expert.parallel.group import Group
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
     from expert.run.stored.changes import Option
@@ -102,9 +103,11 @@ def with_fallbacks(plan: RunPlan, fallbacks: list[dict[str, Any]]) -> RunPlan:
 class Checkpoints:
     """The checkpoints in a run folder."""
 
-    def __init__(self, folder: RunFolder, emit: Emit) -> None:
+    def __init__(self, folder: RunFolder, emit: Emit, group: Group | None = None) -> None:
+        from expert.parallel.group import Group
+
         self.folder = folder.checkpoints
-        self._emit = emit
+        self._emit, self._group = emit, group or Group()
 
     def save(
         self, state: TrainState, groups: Groups, plan: RunPlan, data: RunData, *, due: bool = True
@@ -123,6 +126,8 @@ class Checkpoints:
             save_checkpoint,
         )
 
+        if not self._group.world.is_first:
+            return
         began = time.monotonic()
         there = self.folder / checkpoint_name(state.done)
         if (there / "DONE").is_file() and _says(there, state):
@@ -158,10 +163,14 @@ class Checkpoints:
         """The newest one that verifies; those that do not are put aside and named."""
         from expert.training.checkpoint import find_checkpoint
 
-        found = find_checkpoint(self.folder)
-        for bad, reason in found.rejected:
-            self._emit("rejected", path=str(bad), reason=reason)
-        return None if found.path is None else load(found.path)
+        def find() -> Path | None:
+            found = find_checkpoint(self.folder)
+            for bad, reason in found.rejected:
+                self._emit("rejected", path=str(bad), reason=reason)
+            return found.path
+
+        path = self._group.made_by_first(find)
+        return None if path is None else load(path)
 
     def chosen(
         self,
@@ -188,7 +197,8 @@ class Checkpoints:
         changed = state_difference(found.identity, identity(plan, data))
         if _is_another_run(changed, found.identity, plan) and not allow:
             raise _another_run(found, changed, options, plan, data)
-        put_aside_after(found.path.parent, found.state.done)
+        if self._group.world.is_first:
+            put_aside_after(found.path.parent, found.state.done)
         self._emit("resumed", step=found.state.done, path=str(found.path), changed=changed)
         return found
 
@@ -293,9 +303,10 @@ def load(path: Path) -> Loaded:
 def state_to_come(built: Built, plan: RunPlan) -> int:
     """Bytes of optimizer state that the first step will make; 0 where it is there already."""
     from expert.manifest.schema.kinds import OPTIMIZERS
-    from expert.training.learner import LOSS_SCALE, OPTIMIZER
+    from expert.training.learner import LOSS_SCALE, MODEL, OPTIMIZER
 
-    if any(not name.startswith(LOSS_SCALE) for name in built.tensors()[OPTIMIZER]):
+    own = built.engine.own_tensors()
+    if any(not name.startswith(LOSS_SCALE) for name in own[OPTIMIZER]):
         return 0
-    weights = sum(parameter.numel() for _, parameter in built.loaded.trainable)
+    weights = sum(parameter.numel() for parameter in own[MODEL].values())
     return int(weights * OPTIMIZERS[plan.optim.optimizer].state_bytes)

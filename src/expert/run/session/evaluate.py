@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from expert.core.world import ALONE, World
 from expert.data.pack.packing import PAD_ID, is_padded
 from expert.run.session.checkpoints import state_to_come
-from expert.run.session.failures import RunFailed, is_out_of_memory, nothing_left
-from expert.run.session.recover import fall_back
+from expert.run.session.failures import RunFailed, failure_of, nothing_left
+from expert.run.session.recover import agreed, fall_back
 from expert.run.session.session import Session, model_of
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
     """Sums over the first `most` batches, or all; a batch that does not fit is halved, and the
     evaluation starts over."""
     from expert.data.feed.run_data import split_batches
+    from expert.parallel.group import PeerFailed
     from expert.training.evaluation import evaluate
     from expert.training.recovery import OutOfMemory, plan_after
 
@@ -79,17 +81,22 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
         plan, built = session.plan, model_of(session)
         rows = plan.batch.eval_batch
         try:
-            with split_batches(plan, split, rows=rows, device=session.device) as batches:
+            world = session.group.world
+            with split_batches(
+                plan, split, rows=rows, device=session.device, world=world
+            ) as batches:
                 shown = batches if most is not None else _shown(session, split, batches)
                 return evaluate(
                     built.engine,
                     islice(shown, most),
-                    stop=lambda: session.signals.requested is not None,
+                    stop=lambda: _asked_to_stop(session),
                 )
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
+        except (RuntimeError, PeerFailed) as error:
+            failed = failure_of(error, "evaluation", plan)
+            if not isinstance(failed, OutOfMemory):
                 raise
-            message = str(error)
+            agreed(session, failed, error)
+            message = failed.message
         finally:
             # What was raised in the middle of an evaluation has left the model without dropout.
             built.loaded.module.train()
@@ -98,6 +105,11 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
         if after is None:
             raise RunFailed(nothing_left(failure))
         fall_back(session, after, failure)
+
+
+def _asked_to_stop(session: Session) -> bool:
+    session.group.agree()  # what one rank was asked, all of them do
+    return session.group.signal is not None
 
 
 def _shown(session: Session, split: PreparedSplit, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -129,7 +141,7 @@ def probe(session: Session) -> None:
         built.engine.accumulate(batch, divisor=max(1, batch.targets))
         built.engine.discard()
     elif varies_in_width(plan, device):
-        with full_width_feed(plan, data, session.state, device) as fed:
+        with full_width_feed(plan, data, session.state, device, session.group.world) as fed:
             for update in islice(fed, 1):
                 batch = update.batches[0]
                 built.engine.accumulate(batch, divisor=max(1, batch.targets))
@@ -153,13 +165,17 @@ def varies_in_width(plan: RunPlan, device: torch.device) -> bool:
 
 
 def full_width_feed(
-    plan: RunPlan, data: RunData, state: TrainState, device: torch.device
+    plan: RunPlan,
+    data: RunData,
+    state: TrainState,
+    device: torch.device,
+    world: World = ALONE,
 ) -> AbstractContextManager[Any]:
     """The steps to come with batches as wide as any can be."""
     from expert.data.feed.run_data import training_feed
 
     whole = plan.with_values({"data.trim": False}, "to try the widest", "machine")
-    return training_feed(whole, data, state, device=device)
+    return training_feed(whole, data, state, device=device, world=world)
 
 
 def widest_batch(plan: RunPlan, data: RunData, device: torch.device) -> Batch:
@@ -167,6 +183,7 @@ def widest_batch(plan: RunPlan, data: RunData, device: torch.device) -> Batch:
     import numpy as np
 
     from expert.data.feed.loader import on_device, padded_tensors
+    from expert.data.feed.order import Dealt
 
     split = data.train
     assert split is not None
@@ -174,4 +191,4 @@ def widest_batch(plan: RunPlan, data: RunData, device: torch.device) -> Batch:
     rows = min(plan.batch.micro_batch, index.bins)
     bins = np.argsort(-index.bin_lengths(), kind="stable")[:rows].astype(np.int64)
     made = padded_tensors(index, bins, split.open(), pad_id=PAD_ID)
-    return on_device(made, bins, device, soft=data.soft)
+    return on_device(made, Dealt(bins), device, soft=data.soft)

@@ -11,10 +11,14 @@ from expert.run.session.evaluate import evaluate_validation, probe
 from expert.run.session.failures import failure_of
 from expert.run.session.finish import RunResult, finished, stopped
 from expert.run.session.recover import (
+    agreed,
+    built_spread,
+    end_all,
     follow_sign,
     recover_from_failure,
     recover_from_trouble,
     rows_behind,
+    take_failure,
 )
 from expert.run.session.session import Session, model_of, save
 from expert.run.session.start import announce, report_data
@@ -31,8 +35,12 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
     """Attempt, and where that fails take the next plan, until the run has ended."""
     from expert.training.step import StepInterrupted
 
+    session.group.end_with_others(
+        lambda text: session.emit("failed", step=session.state.done, error=text)
+    )
     announce(session)
     report_data(session)
+    take_failure(session)
     while True:
         failure, interrupted, ending = None, False, None
         try:
@@ -40,6 +48,14 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
         except Exception as error:
             failure = failure_of(error, session.now.doing, session.plan)
             interrupted = isinstance(error, StepInterrupted)
+            lost = session.group.lost(error)
+            if lost is not None:
+                session.emit("failed", step=session.state.done, error=str(lost))
+                raise lost from error
+            if session.group.world.size > 1 and (interrupted or built_spread(session)):
+                end_all(session, failure, error)
+                raise
+            failure = agreed(session, failure, error)
             if failure is None:
                 text = f"{type(error).__name__}: {error}"
                 session.emit("failed", step=session.state.done, error=text)
@@ -73,7 +89,8 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
     memory = MemoryWatch(now.plan, device, session.instruments.gpu, emit)
     emit("feed", step=now.state.done, **feed_facts(now.plan, now.data))
     timed = built.timeline.take_event if device.type == "cuda" else None
-    feed = training_feed(now.plan, now.data, now.state, device=device, new_event=timed)
+    world = session.group.world
+    feed = training_feed(now.plan, now.data, now.state, device=device, new_event=timed, world=world)
 
     def reached(state: TrainState) -> None:
         evaluated, stepped = state.evaluated != now.state.evaluated, state.done > now.state.done
@@ -90,7 +107,8 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
         evaluate=lambda step: evaluate_validation(session),
         save=lambda state, due: save(session, state, due),
         reached=reached,
-        stop_requested=lambda: session.signals.requested,
+        stop_requested=lambda: session.group.signal,
+        same_everywhere=session.group.first_of,
         rows_of=lambda bins: rows_behind(now.data, bins),
     )
     session.instruments.pressure.data.restart()

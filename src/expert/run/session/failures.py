@@ -39,6 +39,7 @@ def failure_of(
     from expert.model.attention import CUDNN_FAILED
     from expert.model.attention import KernelUnavailable as AttentionUnavailable
     from expert.parallel.graphs import GraphsUnavailable
+    from expert.parallel.group import PeerFailed
     from expert.run.build import DoesNotRun
     from expert.training import recovery
     from expert.training.optim import OptimizerUnavailable
@@ -48,6 +49,8 @@ def failure_of(
     if full is not None:
         return recovery.OutOfMemory(where=where, message=str(full))
     for one in _chain(error):
+        if isinstance(one, PeerFailed):
+            return one.failure  # type: ignore[no-any-return]
         if isinstance(one, DoesNotRun):
             return one.failure
         if isinstance(one, AttentionUnavailable) or CUDNN_FAILED in str(one):

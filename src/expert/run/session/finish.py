@@ -45,8 +45,9 @@ def finished(session: Session, *, early: bool) -> RunResult:
     if keeps:
         take_best(session)
     test = evaluate_test(session) if keeps else None
-    if session.signals.requested is not None:
-        return stopped(session, session.signals.requested)
+    session.group.agree()
+    if session.group.signal is not None:
+        return stopped(session, session.group.signal)
     final = publish_final(session) if keeps else session.folder.path
     facts, state = session.instruments.meter.run_line(), session.state
     test_loss = test.loss if test else None
@@ -185,8 +186,10 @@ def publish_final(session: Session) -> Path:
     from expert.model.saving import save_trained
     from expert.training.checkpoint import bytes_needed, check_space
 
-    loaded = model_of(session).loaded
-    check_space(session.folder.path, bytes_needed({"weights": loaded.weights}))
-    with publishing(session.folder.final) as folder:
-        save_trained(loaded, folder)
+    loaded = model_of(session).whole()
+    if session.group.world.is_first:
+        check_space(session.folder.path, bytes_needed({"weights": loaded.weights}))
+        with publishing(session.folder.final) as folder:
+            save_trained(loaded, folder)
+    session.group.agree()  # a rank that ends before the first has written would look like a failure
     return session.folder.final

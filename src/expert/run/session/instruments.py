@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-    from expert.core.rundir import RunFolder
     from expert.data.feed.run_data import RunData
     from expert.data.prepared import PreparedSplit
     from expert.planning.run_plan import RunPlan
@@ -128,19 +126,6 @@ def _core_fields(emit: Emit, workers: int) -> MoreFields:
         return facts
 
     return fields
-
-
-def tracker_of(plan: RunPlan, folder: RunFolder, warn: Callable[[str], None]) -> Any | None:
-    """TensorBoard's files, where they are wanted and can be written."""
-    from expert.telemetry.tensorboard import TensorBoardSink, TrackerUnavailable
-
-    if "tensorboard" not in plan.watch.trackers:
-        return None
-    try:
-        return TensorBoardSink(folder.tensorboard, tell=warn)
-    except TrackerUnavailable as error:
-        warn(str(error))
-        return None
 
 
 def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_RUN_FAILED
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from expert.training.recovery import Failure
 
 SHOWN_ROWS = 10
+FAILURE = "ranks/failure.json"
+"""In a run folder: why all ranks were ended."""
 
 
 def recover_from_failure(session: Session, failure: Failure, *, interrupted: bool) -> None:
@@ -30,12 +33,67 @@ def recover_from_failure(session: Session, failure: Failure, *, interrupted: boo
 
 def plan_for(session: Session, failure: Failure) -> RunPlan | None:
     """The plan to try next; None where no other plan helps."""
-    from expert.training.recovery import OutOfMemory, plan_after
+    from expert.training.recovery import plan_after
+
+    return plan_after(session.plan, failure)
+
+
+def agreed(session: Session, failure: Failure | None, error: BaseException) -> Failure | None:
+    """The failure that all ranks answer, each with the same plan: this one's, told to the others,
+    or that of the rank which told us."""
+    from expert.parallel.group import PeerFailed
+    from expert.training.recovery import OutOfMemory
 
     built = session.now.built
+    if isinstance(error, PeerFailed):
+        return failure
     if isinstance(failure, OutOfMemory) and built is not None:
         failure = replace(failure, blocks=len(built.loaded.blocks))
-    return plan_after(session.plan, failure)
+    found: Failure | None = session.group.failed(failure, f"{type(error).__name__}: {error}")
+    return found
+
+
+def built_spread(session: Session) -> bool:
+    """Whether ranks wait for each other in the middle of a pass, where nobody can tell them."""
+    return session.plan.parallel.engine == "sharded"
+
+
+def end_all(session: Session, failure: Failure | None, error: BaseException) -> None:
+    """End all ranks, which cannot be asked; the failure is kept for whoever resumes the run, which
+    then begins with the plan that answers it."""
+    text = f"{type(error).__name__}: {error}"
+    if failure is not None:
+        from expert.core.files import write_text_atomically
+
+        path = session.folder.path / FAILURE
+        path.parent.mkdir(exist_ok=True)
+        kept = {"kind": type(failure).__name__, "fields": asdict(failure)}
+        write_text_atomically(path, json.dumps(kept))
+    session.emit("failed", step=session.state.done, error=text)
+    session.group.end_all(text)
+
+
+def take_failure(session: Session) -> None:
+    """Begin with the plan that answers the failure which ended all ranks before this start."""
+    from expert.training import recovery
+
+    path = session.folder.path / FAILURE
+
+    def read() -> dict[str, Any] | None:
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        path.unlink(missing_ok=True)
+        return dict(found)
+
+    kept = session.group.made_by_first(read)
+    if kept is None:
+        return
+    failure = getattr(recovery, kept["kind"])(**kept["fields"])
+    after = plan_for(session, failure)
+    if after is not None:
+        fall_back(session, after, failure)
 
 
 def change_over(
@@ -165,7 +223,7 @@ def _roll_back(session: Session, trouble: Trouble) -> None:
         # A loss is that of the weights before its step: those at the first high loss were broken
         # already, most likely by the step before.
         first = max(0, first - 1)
-        if session.checkpoints is not None:
+        if session.checkpoints is not None and session.group.world.is_first:
             put_aside_after(session.checkpoints.folder, first)
     skipped = session.state.skipped.with_window(first, last)
     rollbacks = session.state.rollbacks + 1

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from expert.run.session.instruments import best_so_far, instruments_for, loop_plan, tracker_of
+from expert.run.session.instruments import best_so_far, instruments_for, loop_plan
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from expert.data.feed.streaming import Stream
     from expert.manifest.schema.manifest import Manifest
     from expert.parallel.engine import Groups
+    from expert.parallel.group import Group
     from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
@@ -95,6 +96,8 @@ class Session:
     instruments: Instruments
     checkpoints: Checkpoints | None
     """None: a short run, of which nothing is kept."""
+    group: Group
+    """The processes that train together; most runs are one alone."""
     signals: Signals
     warnings: Warnings
     restream: Callable[[RunPlan], Stream] | None
@@ -172,25 +175,36 @@ def open_session(
     callbacks: Callbacks | None = None,
     restream: Callable[[RunPlan], Stream] | None = None,
     keep: bool = True,
+    group: Group | None = None,
 ) -> Iterator[Session]:
-    """A session at the start of its run. `keep`: checkpoints and the result are written."""
+    """A session at the start of its run. `keep`: checkpoints and the result are written.
+
+    Of a group, the first rank alone writes events and whatever lies in the folder.
+    """
     from expert.core.events import EventLog
+    from expert.parallel.group import Group
     from expert.run.build import device_of
     from expert.run.session.checkpoints import Checkpoints
+    from expert.telemetry.trackers import open_trackers
     from expert.training.state import TrainState
     from expert.training.stopping import Signals
 
-    callbacks = callbacks or Callbacks()
+    callbacks, group = callbacks or Callbacks(), group or Group()
+    first = group.world.is_first
     warnings, state = Warnings(), TrainState()
     device = device_of(plan)
     with contextlib.ExitStack() as closing:
-        tracker = tracker_of(plan, folder, warnings)
-        log = EventLog(folder.events, (*sinks, *((tracker,) if tracker else ())))
-        closing.callback(log.close)
-        if tracker is not None:
-            closing.callback(tracker.close)
+        emit: Emit = _emit_nothing
+        if first:
+            trackers = open_trackers(plan.watch.trackers, folder.path, warnings)
+            log = EventLog(folder.events, (*sinks, *trackers))
+            closing.callback(log.close)
+            for tracker in trackers:
+                closing.callback(tracker.close)
+            emit = log.emit
         signals = closing.enter_context(Signals(acknowledge=callbacks.acknowledge))
-        instruments = instruments_for(plan, data, device=device, emit=log.emit)
+        group.listen(lambda: signals.requested)
+        instruments = instruments_for(plan, data, device=device, emit=emit)
         if instruments.gpu is not None:
             closing.enter_context(instruments.gpu)
         yield Session(
@@ -199,7 +213,8 @@ def open_session(
             start=start or Start(),
             callbacks=callbacks,
             instruments=instruments,
-            checkpoints=Checkpoints(folder, log.emit) if keep else None,
+            checkpoints=Checkpoints(folder, emit, group) if keep else None,
+            group=group,
             signals=signals,
             warnings=warnings,
             restream=restream,
@@ -214,6 +229,10 @@ def open_session(
         )
 
 
+def _emit_nothing(event: str, *, step: int | None = None, **fields: Any) -> None:
+    """Facts of ranks that do not write."""
+
+
 def model_of(session: Session) -> Built:
     """The model of the plan, built when it is first needed and after each change of it."""
     from expert.data.feed.run_data import largest_ids
@@ -224,7 +243,11 @@ def model_of(session: Session) -> Built:
     if now.built is None:
         remote = session.start.allow_remote_code
         now.built = build(
-            now.plan, now.data.encoder, device=session.device, allow_remote_code=remote
+            now.plan,
+            now.data.encoder,
+            device=session.device,
+            allow_remote_code=remote,
+            group=session.group,
         )
         for largest in largest_ids(now.data):
             check_vocabulary(now.built.loaded, largest)
@@ -241,10 +264,8 @@ def save(session: Session, state: TrainState, due: bool = False) -> None:
     now = session.now
     now.state = state
     if session.checkpoints is not None:
-        built = model_of(session)
-        tensors = built.tensors()  # every rank takes part, one writes
-        if built.engine.world.is_first:
-            session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
+        tensors = model_of(session).tensors()  # every rank takes part, one writes
+        session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
 
 
 def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
@@ -262,7 +283,7 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
     _settle_loader(session)
     continue_from(session, found.state, found.groups)
     now.recorder.meter.restore(found.state.sums)
-    if found.state.done != now.plan.length.total_steps:
+    if found.state.done != now.plan.length.total_steps and session.group.world.is_first:
         aside = put_final_aside(session.folder)
         if aside is not None:
             session.emit("warning", text=f"final was renamed to {aside.name}: training continues")
@@ -276,17 +297,18 @@ def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
 
     now = session.now
     now.plan = estimated_again(after, known_calibrations(after.target))
-    try:
-        session.folder.write_json("plan.json", as_recorded(now.plan))
-    except OSError as error:
-        session.emit("warning", text=f"plan.json cannot be written: {error.strerror}")
+    if session.group.world.is_first:
+        try:
+            session.folder.write_json("plan.json", as_recorded(now.plan))
+        except OSError as error:
+            session.emit("warning", text=f"plan.json cannot be written: {error.strerror}")
     losses, skips = now.recorder.spikes.state(), now.recorder.skips
     now.state = replace(now.state, losses=losses, skips=skips)
     if now.built is not None:
         now.built.engine.discard()
         if any(path.startswith(REBUILD) for path in changed):
             if now.weights is None:
-                now.weights = copied(now.built.tensors())
+                now.weights = copied(now.built.tensors(everywhere=True))
             now.built = None
         if any(path.startswith((*REBUILD, "batch.micro_batch")) for path in changed):
             now.recorder.meter.resettle()

@@ -33,7 +33,8 @@ def announce(
     from expert.model.switches import list_switches
 
     plan, device, emit = session.plan, session.device, session.emit
-    write_down(session.folder, plan, session.manifest, session.data, session.start.machine)
+    if session.group.world.is_first:
+        write_down(session.folder, plan, session.manifest, session.data, session.start.machine)
     ahead = session.instruments.meter.ahead
     cost = ahead.cost(session.state.done) if ahead is not None else None
     facts = started_facts(session.folder, plan, session.start)

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.events import Event, read_events
 from expert.core.links import refuse_links
+from expert.core.publish import DONE
 from expert.core.rundir import (
     RunFolder,
     RunFolderError,
     checkpoint_step,
+    checkpoints_in,
     found_again,
     latest_run,
     named_manifest,
+    runs_in,
 )
 
 if TYPE_CHECKING:
@@ -108,6 +111,21 @@ def run_to_resume(resume: str, *, runs: Path, expert: str) -> tuple[RunFolder, P
     own = None if _is_run(RunFolder(path)) else latest_run(path, expert)
     folder = own or find_trained(path)
     return folder, folder.checkpoints
+
+
+def newest_that_saved(read: ReadManifest) -> str | None:
+    """The newest run of a manifest that has a whole checkpoint or is finished; None without one.
+    What a job that is started again gives to `--resume`, whether it had begun or not."""
+    for run in runs_in(runs_folder(read), read.manifest.name):
+        if has_saved(run):
+            return str(run.path)
+    return None
+
+
+def has_saved(run: RunFolder) -> bool:
+    """Whether a run has a whole checkpoint, or is finished."""
+    paths = [path for _, path in checkpoints_in(run.checkpoints)]
+    return any((path / DONE).is_file() for path in [*paths, run.final])
 
 
 def run_or_result(place: Path) -> Path:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from expert.core.install import pip_install
-from expert.telemetry.tensorboard import TensorBoardSink, TrackerUnavailable
+from expert.telemetry.trackers import TRACKERS, Tracker, TrackerKind, TrackerUnavailable
 from tests.wording import wording
 
 STEP = {
@@ -24,6 +25,10 @@ STEP = {
     "mfu": None,
     "gpu_utilization": 98.0,
 }
+
+
+def kind_with(open) -> TrackerKind:
+    return replace(TRACKERS["tensorboard"], open=open)
 
 
 class FakeWriter:
@@ -58,9 +63,7 @@ class Desk:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.writers: list[FakeWriter] = []
-        self.sink = TensorBoardSink(
-            Path("run/tensorboard"), tell=self.said.append, make_writer=self.make
-        )
+        self.sink = Tracker(kind_with(self.make), Path("run"), warn=self.said.append)
 
     def make(self, folder: Path, first_step: int | None) -> FakeWriter:
         assert folder == Path("run/tensorboard")
@@ -144,14 +147,14 @@ def test_after_a_failure_it_says_so_once_and_is_silent(desk):
 def test_what_it_says_may_come_back_to_it_as_an_event():
     writer = FakeWriter()
     writer.full = True
-    sink: TensorBoardSink
+    sink: Tracker
     heard = []
 
     def tell(text: str) -> None:
         heard.append(text)
         sink({"event": "warning", "text": text})
 
-    sink = TensorBoardSink(Path("x"), tell=tell, make_writer=lambda folder, step: writer)
+    sink = Tracker(kind_with(lambda folder, step: writer), Path("x"), warn=tell)
     sink(STEP)
     assert len(heard) == 1
 
@@ -160,7 +163,7 @@ def test_a_folder_that_cannot_be_made_is_no_reason_to_fail(desk):
     def refuse(folder: Path, first_step: int | None) -> FakeWriter:
         raise PermissionError(13, "Permission denied")
 
-    sink = TensorBoardSink(Path("x"), tell=desk.said.append, make_writer=refuse)
+    sink = Tracker(kind_with(refuse), Path("x"), warn=desk.said.append)
     sink(STEP)
     sink.close()
     assert len(desk.said) == 1
@@ -193,13 +196,13 @@ def test_a_missing_package_is_reported_in_a_sentence(tmp_path, monkeypatch):
     with pytest.raises(
         TrackerUnavailable, match=wording("needs-python-package-tensorboard")
     ) as caught:
-        TensorBoardSink(tmp_path, tell=pytest.fail)
+        Tracker(TRACKERS["tensorboard"], tmp_path, warn=pytest.fail)
     assert pip_install("tensorboard") in str(caught.value)
 
 
 def test_tensorboard_reads_what_was_written(tmp_path):
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
-    sink = TensorBoardSink(tmp_path / "tensorboard", tell=pytest.fail)
+    sink = Tracker(TRACKERS["tensorboard"], tmp_path, warn=pytest.fail)
     sink(STEP)
     sink(STEP | {"step": 20, "loss": 1.25})
     sink({"event": "eval", "time": 1001.0, "step": 20, "loss": 1.125})
@@ -226,7 +229,7 @@ def test_curves_are_not_written_through_a_link_that_appears_while_a_run_lasts(tm
         made.append(place)
         return FakeWriter(first_step)
 
-    sink = TensorBoardSink(folder, tell=told.append, make_writer=make)
+    sink = Tracker(kind_with(make), folder.parent, warn=told.append)
     folder.symlink_to(elsewhere)
     sink({"event": "rolled_back", "step": 5, "to_step": 3})
     assert len(made) == 1

@@ -1,8 +1,12 @@
-"""Events as curves in TensorBoard: one more reader of events, which never stops a run."""
+"""Trackers: readers of events that draw a run's curves elsewhere, and never stop it.
+
+One row of TRACKERS each. The names a manifest may use are `Tracker` of manifest/schema/config.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,20 +66,22 @@ MakeWriter = Callable[[Path, int | None], CurveWriter]
 """Makes a writer for a folder; points from the given step on in older files are hidden."""
 
 
-class TensorBoardSink:
-    """A reader of events that writes event files; after a failure it says so once and is silent."""
+@dataclass(frozen=True, kw_only=True)
+class TrackerKind:
+    """What a tracker writes, and with what."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        tell: Callable[[str], None],
-        make_writer: MakeWriter | None = None,
-    ) -> None:
-        """`tell` hears the one sentence about a failure."""
-        self._folder = folder
-        self._tell = tell
-        self._make_writer = make_writer or summary_writer
+    title: str
+    folder: str
+    """Its place in the run folder."""
+    open: MakeWriter
+    """Raises TrackerUnavailable where its package is missing."""
+
+
+class Tracker:
+    """A reader of events that draws curves; after a failure it warns once and is silent."""
+
+    def __init__(self, kind: TrackerKind, run: Path, *, warn: Callable[[str], None]) -> None:
+        self._kind, self._folder, self._warn = kind, run / kind.folder, warn
         self._writer: CurveWriter | None = None
         self._guarded(lambda: self._open(None))
 
@@ -92,16 +98,13 @@ class TensorBoardSink:
 
     def _open(self, first_step: int | None) -> None:
         refuse_links(self._folder, below=self._folder.parent)  # also where it is opened once more
-        self._writer = self._make_writer(self._folder, first_step)
+        self._writer = self._kind.open(self._folder, first_step)
 
     def _write(self, event: Mapping[str, Any]) -> None:
         assert self._writer is not None
         kind = event.get("event", "")
-        if kind in (
-            "rolled_back",
-            "resumed",
-        ):  # the curve continues there; what was undone is hidden
-            self._writer.close()
+        if kind in ("rolled_back", "resumed"):
+            self._writer.close()  # the curve continues there; what was undone is hidden
             self._open(int(event.get("to_step", event["step"])) + 1)
             return
         shown = "test" if kind == "eval" and event.get("split") == "test" else kind
@@ -119,14 +122,14 @@ class TensorBoardSink:
             raise
         except Exception as error:  # noqa: BLE001 - curves are no reason to end a run
             self._writer = None
-            self._tell(
-                f"{self._folder}: TensorBoard files are no longer written: "
+            self._warn(
+                f"{self._folder}: {self._kind.title} are no longer written: "
                 f"{type(error).__name__}: {error}  (events.jsonl has all values)"
             )
 
 
-def summary_writer(folder: Path, first_step: int | None) -> CurveWriter:
-    """Torch's writer of event files; TrackerUnavailable where the package is missing."""
+def _tensorboard(folder: Path, first_step: int | None) -> CurveWriter:
+    """Torch's writer of event files."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -136,3 +139,19 @@ def summary_writer(folder: Path, first_step: int | None) -> CurveWriter:
         ) from error
     writer: CurveWriter = SummaryWriter(str(folder), purge_step=first_step)
     return writer
+
+
+TRACKERS = {
+    "tensorboard": TrackerKind(title="TensorBoard files", folder="tensorboard", open=_tensorboard),
+}
+
+
+def open_trackers(names: Iterable[str], run: Path, warn: Callable[[str], None]) -> list[Tracker]:
+    """The trackers of a run that can be opened; a warning for each that cannot."""
+    opened = []
+    for name in names:
+        try:
+            opened.append(Tracker(TRACKERS[name], run, warn=warn))
+        except TrackerUnavailable as error:
+            warn(str(error))
+    return opened

@@ -1,0 +1,177 @@
+"""`expert launch`: the file that starts a run on a cluster."""
+
+from __future__ import annotations
+
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from expert.cli.plan import show_warnings
+from expert.cli.show import options
+from expert.cli.show.display import make_console, show, write_line
+
+
+class Cluster(StrEnum):
+    """Who starts the processes."""
+
+    slurm = "slurm"
+    kubernetes = "kubernetes"
+    skypilot = "skypilot"
+
+
+On = Annotated[Cluster, typer.Option("--on", help="The scheduler of the cluster.")]
+Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Machines.")]
+Gpus = Annotated[int, typer.Option("--gpus", min=1, help="GPUs of each machine; a rank on each.")]
+Name = Annotated[str | None, typer.Option("--name", help="Of the job; default: the expert's.")]
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to", metavar="FILE", help="File to write, - to print; default: beside the manifest."
+    ),
+]
+Submit = Annotated[
+    bool, typer.Option("--submit", help="Submit it with sbatch, kubectl or sky jobs launch.")
+]
+Shared = Annotated[
+    str | None,
+    typer.Option(
+        "--shared",
+        metavar="FOLDER",
+        help="Folder that every machine sees under this path, for runs and prepared data; "
+        "default: that of the manifest (Slurm), /shared.",
+    ),
+]
+Folder = Annotated[
+    str | None,
+    typer.Option(
+        "--folder",
+        help="Where the manifest's folder is on the machines; default: as here (Slurm), "
+        "SHARED/NAME (Kubernetes); SkyPilot copies it.",
+    ),
+]
+Python = Annotated[
+    str | None,
+    typer.Option("--python", help="Python of the machines; default: this one (Slurm), python."),
+]
+Setup = Annotated[
+    list[str] | None,
+    typer.Option("--setup", metavar="LINE", help="Line of shell to run before; repeatable."),
+]
+Cpus = Annotated[int, typer.Option("--cpus", min=1, help="CPU cores of each rank.")]
+Memory = Annotated[
+    str | None, typer.Option("--memory", help="Main memory of each machine, such as 64G or 64Gi.")
+]
+Warning_ = Annotated[
+    int,
+    typer.Option("--warning", min=20, help="Seconds to save a checkpoint before it is ended."),
+]
+Restarts = Annotated[
+    int, typer.Option("--restarts", min=0, help="Times to start again after a crash.")
+]
+
+
+def launch(
+    on: On,
+    file: options.ManifestFile = None,
+    manifest: Annotated[Path | None, options.manifest_option("The manifest to train")] = None,
+    nodes: Nodes = 1,
+    gpus: Gpus = 1,
+    name: Name = None,
+    to: To = None,
+    submit: Submit = False,
+    shared: Shared = None,
+    folder: Folder = None,
+    python: Python = None,
+    setup: Setup = None,
+    cpus: Cpus = 8,
+    memory: Memory = None,
+    warning: Warning_ = 120,
+    restarts: Restarts = 3,
+    time: Annotated[str | None, typer.Option("--time", help="Slurm: limit, HH:MM:SS.")] = None,
+    partition: Annotated[
+        str | None, typer.Option("--partition", help="Slurm: where to queue.")
+    ] = None,
+    account: Annotated[str | None, typer.Option("--account", help="Slurm: who is charged.")] = None,
+    qos: Annotated[str | None, typer.Option("--qos", help="Slurm: quality of service.")] = None,
+    image: Annotated[
+        str | None,
+        typer.Option("--image", help="Kubernetes, SkyPilot: image with expert installed."),
+    ] = None,
+    claim: Annotated[
+        str | None,
+        typer.Option("--claim", help="Kubernetes: PersistentVolumeClaim, mounted at SHARED."),
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", help="Kubernetes: of the job.")
+    ] = None,
+    accelerator: Annotated[
+        str | None, typer.Option("--accelerator", help="SkyPilot: name of the GPU, such as H100.")
+    ] = None,
+    bucket: Annotated[
+        str | None,
+        typer.Option("--bucket", help="SkyPilot: bucket, mounted at SHARED, such as s3://mine."),
+    ] = None,
+    infra: Annotated[
+        str | None, typer.Option("--infra", help="SkyPilot: where, such as aws/us-east-1.")
+    ] = None,
+    spot: Annotated[bool, typer.Option("--spot", help="SkyPilot: preemptible machines.")] = False,
+    overrides: options.Overrides = None,
+) -> None:
+    """Write the file that starts a run on a cluster, and submit it with --submit.
+
+    The job starts `expert train --resume if-any` on every machine: started again after preemption,
+    it resumes from its newest checkpoint.
+    """
+    from expert.jobs.launch import cluster
+
+    chosen = options.one_manifest(file, manifest)
+    if chosen is None:
+        raise options.UsageError("nothing to train  (expert launch --on slurm --manifest FILE)")
+    read = options.asked_manifest(chosen, None, tuple(overrides or ()))
+    job = cluster.make_job(
+        read,
+        on.value,
+        nodes=nodes,
+        gpus=gpus,
+        name=name,
+        shared=shared,
+        folder=folder,
+        python=python,
+        setup=tuple(setup or ()),
+        cpus=cpus,
+        memory=memory,
+        warning=warning,
+        restarts=restarts,
+        time=time,
+        partition=partition,
+        account=account,
+        qos=qos,
+        image=image,
+        claim=claim,
+        namespace=namespace,
+        accelerator=accelerator,
+        bucket=bucket,
+        infra=infra,
+        spot=spot,
+        overrides=tuple(overrides or ()),
+    )
+    if to == "-" and submit:
+        raise options.UsageError("--to - prints the file: --submit needs one  (leave one out)")
+    if to == "-":
+        write_line(cluster.text_of(job))
+        return
+    if submit:
+        cluster.refuse_absent_program(job.on)
+    console = make_console()
+    show_warnings(read, console)
+    written = cluster.write_job(job, Path(to) if to else None)
+    show(console, f"✓ {written}: {job.ranks} ranks, {job.gpus} on each of {job.nodes} machines")
+    command = shlex.join(cluster.submit_command(job, written))
+    if not submit:
+        show(console, f"next: {command}")
+        return
+    show(console, command, "dim")
+    show(console, cluster.submit(job, written))

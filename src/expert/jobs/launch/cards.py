@@ -1,0 +1,95 @@
+"""Which cards of this machine `--gpus` means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from expert.core.text import counted
+from expert.parallel.launch import WorldError, started_by
+from expert.planning.machine.machine import Machine
+from expert.planning.machine.nvml import Gpu
+from expert.planning.machine.threads import NAMES
+
+MOST_RANKS = 1024
+"""On one machine; more is a typing error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cards:
+    """What each rank computes on: a card, or a share of the processor."""
+
+    visible: tuple[str, ...]
+    """As CUDA_VISIBLE_DEVICES names them; empty on the CPU."""
+    ranks: int
+    threads: int
+    """Of each rank, where nobody has set another number."""
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """What is set before a rank starts: later CUDA would not look at it any more."""
+        own = {"CUDA_VISIBLE_DEVICES": ",".join(self.visible)} if self.visible else {}
+        if not any(env.get(name) for name in NAMES):
+            own |= {NAMES[0]: str(self.threads)}
+        return own
+
+    def one_by_one(self, env: Mapping[str, str]) -> list[dict[str, str]]:
+        """The environment of a process that has one card alone, for each of them."""
+        threads = self.environment(env)
+        names: tuple[str | None, ...] = self.visible or (None,) * self.ranks
+        return [{**threads, **({"CUDA_VISIBLE_DEVICES": name} if name else {})} for name in names]
+
+
+def choose_cards(asked: str, machine: Machine, *, device: str, env: Mapping[str, str]) -> Cards:
+    """The cards that `all`, a number of cards or a list such as `0,2` mean, counted among those
+    that are visible. Raises with everything that is wrong at once."""
+    problems = []
+    starter = started_by(env)
+    if starter:
+        problems.append(f"{starter} has started this process as one of several  (leave --gpus out)")
+    on_cpu = device == "cpu"
+    chosen, ranks, wrong = _meant(asked, () if on_cpu else machine.gpus, on_cpu=on_cpu)
+    problems += wrong
+    if not on_cpu and not machine.gpus and not wrong:
+        why = machine.gpu_note or "no GPU was found"
+        problems.append(f"{why}  (--device cpu starts as many processes on the CPU)")
+    if problems:
+        raise WorldError(f"--gpus {asked}", problems)
+    threads = max(1, (machine.cores_available.value or 1) // ranks)
+    return Cards(visible=tuple(map(_name, chosen)), ranks=ranks, threads=threads)
+
+
+def _meant(asked: str, gpus: Sequence[Gpu], *, on_cpu: bool) -> tuple[list[Gpu], int, list[str]]:
+    """Cards, ranks, and what is wrong with what was asked."""
+    text = asked.strip().lower()
+    if text == "all":
+        wrong = ["all: a CPU has no cards to count  (say how many processes, such as 2)"]
+        return list(gpus), len(gpus) or 1, wrong if on_cpu else []
+    if re.fullmatch(r"\d+", text):
+        ranks = int(text)
+        problems = []
+        if not 1 <= ranks <= MOST_RANKS:
+            problems.append(f"{ranks} is not a number of GPUs  (card 0 alone is written 0,)")
+        elif gpus and ranks > len(gpus):
+            problems.append(f"{counted(len(gpus), 'GPU')} {_is_are(gpus)} visible here")
+        return list(gpus[:ranks]), ranks, problems
+    if re.fullmatch(r"\d+(,\d+)*,?", text):
+        numbers = [int(part) for part in text.split(",") if part]
+        problems = [f"a CPU has no card {numbers[0]}  (say how many processes)"] if on_cpu else []
+        for number in dict.fromkeys(numbers):
+            if gpus and number >= len(gpus):
+                visible = f"{counted(len(gpus), 'GPU')} {_is_are(gpus)} visible"
+                problems.append(f"there is no card {number}: {visible}, counted from 0")
+            if numbers.count(number) > 1:
+                problems.append(f"card {number} is named twice")
+        return [gpus[n] for n in numbers if n < len(gpus)], len(numbers), problems
+    return [], 1, ["expected all, a number of GPUs such as 2, or cards such as 0,2"]
+
+
+def _name(gpu: Gpu) -> str:
+    """The UUID: numbers of CUDA and of the driver may differ."""
+    return gpu.mig_slice.value or gpu.uuid.value or str(gpu.index.value)
+
+
+def _is_are(gpus: Sequence[Gpu]) -> str:
+    return "is" if len(gpus) == 1 else "are"

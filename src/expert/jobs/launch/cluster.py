@@ -1,0 +1,263 @@
+"""A run on a cluster: what was asked, what is missing, the file that starts it, submitting it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from expert.core.errors import EXIT_RUN_FAILED, ExpertError
+from expert.core.files import write_text_atomically
+from expert.core.install import origin, pip_install
+from expert.core.text import counted
+
+if TYPE_CHECKING:
+    from expert.manifest.reader import ReadManifest
+
+System = Literal["slurm", "kubernetes", "skypilot"]
+ENDINGS: dict[System, str] = {
+    "slurm": ".sbatch",
+    "kubernetes": ".kubernetes.yaml",
+    "skypilot": ".skypilot.yaml",
+}
+_ONLY_OF: dict[str, tuple[System, ...]] = {
+    "time": ("slurm",),
+    "partition": ("slurm",),
+    "account": ("slurm",),
+    "qos": ("slurm",),
+    "namespace": ("kubernetes",),
+    "claim": ("kubernetes",),
+    "image": ("kubernetes", "skypilot"),
+    "accelerator": ("skypilot",),
+    "bucket": ("skypilot",),
+    "infra": ("skypilot",),
+    "spot": ("skypilot",),
+}
+_NEEDED: dict[System, dict[str, str]] = {
+    "slurm": {},
+    "kubernetes": {
+        "image": "a container image that has expert installed",
+        "claim": "a PersistentVolumeClaim that all machines can mount (ReadWriteMany)",
+    },
+    "skypilot": {
+        "accelerator": "a GPU as SkyPilot calls it, such as H100  (sky show-gpus)",
+        "bucket": "a bucket for prepared data and runs, such as s3://my-bucket",
+    },
+}
+_SUBMITTED_BY: dict[System, tuple[str, ...]] = {
+    "slurm": ("sbatch",),
+    "kubernetes": ("kubectl", "apply", "-f"),
+    "skypilot": ("sky", "jobs", "launch", "--yes", "--detach-run"),
+}
+_INSTALL: dict[System, str] = {
+    "slurm": "sbatch belongs to Slurm: run this on a login node of the cluster",
+    "kubernetes": "install kubectl: https://kubernetes.io/docs/tasks/tools",
+    "skypilot": "pip install skypilot, then: sky check",
+}
+_DURATION = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
+_PLAIN = re.compile(r"[\w.,+:/@-]+")
+"""What a scheduler takes as a name; anything else would end its line."""
+NAME_LENGTH = 40
+"""Kubernetes takes 63 with what it adds."""
+
+
+class LaunchError(ExpertError):
+    """A job that cannot be written, with everything that is wrong."""
+
+
+class SubmitFailed(LaunchError):
+    """The scheduler refused the job."""
+
+    exit_code = EXIT_RUN_FAILED
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterJob:
+    """Everything that a file for a scheduler says. Paths are those on the machines of the
+    cluster."""
+
+    on: System
+    name: str
+    nodes: int
+    gpus: int
+    """On each machine; as many ranks."""
+    on_cpu: bool
+    folder: str
+    """Of the expert: its manifest and what that names."""
+    manifest: str
+    shared: str
+    """A folder that every machine sees under this path."""
+    source: Path
+    """The manifest here."""
+    python: str
+    overrides: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    cpus: int = 8
+    """For each rank."""
+    memory: str | None = None
+    warning: int = 120
+    """Seconds in which a run that is preempted saves."""
+    restarts: int = 3
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    namespace: str | None = None
+    claim: str | None = None
+    image: str | None = None
+    accelerator: str | None = None
+    bucket: str | None = None
+    infra: str | None = None
+    spot: bool = False
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.gpus
+
+    def train_words(self, output: str) -> list[str]:
+        """`expert train …` that starts the run, or resumes it where the job is started again."""
+        words = ["train", "--manifest", self.manifest, "--output", output, "--resume", "if-any"]
+        return [*words, *(word for each in self.overrides for word in ("--set", each))]
+
+
+def make_job(read: ReadManifest, on: System, **asked: Any) -> ClusterJob:
+    """The job, with defaults for what was not asked; raises with everything that is missing or
+    does not belong there."""
+    given = {name: value for name, value in asked.items() if value not in (None, (), False)}
+    problems = [
+        f"--{name} is for {' and '.join(systems)}  (leave it out)"
+        for name, systems in _ONLY_OF.items()
+        if name in given and on not in systems
+    ]
+    on_cpu = read.manifest.training.config.device == "cpu"
+    problems += [
+        f"--{name} is needed: {what}"
+        for name, what in _NEEDED[on].items()
+        if name not in given and not (on_cpu and name == "accelerator")
+    ]
+    if on == "skypilot" and not given.get("setup") and "image" not in given:
+        found = origin()
+        if found.kind in ("index", "url") and "file://" not in found.source:
+            given["setup"] = (pip_install(of=found, windows=False),)
+        else:
+            problems.append("--setup is needed: the line that installs expert there, or --image")
+    if "time" in given and not _DURATION.fullmatch(given["time"]):
+        problems.append(f"--time {given['time']}: expected D-HH:MM:SS, HH:MM:SS or minutes")
+    problems += [
+        f"--{name} {given[name]!r}: expected a name without spaces"
+        for name in (*_ONLY_OF, "memory")
+        if isinstance(given.get(name), str) and not _PLAIN.fullmatch(given[name])
+    ]
+    name = job_name(given.get("name") or read.manifest.name)
+    source = Path(read.source).absolute()
+    shared = given.pop("shared", None) or (str(source.parent) if on == "slurm" else "/shared")
+    if not shared.startswith("/"):
+        problems.append(f"--shared {shared}: expected an absolute path, the same on every machine")
+    bucket = given.get("bucket", "s3://")
+    if not re.match(r"[a-z0-9]+://", bucket):
+        problems.append(f"--bucket {bucket}: expected an address such as s3://my-bucket")
+    if problems:
+        head = f"expert launch --on {on}: {counted(len(problems), 'problem')}"
+        raise LaunchError("\n".join([head, *(f"  - {problem}" for problem in problems)]))
+    folders = {"slurm": str(source.parent), "kubernetes": f"{shared}/{name}"}
+    folder = given.pop("folder", None) or folders.get(on, "$HOME/sky_workdir")
+    here = sys.executable if on == "slurm" else "python"
+    given = {**given, "name": name, "python": given.get("python") or here}
+    return ClusterJob(
+        on=on,
+        folder=folder,
+        manifest=f"{folder}/{source.name}",
+        shared=shared,
+        source=source,
+        on_cpu=on_cpu,
+        **given,
+    )
+
+
+def job_name(text: str) -> str:
+    """A name that every scheduler takes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:NAME_LENGTH].strip("-") or "expert"
+
+
+def text_of(job: ClusterJob) -> str:
+    """The file that starts a job."""
+    from expert.jobs.launch import kubernetes, skypilot, slurm
+
+    texts = {"slurm": slurm.script, "kubernetes": kubernetes.text, "skypilot": skypilot.text}
+    return texts[job.on](job)
+
+
+def write_job(job: ClusterJob, to: Path | None) -> Path:
+    """Write the file; beside the manifest where no other place was named."""
+    file = to or job.source.parent / f"{job.name}{ENDINGS[job.on]}"
+    if file.is_relative_to(Path.cwd()):
+        file = file.relative_to(Path.cwd())
+    write_text_atomically(file, text_of(job))
+    return file
+
+
+def submit_command(job: ClusterJob, file: Path) -> list[str]:
+    """The command that submits the file."""
+    more = ["--name", job.name] if job.on == "skypilot" else []
+    return [*_SUBMITTED_BY[job.on], *more, str(file)]
+
+
+def submit(job: ClusterJob, file: Path) -> str:
+    """Submit the file; what the scheduler answered."""
+    refuse_absent_program(job.on)
+    command = submit_command(job, file)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    answer = "\n".join(part.strip() for part in (done.stdout, done.stderr) if part.strip())
+    if done.returncode:
+        raise SubmitFailed(
+            f"{shlex.join(command)} ended with code {done.returncode}: {answer}\n"
+            f"  {file} is written: fix that, then submit it again"
+        )
+    return answer
+
+
+def refuse_absent_program(on: System) -> None:
+    """Raise where the program that submits is not installed, before anything is written."""
+    program = _SUBMITTED_BY[on][0]
+    if shutil.which(program) is None:
+        raise LaunchError(f"--submit: {program} is not installed here  ({_INSTALL[on]})")
+
+
+def torchrun_words(job: ClusterJob, *, node: str, address: str, port: int) -> list[str]:
+    """`torchrun …` for one machine of several, up to what it runs."""
+    return [
+        *("torchrun", "--nnodes", str(job.nodes), "--nproc-per-node", str(job.gpus)),
+        *("--node-rank", node, "--master-addr", address, "--master-port", str(port)),
+        *("-m", "expert"),
+    ]
+
+
+def shell_words(words: Sequence[str]) -> str:
+    """Words for a shell: quoted, but variables of the shell stay what they are."""
+    return " ".join(
+        f'"{word}"' if re.fullmatch(r"[\w$./{}:=-]*\$[\w$./{}:=-]*", word) else shlex.quote(word)
+        for word in words
+    )
+
+
+def yaml_text(documents: Sequence[Mapping[str, Any]], head: Sequence[str]) -> str:
+    """Documents of YAML after a comment; texts of several lines as blocks."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+            super().increase_indent(flow, False)
+
+    def as_block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in text else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, as_block)
+    body = yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, width=1000, allow_unicode=True)
+    return "".join(f"# {line}".rstrip() + "\n" for line in head) + body

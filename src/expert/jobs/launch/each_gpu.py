@@ -1,0 +1,212 @@
+"""`expert train --each-gpu`: one run for each card, the next manifest when a card is free."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from expert.core.errors import (
+    EXIT_DOES_NOT_FIT,
+    EXIT_GATE_FAILED,
+    EXIT_INTERNAL,
+    EXIT_INTERRUPTED,
+    EXIT_MEANINGS,
+    EXIT_NO_SPACE,
+    EXIT_OK,
+    EXIT_RUN_FAILED,
+    EXIT_TERMINATED,
+    EXIT_USAGE,
+)
+from expert.core.interrupts import passing_on
+from expert.core.process import how_it_ended
+from expert.core.world import ERROR_FILE, recorded_failure
+from expert.jobs.launch.local_ranks import PROGRAM
+from expert.parallel.launch import PARENT_PIPE
+
+SECONDS_BETWEEN_LOOKS = 0.2
+TAIL_BYTES = 4000
+"""Of a log that are read for its last line."""
+WORST_FIRST = (
+    *(EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_RUN_FAILED, EXIT_NO_SPACE),
+    *(EXIT_DOES_NOT_FIT, EXIT_USAGE, EXIT_GATE_FAILED, EXIT_OK),
+)
+
+State = Literal["waiting", "running", "ended", "not started"]
+
+
+@dataclass(kw_only=True)
+class OneRun:
+    """One manifest: where it is trained and how far it is."""
+
+    manifest: Path
+    name: str
+    log: Path
+    state: State = "waiting"
+    place: int | None = None
+    """Which of the cards."""
+    text: str = ""
+    """The last line of its log; how it ended."""
+    code: int | None = None
+    result: dict[str, Any] | None = None
+    """What `expert train --json` prints."""
+    began: float = 0.0
+    seconds: float = 0.0
+
+
+Show = Callable[[Sequence[OneRun]], None]
+
+
+def train_each(
+    manifests: Sequence[Path],
+    words: Sequence[str],
+    places: Sequence[Mapping[str, str]],
+    *,
+    show: Show,
+) -> tuple[list[OneRun], int]:
+    """Train every manifest, each in a process of its own, with the options `words`; the runs, and
+    the worst of their exit codes. `places`: the environment of each card. `show` is given all runs
+    whenever something may have changed.
+
+    One that fails does not stop the others. The first Ctrl-C or SIGTERM goes to all that are
+    running, and no other is started; a second one ends them at once.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="expert-each-gpu-"))
+    names = _names(manifests)
+    runs = [
+        OneRun(manifest=file, name=name, log=folder / f"{place}-{name}.log")
+        for place, (file, name) in enumerate(zip(manifests, names, strict=True))
+    ]
+    queue = _Queue(runs, words, places, folder)
+    with contextlib.closing(queue), passing_on(queue.stop, queue.kill):
+        while queue.is_busy():
+            queue.look()
+            show(runs)
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+    show(runs)
+    code = queue.asked_code or worst(run.code for run in runs if run.code is not None)
+    if code == EXIT_OK:
+        shutil.rmtree(folder, ignore_errors=True)
+    return runs, code
+
+
+def worst(codes: Iterable[int]) -> int:
+    """The exit code that matters most."""
+    found = set(codes)
+    return next((code for code in WORST_FIRST if code in found), EXIT_OK)
+
+
+class _Queue:
+    """The processes that run now, by the place that they have."""
+
+    def __init__(
+        self,
+        runs: Sequence[OneRun],
+        words: Sequence[str],
+        places: Sequence[Mapping[str, str]],
+        folder: Path,
+    ) -> None:
+        self._runs, self._words, self._places, self._folder = runs, words, places, folder
+        self._busy: dict[int, tuple[OneRun, subprocess.Popen[bytes]]] = {}
+        self._pipe = os.pipe()
+        self.asked_code: int | None = None
+
+    def is_busy(self) -> bool:
+        return bool(self._busy) or any(run.state == "waiting" for run in self._runs)
+
+    def look(self) -> None:
+        """Take note of what has ended, and start what waits where a place is free."""
+        for place, (run, process) in list(self._busy.items()):
+            code = process.poll()
+            if code is None:
+                run.seconds = time.monotonic() - run.began
+                run.text = last_line(run.log) or run.text
+            else:
+                del self._busy[place]
+                self._ended(run, code)
+        for run in self._runs:
+            free = [place for place in range(len(self._places)) if place not in self._busy]
+            if run.state == "waiting" and self.asked_code is not None:
+                run.state, run.text = "not started", "stopped before it was started"
+            elif run.state == "waiting" and free:
+                self._start(run, free[0])
+
+    def _start(self, run: OneRun, place: int) -> None:
+        run.state, run.place, run.began = "running", place, time.monotonic()
+        env = {
+            **os.environ,
+            **self._places[place],
+            ERROR_FILE: str(run.log.with_suffix(".error")),
+            PARENT_PIPE: str(self._pipe[0]),
+        }
+        words = [*PROGRAM, "train", str(run.manifest), "--json", *self._words]
+        with run.log.open("wb") as log, run.log.with_suffix(".json").open("wb") as result:
+            process = subprocess.Popen(
+                words,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=result,
+                stderr=log,
+                pass_fds=(self._pipe[0],),
+                start_new_session=True,  # Ctrl-C reaches this process alone
+            )
+        self._busy[place] = (run, process)
+
+    def _ended(self, run: OneRun, code: int) -> None:
+        run.state, run.seconds = "ended", time.monotonic() - run.began
+        run.code = code if code in EXIT_MEANINGS else EXIT_RUN_FAILED
+        with contextlib.suppress(OSError, ValueError):
+            run.result = json.loads(run.log.with_suffix(".json").read_text(encoding="utf-8"))
+        if code == EXIT_OK:
+            run.text = "finished"
+            return
+        told = recorded_failure(run.log.with_suffix(".error"))
+        why = told.message if told is not None else last_line(run.log)
+        run.text = f"{how_it_ended(code)}: {why}".rstrip(": ")
+
+    def stop(self, number: int) -> None:
+        """Ask what is running to save and stop; nothing else is started."""
+        self.asked_code = 128 + number
+        for _, process in self._busy.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    def kill(self) -> None:
+        for _, process in self._busy.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        for end in self._pipe:
+            os.close(end)
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says something."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = stream.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _names(manifests: Sequence[Path]) -> list[str]:
+    """A short name for each: its folder where files are all called manifest.json, else its own."""
+    own = [path.stem for path in manifests]
+    if len(set(own)) == len(own):
+        return own
+    folders = [path.absolute().parent.name for path in manifests]
+    if len(set(folders)) == len(folders):
+        return folders
+    return [f"{name}-{place}" for place, name in enumerate(own)]

@@ -1,0 +1,73 @@
+"""This process joins the others of its world, if they can train together."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from expert.parallel.launch import (
+    MEETING_NAMES,
+    WorldError,
+    card_of,
+    differences,
+    meeting_point,
+    own_facts,
+    shared_cards,
+)
+
+if TYPE_CHECKING:
+    from expert.core.world import World
+    from expert.manifest.reader import ReadManifest
+    from expert.parallel.group import Group
+
+
+@contextmanager
+def joined(world: World, read: ReadManifest, overrides: Sequence[str] = ()) -> Iterator[Group]:
+    """The group of all ranks. Raises on every rank, with all reasons, where they have other code,
+    another manifest or another torch, or where two would compute on one card.
+
+    What the first rank raises before it has announced a run is told to the others, who wait for it.
+    """
+    from expert.parallel.group import open_group
+    from expert.planning.machine.machine import describe_machine
+
+    if world.size == 1:
+        with open_group(world, device="cpu") as alone:
+            yield alone
+        return
+    machine = describe_machine(read.folder)
+    asked = read.manifest.training.config.device
+    device = "cuda" if machine.gpus and asked != "cpu" else "cpu"
+    card = ""
+    if device == "cuda":
+        own = machine.gpus[card_of(world, len(machine.gpus))]
+        card = f"{own.mig_slice.value or own.uuid.value or own.index.value} of {_host()}"
+    meeting = meeting_point()
+    for name, value in zip(MEETING_NAMES, (meeting.address, str(meeting.port)), strict=True):
+        os.environ.setdefault(name, value)  # torch looks for it there; Slurm sets none
+    with open_group(world, device=device) as group:
+        facts = own_facts(manifest=read.manifest.model_dump_json(), overrides=overrides)
+        found = group.gather(({**facts, "device": device}, card))
+        problems = differences([each for each, _ in found])
+        problems += shared_cards([each for _, each in found])
+        if problems:
+            raise WorldError("these ranks cannot train together", problems)
+        try:
+            yield group
+        except BaseException as error:
+            if world.is_first:
+                with suppress(BaseException):  # they may be further on, and learn of it there
+                    group.made_by_first(partial(_raise, error))
+            raise
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _host() -> str:
+    return socket.gethostname()

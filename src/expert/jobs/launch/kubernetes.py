@@ -1,0 +1,113 @@
+"""A Job for Kubernetes with one pod for each machine, and the Service by which pods find the first.
+
+A plain indexed Job works on every cluster since 1.24. Kubeflow's TrainJob needs a controller and a
+runtime that may not be installed, and its fields for volumes changed between releases.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from expert.core.errors import EXIT_DOES_NOT_FIT, EXIT_NO_SPACE, EXIT_USAGE
+from expert.jobs.launch.cluster import ClusterJob, shell_words, torchrun_words, yaml_text
+
+PORT = 29500
+_SECONDS_TO_END = 10
+"""Of the time to save, for ranks to end after it."""
+
+
+def text(job: ClusterJob) -> str:
+    """Service and Job as YAML."""
+    head = [
+        f"{job.name}: {job.ranks} ranks, {job.gpus} in each of {job.nodes} pods.",
+        f"The claim {job.claim} must hold the folder of the expert as {job.folder}, and is where",
+        "prepared data and runs go. Submit it with: kubectl apply -f FILE",
+        "A pod that is evicted or fails is replaced, and the run resumes from its last checkpoint.",
+        "Applied again under the same name, the run is resumed; a new run needs another name.",
+    ]
+    meta = {"name": job.name, **({"namespace": job.namespace} if job.namespace else {})}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": dict(meta),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"job-name": job.name},
+            "ports": [{"name": "ranks", "port": PORT}],
+        },
+    }
+    return yaml_text([*([service] if job.nodes > 1 else []), _job(job, meta)], head)
+
+
+def _job(job: ClusterJob, meta: dict[str, str]) -> dict[str, Any]:
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": dict(meta),
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": job.nodes,
+            "parallelism": job.nodes,
+            "backoffLimit": job.restarts * job.nodes,  # a crash ends the pods of all machines
+            "podFailurePolicy": {
+                "rules": [
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+                    {"action": "FailJob", "onExitCodes": _not_worth_a_restart()},
+                ]
+            },
+            "template": {
+                "spec": {
+                    **({"subdomain": job.name} if job.nodes > 1 else {}),
+                    "restartPolicy": "Never",
+                    "terminationGracePeriodSeconds": job.warning,
+                    "containers": [_container(job)],
+                    "volumes": [
+                        {"name": "shared", "persistentVolumeClaim": {"claimName": job.claim}},
+                        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+                    ],
+                }
+            },
+        },
+    }
+
+
+def _not_worth_a_restart() -> dict[str, Any]:
+    codes = sorted([EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_NO_SPACE])
+    return {"containerName": "ranks", "operator": "In", "values": codes}
+
+
+def _container(job: ClusterJob) -> dict[str, Any]:
+    wanted = {} if job.on_cpu else {"nvidia.com/gpu": job.gpus}
+    more = {"memory": job.memory} if job.memory else {}
+    return {
+        "name": "ranks",
+        "image": job.image,
+        "command": ["bash", "-c", _script(job)],
+        "env": [
+            # How long torchrun waits for its ranks to save after the pod was asked to end.
+            {
+                "name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+                "value": str(max(1, job.warning - _SECONDS_TO_END)),
+            },
+        ],
+        "resources": {
+            "requests": {"cpu": job.cpus * job.gpus, **more},
+            **({"limits": wanted} if wanted else {}),
+        },
+        "volumeMounts": [
+            {"name": "shared", "mountPath": job.shared},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
+    }
+
+
+def _script(job: ClusterJob) -> str:
+    words = job.train_words(f"{job.shared}/runs/{job.name}")
+    if job.nodes == 1:  # no torchrun: the exit code is that of the rank that failed
+        start = [job.python, "-P", "-m", "expert", *words, "--gpus", str(job.gpus)]
+    else:
+        address = f"{job.name}-0.{job.name}"
+        node = torchrun_words(job, node="$JOB_COMPLETION_INDEX", address=address, port=PORT)
+        start = [job.python, "-m", "torch.distributed.run", *node[1:], *words]
+    return "\n".join(["set -e", *job.setup, f"exec {shell_words(start)}", ""])

@@ -1,0 +1,63 @@
+"""`expert train --gpus`: this very command, once for each card of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from expert.core.rundir import RunFolder
+from expert.run.stored.locate import has_saved
+from expert.run.stored.resume_command import RESUME, with_resume_value
+
+if TYPE_CHECKING:
+    from expert.jobs.launch.cards import Cards
+    from expert.parallel.ranks import Ended
+
+GIVEN = "EXPERT_GIVEN_COMMAND"
+"""The command that a person gave, for those that were started for it."""
+PROGRAM = (sys.executable, "-P", "-m", "expert")
+"""-P: a folder `expert` in the working directory is not this package."""
+
+
+def train_on_ranks(
+    argv: Sequence[str], cards: Cards, *, max_restarts: int, tell: Callable[[str], None]
+) -> Ended:
+    """Run the command `argv` on every rank. After a restart the ranks resume the run that they had
+    made, from its newest checkpoint."""
+    from expert.parallel.ranks import start_ranks
+
+    words = without_options(argv[1:], ("--gpus", "--max-restarts"))
+
+    def command(run: Path | None) -> list[str]:
+        return [*PROGRAM, *resuming(words, run)]
+
+    env = {**cards.environment(os.environ), GIVEN: json.dumps(list(argv))}
+    return start_ranks(command, cards.ranks, env=env, max_restarts=max_restarts, tell=tell)
+
+
+def given_command(env: Mapping[str, str] = os.environ) -> list[str]:
+    """The command line that a person gave, also in a process that was started for it."""
+    return list(json.loads(env[GIVEN])) if env.get(GIVEN) else list(sys.argv)
+
+
+def resuming(words: Sequence[str], run: Path | None) -> list[str]:
+    """The command that resumes a run; as it was given where nothing is saved there yet."""
+    if run is None or not has_saved(RunFolder(run)):
+        return list(words)
+    return [*without_options(with_resume_value(list(words)), (RESUME,)), RESUME, str(run)]
+
+
+def without_options(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """A command line without options that take a value, as `--option value` or `--option=value`."""
+    kept, waiting = [], list(words)
+    while waiting:
+        word = waiting.pop(0)
+        if word in names:
+            del waiting[:1]
+        elif word.partition("=")[0] not in names:
+            kept.append(word)
+    return kept

@@ -1,0 +1,60 @@
+"""A task for SkyPilot, to be started as a managed job: it is recovered where it is preempted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from expert.jobs.launch.cluster import ClusterJob, shell_words, torchrun_words, yaml_text
+
+PORT = 29500
+
+
+def text(job: ClusterJob) -> str:
+    """The task as YAML."""
+    head = [
+        f"{job.name}: {job.ranks} ranks, {job.gpus} on each of {job.nodes} machines.",
+        f"Submit it with: sky jobs launch --name {job.name} FILE",
+        f"Prepared data and runs go to {job.bucket}, mounted at {job.shared} on every machine.",
+        "A machine that is preempted is replaced, and the run resumes from its last checkpoint.",
+    ]
+    task: dict[str, Any] = {
+        "name": job.name,
+        "num_nodes": job.nodes,
+        "resources": _resources(job),
+        "workdir": str(job.source.parent),
+        "file_mounts": {job.shared: {"source": job.bucket, "mode": "MOUNT"}},
+        **({"setup": "\n".join([*job.setup, ""])} if job.setup else {}),
+        "run": _script(job),
+    }
+    return yaml_text([task], head)
+
+
+def _resources(job: ClusterJob) -> dict[str, Any]:
+    found: dict[str, Any] = {"infra": job.infra} if job.infra else {}
+    if not job.on_cpu:
+        found["accelerators"] = f"{job.accelerator}:{job.gpus}"
+    found["cpus"] = f"{job.cpus * job.gpus}+"
+    if job.memory:
+        found["memory"] = f"{job.memory.rstrip('GBgbi')}+"
+    if job.image:
+        found["image_id"] = f"docker:{job.image}"
+    return {
+        **found,
+        "use_spot": job.spot,
+        "job_recovery": {"max_restarts_on_errors": job.restarts},
+    }
+
+
+def _script(job: ClusterJob) -> str:
+    # The number of a managed job stays when it is recovered.
+    runs, cache = f"{job.shared}/runs/$SKYPILOT_TASK_ID", f"{job.shared}/cache/{job.name}"
+    words = job.train_words(runs)
+    words += ["--set", f"training.config.pretokenized_cache={cache}"]
+    if job.nodes == 1:
+        start = [job.python, "-P", "-m", "expert", *words, "--gpus", str(job.gpus)]
+        lines = []
+    else:
+        node = torchrun_words(job, node="$SKYPILOT_NODE_RANK", address="$first", port=PORT)
+        start = [job.python, "-m", "torch.distributed.run", *node[1:], *words]
+        lines = ['first=$(head -n 1 <<< "$SKYPILOT_NODE_IPS")']
+    return "\n".join(["set -e", *lines, f"exec {shell_words(start)}", ""])

@@ -1,0 +1,338 @@
+"""Which world this process belongs to, what its processes must share, and where each one writes.
+
+Nothing here imports torch: the command line asks before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from expert.core.errors import ExpertError
+from expert.core.files import write_text_atomically
+from expert.core.links import open_plain
+from expert.core.text import counted
+from expert.core.version import __version__
+from expert.core.world import ALONE, World
+
+RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""What torchrun tells each process about itself."""
+MEETING_NAMES = ("MASTER_ADDR", "MASTER_PORT")
+LAUNCH_FOLDER = "EXPERT_LAUNCH_FOLDER"
+"""Set by `expert train --gpus` for the processes that it starts: their logs and messages."""
+PARENT_PIPE = "EXPERT_LAUNCH_PIPE"
+"""A descriptor that is closed when the process that started this one has ended."""
+RUN_FILE = "run"
+"""In that folder: the run folder, once the first process has made it."""
+PORTS = (15_000, 31_999)
+"""For Slurm jobs: below the ports that Linux gives to outgoing connections."""
+CODE_DIGITS = 12
+
+
+class WorldError(ExpertError):
+    """Processes that cannot train together, with all reasons at once."""
+
+    def __init__(self, head: str, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        lines = [f"  - {problem}" for problem in problems]
+        super().__init__("\n".join([f"{head}: {counted(len(problems), 'problem')}", *lines]))
+
+
+@dataclass(frozen=True)
+class MeetingPoint:
+    """Where the processes of a world find each other."""
+
+    address: str
+    port: int
+
+
+# --- the world -----------------------------------------------------------------------------------
+
+
+def world_from_environment(env: Mapping[str, str] = os.environ) -> World:
+    """The world that torchrun, or several tasks of a Slurm step, have put this process into; ALONE
+    where nobody has. Raises where the variables are incomplete or contradict each other."""
+    if any(env.get(name) for name in RANK_NAMES):
+        return _of_torchrun(env)
+    return _of_slurm(env) if _slurm_tasks(env) > 1 else ALONE
+
+
+def started_by(env: Mapping[str, str] = os.environ) -> str:
+    """Who has started this process as one of several, in words; "" where it is alone."""
+    if world_from_environment(env).size == 1:
+        return ""
+    if LAUNCH_FOLDER in env:
+        return "expert train --gpus"
+    return "torchrun" if env.get("RANK") else "Slurm"
+
+
+def meeting_point(env: Mapping[str, str] = os.environ) -> MeetingPoint:
+    """Address and port of the first process: what the environment names, else the first host of
+    the Slurm step and a port that follows from its job."""
+    address, port = (env.get(name) for name in MEETING_NAMES)
+    hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
+    address = address or first_host(hosts)
+    if not address:
+        raise WorldError("no address to meet at", ["MASTER_ADDR is missing"])
+    return MeetingPoint(address, int(port) if port else _port_of_job(env))
+
+
+def first_host(hosts: str) -> str:
+    """The first of Slurm's list of hosts, such as `node[03-05,9],login`."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hosts.strip())
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
+
+
+def _of_torchrun(env: Mapping[str, str]) -> World:
+    numbers, problems = _numbers(env, RANK_NAMES)
+    absent = [name for name in RANK_NAMES if not env.get(name)]
+    if numbers.get("WORLD_SIZE") == 1 and not problems and numbers.get("RANK", 0) == 0:
+        absent = []  # platforms set these for a single process too
+    for name in absent:
+        problems.append(f"{name} is missing, but {_those_set(env)}  (start it with torchrun)")
+    rank, size = numbers.get("RANK", 0), numbers.get("WORLD_SIZE", 1)
+    world = World(rank, size, numbers.get("LOCAL_RANK", 0), numbers.get("LOCAL_WORLD_SIZE", 1))
+    if not absent and not problems:
+        problems += _contradictions(world, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    if size > 1:
+        problems += [f"{name} is missing" for name in MEETING_NAMES if not env.get(name)]
+        problems += _numbers(env, ("MASTER_PORT",))[1]
+    if problems:
+        raise WorldError("the variables of torchrun do not describe a world", problems)
+    return world
+
+
+def _of_slurm(env: Mapping[str, str]) -> World:
+    numbers, problems = _numbers(env, ("SLURM_PROCID", "SLURM_LOCALID"))
+    for name in ("SLURM_PROCID", "SLURM_LOCALID"):
+        if not env.get(name):
+            problems.append(f"{name} is missing, although this is a step of several tasks")
+    size, on_each = _slurm_tasks(env), _slurm_tasks_on_each(env)
+    if len(set(on_each)) > 1:
+        each = ", ".join(map(str, on_each))
+        problems.append(f"machines have unlike numbers of tasks: {each}  (srun --ntasks-per-node)")
+    local_size = on_each[0] if on_each else size
+    rank, local_rank = numbers.get("SLURM_PROCID", 0), numbers.get("SLURM_LOCALID", 0)
+    world = World(rank, size, local_rank, local_size)
+    if not problems:
+        names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE")
+        problems += _contradictions(world, names)
+    if not (
+        env.get("MASTER_ADDR") or env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
+    ):
+        problems.append("SLURM_STEP_NODELIST is missing  (or set MASTER_ADDR)")
+    problems += _numbers(env, ("MASTER_PORT",))[1]
+    if problems:
+        raise WorldError("the variables of Slurm do not describe a world", problems)
+    return world
+
+
+def _contradictions(world: World, names: Sequence[str]) -> list[str]:
+    rank, size, local_rank, local_size = names
+    found = []
+    if world.rank >= world.size:
+        found.append(f"{rank}={world.rank}, but {size}={world.size}")
+    if world.local_rank >= world.local_size:
+        found.append(f"{local_rank}={world.local_rank}, but {local_size}={world.local_size}")
+    if world.size % world.local_size:
+        found.append(
+            f"{size}={world.size} is not a multiple of {local_size}={world.local_size}: every "
+            "machine must have as many processes"
+        )
+    elif not found and world.rank % world.local_size != world.local_rank:
+        found.append(
+            f"{rank}={world.rank} and {local_rank}={world.local_rank}, with {world.local_size} on "
+            "each machine: ranks must be numbered machine by machine  (srun --distribution=block)"
+        )
+    return found
+
+
+def _numbers(env: Mapping[str, str], names: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+    """The variables that are whole numbers, and what is wrong with the others that are set."""
+    numbers, problems = {}, []
+    for name in names:
+        text = env.get(name, "")
+        lowest = 1 if name.endswith("SIZE") or name == "MASTER_PORT" else 0
+        if not text:
+            continue
+        if text.isascii() and text.isdigit() and int(text) >= lowest:
+            numbers[name] = int(text)
+        else:
+            problems.append(f"{name}={text}: expected a whole number from {lowest}")
+    return numbers, problems
+
+
+def _those_set(env: Mapping[str, str]) -> str:
+    names = [f"{name}={env[name]}" for name in RANK_NAMES if env.get(name)]
+    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'}"
+
+
+def _slurm_tasks(env: Mapping[str, str]) -> int:
+    """Tasks of the step this process was started in by srun; 0 in a batch script or outside."""
+    tasks = env.get("SLURM_STEP_NUM_TASKS", "")
+    return int(tasks) if tasks.isdigit() else 0
+
+
+def _slurm_tasks_on_each(env: Mapping[str, str]) -> list[int]:
+    """Tasks on each machine, of Slurm's `4(x2),3`."""
+    named = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+    text = next((env[name] for name in named if env.get(name)), "")
+    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(tasks) for tasks, times in parts for _ in range(int(times or 1))]
+
+
+def _port_of_job(env: Mapping[str, str]) -> int:
+    job, step = (env.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    number = sum(int(text) for text in (job, step) if text.isdigit())
+    first, last = PORTS
+    return first + number % (last - first + 1)
+
+
+# --- what ranks must share -----------------------------------------------------------------------
+
+
+def differences(facts: Sequence[Mapping[str, str]]) -> list[str]:
+    """What the ranks of a world do not share, a line each; `facts` in the order of ranks."""
+    names = dict.fromkeys(name for each in facts for name in each)
+    found = []
+    for name in names:
+        who: dict[str, list[int]] = {}
+        for rank, each in enumerate(facts):
+            who.setdefault(each.get(name, "unknown"), []).append(rank)
+        if len(who) > 1:
+            told = "; ".join(
+                f"{value or 'none'} on {_ranks(ranks)}" for value, ranks in who.items()
+            )
+            found.append(f"{name}: {told}")
+    return found
+
+
+def refuse_differences(facts: Sequence[Mapping[str, str]]) -> None:
+    """Raise where ranks differ in what they must share."""
+    problems = differences(facts)
+    if problems:
+        raise WorldError("the ranks do not have the same code, data or manifest", problems)
+
+
+def own_facts(*, manifest: str, overrides: Sequence[str] = (), data: str = "") -> dict[str, str]:
+    """What this rank has, by what it is called. `manifest`: its text; `data`: the key of its
+    prepared tokens."""
+    from importlib.metadata import version
+
+    return {
+        "expert": __version__,
+        "code": code_hash(),
+        "torch": version("torch"),
+        "Python": ".".join(map(str, sys.version_info[:2])),
+        "manifest": _short(manifest.encode()),
+        "overrides": " ".join(overrides),
+        "prepared data": data,
+    }
+
+
+def code_hash() -> str:
+    """The beginning of a sha256 over all Python files of the package."""
+    package = Path(__file__).parents[1]
+    whole = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        whole.update(f"{file.relative_to(package).as_posix()}\0".encode())
+        whole.update(file.read_bytes().replace(b"\r\n", b"\n"))
+    return whole.hexdigest()[:CODE_DIGITS]
+
+
+def card_of(world: World, cards: int) -> int:
+    """Which of the visible cards this rank computes on. Slurm can show each task its own card
+    alone: it is then the first; `shared_cards` finds ranks that would share one."""
+    if cards >= world.local_size:
+        return world.local_rank
+    if cards == 1:
+        return 0
+    problem = f"{world.local_size} ranks on this machine, but {counted(cards, 'GPU')}"
+    raise WorldError(f"{socket.gethostname()}: not a GPU for each rank", [problem])
+
+
+def shared_cards(cards: Sequence[str]) -> list[str]:
+    """Ranks that would compute on one card, a line for each card; `cards` in the order of ranks:
+    host and UUID, "" for a rank on the CPU."""
+    who: dict[str, list[int]] = {}
+    for rank, card in enumerate(cards):
+        if card:
+            who.setdefault(card, []).append(rank)
+    return [f"{_ranks(ranks)} share {card}" for card, ranks in who.items() if len(ranks) > 1]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    return f"{noun} {', '.join(map(str, ranks))}"
+
+
+def _short(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:CODE_DIGITS]
+
+
+# --- where a rank writes -------------------------------------------------------------------------
+
+
+def rank_log(run: Path, rank: int) -> Path:
+    """The log of a rank in its run folder."""
+    return run / "ranks" / f"rank-{rank}.log"
+
+
+def log_into(run: Path, world: World, env: Mapping[str, str] = os.environ) -> None:
+    """From now on this rank writes into the run folder; the first rank keeps its terminal, and
+    tells whoever started it which run folder that is.
+
+    What a rank wrote before, into the log that `expert train --gpus` gave it, comes first.
+    """
+    folder = Path(env[LAUNCH_FOLDER]) if env.get(LAUNCH_FOLDER) else None
+    if world.is_first:
+        if folder is not None:
+            write_text_atomically(folder / RUN_FILE, str(run.absolute()))
+        return
+    log = rank_log(run, world.rank)
+    log.parent.mkdir(exist_ok=True)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    handle = open_plain(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        before = first_log(folder, world.rank) if folder is not None else None
+        if before is not None and before.is_file():
+            os.write(handle, before.read_bytes())
+        for descriptor in (1, 2):
+            os.dup2(handle, descriptor)
+    finally:
+        os.close(handle)
+
+
+def first_log(folder: Path, rank: int) -> Path:
+    """The log of a rank before there is a run folder."""
+    return folder / f"rank-{rank}.log"
+
+
+def follow_parent(env: Mapping[str, str] = os.environ) -> None:
+    """Ask this process to save and stop when `expert train --gpus`, which started it, has died.
+
+    Nobody else would: a rank is not in the process group of the terminal.
+    """
+    if not env.get(PARENT_PIPE):
+        return
+    descriptor = int(env[PARENT_PIPE])
+
+    def wait() -> None:
+        try:
+            left = os.read(descriptor, 1)  # nothing is ever written to it
+        except OSError:  # not inherited: this is not a process that was started so
+            return
+        if not left:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="follow-parent", daemon=True).start()

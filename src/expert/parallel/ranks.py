@@ -1,0 +1,384 @@
+"""Starts the ranks of one machine with torch elastic, and watches them until all have ended.
+
+Rendezvous, the store, ranks and the count of restarts are torch elastic's. Starting, watching and
+ending processes is this file's, because torch's own agent answers the first exit code that is not
+zero with a SIGTERM to the others, which interrupts a checkpoint that is being saved, waits 30
+seconds for ranks that can never end, and drops exit codes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from expert.core.errors import (
+    EXIT_INTERNAL,
+    EXIT_INTERRUPTED,
+    EXIT_MEANINGS,
+    EXIT_OK,
+    EXIT_RUN_FAILED,
+    EXIT_TERMINATED,
+)
+from expert.core.interrupts import passing_on, show_cursor
+from expert.core.process import how_it_ended
+from expert.core.world import ERROR_FILE, recorded_failure
+from expert.parallel.launch import LAUNCH_FOLDER, PARENT_PIPE, RUN_FILE, first_log, rank_log
+
+SECONDS_BETWEEN_LOOKS = 0.05
+SECONDS_TO_NOTICE = 8.0
+"""After a rank has died the others lose it, write what they have to, and end. Then they are
+killed: a rank that waits for the dead one on a GPU waits for ever."""
+SECONDS_TO_TELL = 1.5
+"""A rank that has failed because of another one may end before that one has."""
+SECONDS_TO_LEAVE = 60.0
+"""After the first rank has ended, or a rank because it was asked to, the others have nothing left
+to save."""
+STOPPED = (EXIT_INTERRUPTED, EXIT_TERMINATED)
+RESTARTED = (EXIT_INTERNAL, EXIT_RUN_FAILED)
+"""What may go better the next time. A wrong command line or a full disk does not."""
+_LAST_LINES = 200
+_IS_ERROR = re.compile(r"error|exception|fatal|killed", re.IGNORECASE)
+
+Command = Callable[[Path | None], list[str]]
+"""The command of a rank; with the run folder that it resumes, after a restart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How the ranks ended."""
+
+    exit_code: int
+    run: Path | None
+    """The run folder, where the first rank has made one."""
+    failed: bool = False
+    """A rank has failed; else all ended as they should, or were asked to stop."""
+
+
+def start_ranks(
+    command: Command,
+    ranks: int,
+    *,
+    env: Mapping[str, str],
+    max_restarts: int = 0,
+    tell: Callable[[str], None],
+) -> Ended:
+    """Start that many ranks on this machine and wait until all have ended.
+
+    The first rank has this terminal; the others write to files. `env`: added to their environment.
+    `tell` is given what a person has to know, as soon as it is known: above all which rank has
+    failed, before other ranks say that they have lost it.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="expert-ranks-"))
+    agent = None
+    try:
+        agent = _Agent(_spec(ranks, max_restarts), command, env, folder, tell)
+        with contextlib.closing(agent), passing_on(agent.stop, agent.kill):
+            agent.run()
+        return Ended(exit_code=agent.exit_code, run=agent.run_folder(), failed=agent.failed)
+    finally:
+        if agent is None or agent.exit_code == EXIT_OK or agent.run_folder() is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # else the only logs are there
+
+
+def _spec(ranks: int, max_restarts: int) -> WorkerSpec:
+    name = uuid.uuid4().hex
+    meeting = RendezvousParameters(
+        backend="c10d",
+        endpoint="127.0.0.1:0",  # a free port, kept by this process: no other can take it
+        run_id=name,
+        min_nodes=1,
+        max_nodes=1,
+        local_addr="127.0.0.1",
+    )
+    return WorkerSpec(
+        role="rank",
+        local_world_size=ranks,
+        rdzv_handler=get_rendezvous_handler(meeting),
+        max_restarts=max_restarts,
+        monitor_interval=SECONDS_BETWEEN_LOOKS,
+        local_addr="127.0.0.1",
+        entrypoint="expert",
+    )
+
+
+@dataclass
+class _Attempt:
+    """The processes of one start, by rank, and how far they are."""
+
+    folder: Path
+    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    codes: dict[int, int] = field(default_factory=dict)
+    failed: int | None = None
+    """The rank that failed first."""
+    ends_at: float | None = None
+    """When those that are left are killed."""
+    killed: set[int] = field(default_factory=set)
+
+    @property
+    def left(self) -> list[int]:
+        return [rank for rank in self.processes if rank not in self.codes]
+
+    def kill(self) -> None:
+        """End what is left, with all that it has started."""
+        for rank in self.left:
+            self.killed.add(rank)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.processes[rank].pid, signal.SIGKILL)
+        for rank in self.left:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the driver
+                self.codes[rank] = self.processes[rank].wait(SECONDS_TO_NOTICE)
+
+
+class _Agent(SimpleElasticAgent):
+    """torch elastic's agent with processes of its own."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        command: Command,
+        env: Mapping[str, str],
+        folder: Path,
+        tell: Callable[[str], None],
+    ) -> None:
+        super().__init__(spec)
+        self._command, self._env, self._folder, self._tell = command, env, folder, tell
+        self._attempts: list[_Attempt] = []
+        self._asked: int | None = None
+        self._pipe = os.pipe()
+        """Its second end is closed when this process dies, however that is."""
+        self.exit_code = EXIT_RUN_FAILED
+
+    # --- torch elastic calls these
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        run, number = self.run_folder(), len(self._attempts)
+        attempt = _Attempt(self._folder / f"start-{number}")
+        attempt.folder.mkdir()
+        self._attempts.append(attempt)
+        words = self._command(run if number else None)
+        for worker in worker_group.workers:
+            rank = worker.global_rank
+            env = {
+                **os.environ,
+                **self._env,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(worker.world_size),
+                "LOCAL_RANK": str(worker.local_rank),
+                "LOCAL_WORLD_SIZE": str(worker_group.spec.local_world_size),
+                "GROUP_RANK": "0",
+                "MASTER_ADDR": str(worker_group.master_addr),
+                "MASTER_PORT": str(worker_group.master_port),
+                "TORCHELASTIC_RUN_ID": worker_group.spec.rdzv_handler.get_run_id(),
+                "TORCHELASTIC_RESTART_COUNT": str(number),
+                "TORCHELASTIC_USE_AGENT_STORE": str(worker_group.spec.rdzv_handler.use_agent_store),
+                ERROR_FILE: str(self._error_file(attempt, rank)),
+                LAUNCH_FOLDER: str(attempt.folder),
+                PARENT_PIPE: str(self._pipe[0]),
+            }
+            attempt.processes[rank] = self._started(words, env, first_log(attempt.folder, rank))
+            if self._asked is not None:  # while the ranks before it were started
+                self._send(attempt, [rank], self._asked)
+        return {rank: process.pid for rank, process in attempt.processes.items()}
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        attempt = self._attempts[-1]
+        for rank in attempt.left:
+            code = attempt.processes[rank].poll()
+            if code is not None:
+                attempt.codes[rank] = code
+        self._look_for_failure(attempt)
+        if attempt.left and attempt.ends_at is None and self._nothing_left_to_do(attempt):
+            attempt.ends_at = time.monotonic() + SECONDS_TO_LEAVE
+        if attempt.left and attempt.ends_at is not None and time.monotonic() >= attempt.ends_at:
+            attempt.kill()
+        elif attempt.left:
+            return RunResult(state=WorkerState.HEALTHY)
+        return self._result(attempt, worker_group)
+
+    def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
+        self.kill()
+
+    def _shutdown(self, *_: Any, **__: Any) -> None:
+        self.kill()
+
+    # --- processes
+
+    def _started(self, words: list[str], env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+        """A rank in a session of its own: a Ctrl-C in the terminal reaches this process alone,
+        which passes it on once."""
+        options: dict[str, Any] = {"pass_fds": (self._pipe[0],), "start_new_session": True}
+        if env["RANK"] == "0":
+            return subprocess.Popen(words, env=env, **options)
+        env |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}  # its last words are kept
+        with log.open("ab") as stream:
+            return subprocess.Popen(
+                words,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                **options,
+            )
+
+    def stop(self, number: int) -> None:
+        """Ask every rank once to save and stop."""
+        self._asked = number
+        if self._attempts:
+            self._send(self._attempts[-1], self._attempts[-1].left, number)
+
+    def kill(self) -> None:
+        if self._attempts:
+            self._attempts[-1].kill()
+
+    def close(self) -> None:
+        for end in self._pipe:
+            os.close(end)
+
+    @staticmethod
+    def _send(attempt: _Attempt, ranks: list[int], number: int) -> None:
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                attempt.processes[rank].send_signal(number)
+
+    # --- how they end
+
+    def _look_for_failure(self, attempt: _Attempt) -> None:
+        """Report the rank that failed first, as soon as one has: others soon say that they have
+        lost it."""
+        failed = {r: c for r, c in attempt.codes.items() if c != EXIT_OK and not _was_asked(c)}
+        if attempt.failed is not None or not failed:
+            return
+        now = time.monotonic()
+        attempt.ends_at = attempt.ends_at or now + SECONDS_TO_NOTICE
+        told = {rank: recorded_failure(self._error_file(attempt, rank)) for rank in failed}
+
+        def order(rank: int) -> tuple[bool, bool, float, int]:
+            note = told[rank]
+            of_another = note is not None and note.of_another
+            return failed[rank] >= 0, of_another, note.time if note else 0.0, rank
+
+        first = min(failed, key=order)
+        waited = now - (attempt.ends_at - SECONDS_TO_NOTICE) >= SECONDS_TO_TELL
+        if order(first)[1] and attempt.left and not waited:
+            return
+        attempt.failed = first
+        self._tell(self._failure_in_words(attempt, first))
+
+    def _nothing_left_to_do(self, attempt: _Attempt) -> bool:
+        if self._asked is not None:
+            return 0 in attempt.codes  # it may take long to save
+        return 0 in attempt.codes or any(map(_was_asked, attempt.codes.values()))
+
+    def _result(self, attempt: _Attempt, group: WorkerGroup) -> RunResult:
+        own = {r: code for r, code in sorted(attempt.codes.items()) if r not in attempt.killed}
+        if attempt.failed is not None:
+            self.exit_code = code_of_all(own[attempt.failed])
+        else:  # of the first rank that has one
+            self.exit_code = code_of_all(next(filter(None, own.values()), EXIT_OK))
+        for rank in sorted(attempt.killed) if attempt.failed is None else ():
+            self._tell(f"rank {rank} did not end by itself and was killed")
+        if self.exit_code == EXIT_OK:
+            ranks = [worker.global_rank for worker in group.workers]
+            return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
+        self._allow_restart(attempt)
+        failures = {
+            worker.global_rank: ProcessFailure(
+                local_rank=worker.local_rank,
+                pid=attempt.processes[worker.global_rank].pid,
+                exitcode=attempt.codes.get(worker.global_rank, -signal.SIGKILL),
+                error_file=os.devnull,
+            )
+            for worker in group.workers
+        }
+        return RunResult(state=WorkerState.FAILED, failures=failures)
+
+    def _allow_restart(self, attempt: _Attempt) -> None:
+        """Leave the restart to torch elastic, or take its last one away."""
+        limit = self._worker_group.spec.max_restarts
+        code = attempt.codes[attempt.failed] if attempt.failed is not None else self.exit_code
+        if self._asked is not None or (code >= 0 and self.exit_code not in RESTARTED):
+            self._remaining_restarts = 0
+        if self._remaining_restarts > 0:
+            show_cursor()
+            this = limit - self._remaining_restarts + 1
+            self._tell(f"starting all ranks again ({this} of {limit})")
+
+    def _failure_in_words(self, attempt: _Attempt, rank: int) -> str:
+        code, log = attempt.codes[rank], self._log_of(attempt, rank)
+        told = recorded_failure(self._error_file(attempt, rank))
+        message = told.message if told is not None else _last_error(log)
+        head = f"rank {rank} {how_it_ended(code)}"
+        if code == -signal.SIGKILL and not message:
+            message = "the system ends processes like this when its memory is full: see dmesg"
+        shown = told is not None and not told.of_another
+        if rank == 0 and (shown or (told is None and code >= 0)):
+            return head  # its own words are in this terminal
+        where = f"\n  its log: {log}" if log.is_file() and log.stat().st_size else ""
+        return f"{f'{head}: {message}'.rstrip(': ')}{where}"
+
+    def _error_file(self, attempt: _Attempt, rank: int) -> Path:
+        return attempt.folder / f"error-{rank}.json"
+
+    def _log_of(self, attempt: _Attempt, rank: int) -> Path:
+        run = _named_run(attempt)
+        later = rank_log(run, rank) if run is not None else None
+        return later if later is not None and later.is_file() else first_log(attempt.folder, rank)
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._attempts) and self._attempts[-1].failed is not None
+
+    def run_folder(self) -> Path | None:
+        """The newest run folder that a first rank has made."""
+        named = (_named_run(attempt) for attempt in reversed(self._attempts))
+        return next((run for run in named if run is not None), None)
+
+
+def code_of_all(code: int) -> int:
+    """The documented exit code for that of a rank; below zero is a signal."""
+    if code < 0:
+        return 128 - code if 128 - code in STOPPED else EXIT_RUN_FAILED
+    return code if code in EXIT_MEANINGS else EXIT_RUN_FAILED
+
+
+def _was_asked(code: int) -> bool:
+    return code_of_all(code) in STOPPED
+
+
+def _named_run(attempt: _Attempt) -> Path | None:
+    try:
+        return Path((attempt.folder / RUN_FILE).read_text(encoding="utf-8"))
+    except OSError:
+        return None
+
+
+def _last_error(log: Path) -> str:
+    """The last line of a log that speaks of an error, else its last line."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+    except OSError:
+        return ""
+    said = [line.strip() for line in lines if line.strip()]
+    return next((line for line in reversed(said) if _IS_ERROR.search(line)), (said or [""])[-1])

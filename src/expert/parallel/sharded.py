@@ -1,0 +1,209 @@
+"""The engine of one model whose weights are spread over many devices, on torch's FSDP2.
+
+A block's weights are gathered when it computes and let go afterwards. Where all weights train, so
+are their gradients and the optimizer's state spread: each rank steps its own part. Adapters are
+small: every rank has them whole, and their gradients are summed as replicas' are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn import Parameter
+
+from expert.core.world import World
+from expert.parallel.engine import Applied, Groups
+from expert.parallel.replicated import Replicated, sum_over_ranks
+
+Named = Sequence[tuple[str, Parameter]]
+MODEL = "model"
+
+
+@dataclass(frozen=True, eq=False)
+class Sharding:
+    """How the weights of a model are spread."""
+
+    mesh: DeviceMesh
+    device: torch.device
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The ranks that hold one model together."""
+        return self.mesh.get_group(self.mesh.ndim - 1)
+
+    @property
+    def place(self) -> int:
+        """Which part this rank holds."""
+        return self.mesh.get_local_rank(self.mesh.ndim - 1)
+
+    @property
+    def parts(self) -> int:
+        return self.mesh.size(self.mesh.ndim - 1)
+
+    def part_of(self, whole: Tensor) -> Tensor:
+        """This rank's part of a whole tensor: rows, cut as torch.chunk cuts them."""
+        found = whole.chunk(self.parts, 0)
+        return found[self.place] if self.place < len(found) else whole[:0]
+
+    def whole(self, part: Tensor, like: Tensor) -> Tensor:
+        """All parts of a tensor that is spread as `like` is; every rank of the group asks."""
+        placements = [*[Replicate()] * (self.mesh.ndim - 1), Shard(0)]
+        given = part.to(self.device)
+        spread = DTensor.from_local(
+            given, self.mesh, placements, shape=like.shape, stride=like.stride()
+        )
+        return spread.full_tensor()
+
+
+def sharding_for(world: World, device: torch.device) -> Sharding:
+    """Within a machine weights are spread, and every machine has them all: what is gathered for
+    each block goes over the fast link."""
+    shape = (world.nodes, world.local_size) if world.nodes > 1 else (world.size,)
+    names = ("machines", "cards") if world.nodes > 1 else ("cards",)
+    return Sharding(init_device_mesh(device.type, shape, mesh_dim_names=names), device)
+
+
+def shard(
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    whole: set[Parameter],
+    *,
+    sharding: Sharding,
+    offload: bool = False,
+    gathered_as: torch.dtype | None = None,
+) -> None:
+    """Spread the weights of every block, and then what is left of the model: embedding and head.
+
+    `whole`: parameters that every rank keeps. `offload`: parts wait in the memory of the host.
+    `gathered_as`: float32 weights travel and compute in this precision; gradients are added up in
+    float32 in any case.
+    """
+    precision = MixedPrecisionPolicy(
+        param_dtype=gathered_as, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    policy: OffloadPolicy = OffloadPolicy()
+    if offload:
+        policy = CPUOffloadPolicy(pin_memory=sharding.device.type == "cuda")
+    for unit in (*blocks, model):
+        made: Any = fully_shard(
+            unit,
+            mesh=sharding.mesh,
+            mp_policy=precision,
+            offload_policy=policy,
+            ignored_params=whole,
+        )
+        # Losses are divided by the targets of all ranks, so their gradients are only added up.
+        made.set_gradient_divide_factor(1.0)
+        made.set_force_sum_reduction_for_comms(True)
+
+
+class Parts:
+    """The parameters that this rank steps: its part of those that are spread, and the others."""
+
+    def __init__(self, named: Named, sharding: Sharding) -> None:
+        self.sharding = sharding
+        self._spread: dict[str, tuple[Any, Parameter]] = {}
+        self.named: list[tuple[str, Parameter]] = []
+        for name, parameter in named:
+            own = parameter
+            if isinstance(parameter, DTensor):
+                own = Parameter(parameter.to_local())
+                own.whole_shape = parameter.shape  # type: ignore[attr-defined]
+                self._spread[name] = (parameter, own)
+            self.named.append((name, own))
+
+    def take_gradients(self) -> None:
+        """Gradients of spread weights, added up over the ranks already, go to the parts."""
+        for parameter, own in self._spread.values():
+            own.grad = None if parameter.grad is None else parameter.grad.to_local()
+
+    def discard(self) -> None:
+        for parameter, own in self._spread.values():
+            parameter.grad = own.grad = None
+
+    def to_sum(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Of the gradients, in the order of `named`, and what comes behind them: those that are
+        not added up yet."""
+        pairs = zip(gradients, self.named, strict=False)
+        waiting = [gradient for gradient, (name, _) in pairs if name not in self._spread]
+        return [*waiting, *gradients[len(self.named) :]]
+
+    def total_norm(self, norms: Tensor) -> Tensor:
+        """The norm of all gradients, of the norms of this rank's."""
+        first = self.sharding.place == 0
+        counts = [name in self._spread or first for name, _ in self.named]
+        squares = (norms.double() ** 2 * norms.new_tensor(counts, dtype=torch.float64)).sum()
+        dist.all_reduce(squares, group=self.sharding.group)
+        return squares.sqrt().to(norms.dtype)
+
+    def gathered(self, groups: Groups, keep: bool) -> dict[str, dict[str, Tensor]]:
+        """Tensors by group and name, whole and in the memory of the host; empty unless `keep`."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for group, tensors in groups.items():
+            found[group] = {}
+            for name, tensor in tensors.items():
+                spread = self._like(group, name, tensor)
+                if spread is not None:
+                    tensor = self.sharding.whole(tensor, spread).cpu()
+                if keep:
+                    found[group][name] = tensor
+        return found
+
+    def cut(self, groups: Groups) -> dict[str, dict[str, Tensor]]:
+        """Whole tensors to this rank's parts."""
+        return {
+            group: {
+                name: tensor
+                if self._like(group, name, tensor) is None
+                else self.sharding.part_of(tensor)
+                for name, tensor in tensors.items()
+            }
+            for group, tensors in groups.items()
+        }
+
+    def _like(self, group: str, name: str, tensor: Tensor) -> Any | None:
+        """The spread weight that a tensor belongs to and is cut like; None: it is whole."""
+        owner = name if group == MODEL else name.rpartition(".")[0]
+        found = self._spread.get(owner)
+        return found[0] if found is not None and tensor.ndim else None
+
+
+class Sharded(Replicated):
+    """An Engine whose ranks hold a part of the weights each and see different rows."""
+
+    def __init__(self, *parts: Any, shards: Parts, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        self._shards = shards
+
+    def step(self, *, step: int, rate: float, max_norm: float) -> Applied:
+        self._shards.take_gradients()
+        applied = super().step(step=step, rate=rate, max_norm=max_norm)
+        self._shards.discard()
+        return applied
+
+    def sum_gradients(self) -> None:
+        sum_over_ranks(self._shards.to_sum(self._learner.to_sum_over_ranks()))
+
+    def discard(self) -> None:
+        super().discard()
+        self._shards.discard()
+
+    def tensors(self, *, everywhere: bool = False) -> dict[str, dict[str, Tensor]]:
+        keep = everywhere or self.world.is_first
+        return self._shards.gathered(self._learner.tensors(), keep=keep)
+
+    def load(self, groups: Groups) -> None:
+        self._learner.load(self._shards.cut(groups))

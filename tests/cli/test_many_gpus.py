@@ -1,0 +1,196 @@
+"""`expert train --gpus`, `--each-gpu` and `expert launch` as a person uses them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.core.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_TERMINATED, EXIT_USAGE
+from expert.core.publish import publishing
+from expert.manifest.reader import read_manifest
+from expert.run.stored.locate import newest_that_saved
+from tests.cli.running import ROOT
+from tests.jobs.runs import base_model, events_of, write_expert
+from tests.jobs.trained_runs import place
+from tests.wording import wording
+
+PATIENCE_SECONDS = 240.0
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    return write_expert(tmp_path / "expert", base_model(place() / "models"), {})
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (["a.json", "b.json", "--max-restarts", "2"], 2),
+        (["--each-gpu"], 1),
+        (["--each-gpu", "a.json", "--max-restarts", "2"], 2),
+        (["--max-restarts", "1", "a.json"], 1),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_all_at_once(run, words, lines):
+    ran = run("train", *words)
+    assert ran.code == EXIT_USAGE
+    assert len(ran.err.splitlines()) == lines
+
+
+def test_half_a_world_and_gpus_that_are_not_there_are_refused(run, manifest, monkeypatch):
+    ran = run("train", str(manifest), "--gpus", "2", "--device", "cpu", "--gpus", "0,x")
+    assert (ran.code, len(ran.err.splitlines())) == (EXIT_USAGE, 2)
+    monkeypatch.setenv("RANK", "1")
+    ran = run("train", str(manifest), "--device", "cpu")
+    assert ran.code == EXIT_USAGE
+    assert wording("no-world-of-torchrun") in ran.err
+    assert len(ran.err.splitlines()) == 4
+
+
+def test_gpus_that_nobody_asked_for_are_mentioned(run, manifest, monkeypatch):
+    from types import SimpleNamespace
+
+    from expert.cli import train
+    from expert.cli.show.display import make_console
+
+    plan = SimpleNamespace(kernels=SimpleNamespace(device="cuda"))
+    for cards, gpus, said in ((2, None, True), (1, None, False), (2, "all", False)):
+        opened: Any = SimpleNamespace(machine=SimpleNamespace(gpus=(None,) * cards), plan=plan)
+        run.capsys.readouterr()
+        train._mention_cards(opened, make_console(), gpus)
+        assert (wording("gpus-are-visible") in run.capsys.readouterr().out) is said
+
+
+def test_resume_if_any_takes_the_newest_run_that_has_saved_something(manifest):
+    read = read_manifest(manifest)
+    assert newest_that_saved(read) is None
+    for number in (1, 2, 3):
+        folder = manifest.parent / "runs" / f"demo-2026010{number}-000000"
+        folder.mkdir(parents=True)
+        (folder / "plan.json").write_text("{}")
+        if number < 3:
+            with publishing(folder / "checkpoints" / "step-000001") as made:
+                (made / "state.json").write_text("{}")
+    newest = newest_that_saved(read)
+    assert newest is not None
+    assert Path(newest).name == "demo-20260102-000000"
+
+
+def test_launch_writes_the_file_and_prints_how_to_submit_it(run, manifest):
+    ran = run("launch", "--on", "slurm", str(manifest), "--gpus", "2")
+    file = manifest.parent / "demo.sbatch"
+    assert ran.code == EXIT_OK
+    assert ran.out.splitlines()[-1].endswith(f"sbatch {file}")
+    printed = run("launch", "--on", "slurm", str(manifest), "--gpus", "2", "--to", "-")
+    assert printed.out == file.read_text()
+    assert run("launch", "--on", "slurm").code == EXIT_USAGE
+    if shutil.which("kubectl") is None:
+        named = ("--image", "x", "--claim", "y", "--submit")
+        assert run("launch", "--on", "kubernetes", str(manifest), *named).code == EXIT_USAGE
+        assert not (manifest.parent / "demo.kubernetes.yaml").exists()
+
+
+# --- real runs of two ranks ----------------------------------------------------------------------
+
+
+def started(manifest: Path, *words: str, **more: Any) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    program = [sys.executable, "-m", "expert", "train", str(manifest), "--device", "cpu", *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(program, env=env, text=True, stdout=pipe, stderr=pipe, **more)
+
+
+def run_of(manifest: Path, steps: int) -> Path:
+    """The run, once it has made that many steps."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < end:
+        for folder in (manifest.parent / "runs").glob("*"):
+            if (folder / "events.jsonl").is_file() and len(events_of(folder, "step")) >= steps:
+                return folder
+        time.sleep(0.1)
+    raise AssertionError("no run")
+
+
+def pid_of_rank(rank: int, manifest: Path) -> int:
+    for folder in Path("/proc").iterdir():
+        try:
+            env = (folder / "environ").read_bytes().split(b"\0")
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"RANK={rank}".encode() in env and str(manifest).encode() in words:
+            return int(folder.name)
+    raise AssertionError("no such rank")
+
+
+@pytest.mark.slow
+def test_two_ranks_train_one_run_and_each_has_its_log(manifest):
+    process = started(manifest, "--gpus", "2", "--json")
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == EXIT_OK, err
+    folder = Path(json.loads(out)["folder"])
+    assert (folder / "ranks" / "rank-1.log").is_file()
+    assert json.loads((folder / "plan.json").read_text())["parallel"]["ranks"] == 2
+    assert len(events_of(folder, "finished")) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds ranks in /proc")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_is_named_and_the_run_resumes_with_max_restarts(manifest, rank):
+    words = ("--gpus", "2", "--epochs", "12", "--max-restarts", "1")
+    process = started(manifest, *words)
+    run_of(manifest, 14)
+    os.kill(pid_of_rank(rank, manifest), signal.SIGKILL)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == EXIT_OK, err
+    first, again = [line for line in err.splitlines() if "rank" in line]
+    assert first.startswith(f"rank {rank} ")
+    assert again == wording("starting-all-ranks-again", this=1, limit=1)
+    (folder,) = (manifest.parent / "runs").iterdir()
+    assert len(events_of(folder, "resumed")) == 1
+    assert len(events_of(folder, "finished")) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds ranks in /proc")
+def test_without_restarts_a_failure_says_how_to_resume(manifest):
+    process = started(manifest, "--gpus", "2", "--epochs", "12")
+    folder = run_of(manifest, 14)
+    os.kill(pid_of_rank(1, manifest), signal.SIGKILL)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == EXIT_RUN_FAILED
+    last = err.splitlines()[-1]
+    assert last.endswith(f"--gpus 2 --epochs 12 --resume {folder}")
+
+
+@pytest.mark.slow
+def test_sigterm_saves_once_and_ends_all_ranks(manifest):
+    process = started(manifest, "--gpus", "2", "--epochs", "12")
+    folder = run_of(manifest, 3)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == EXIT_TERMINATED, err
+    (stopped,) = events_of(folder, "stopped")
+    assert events_of(folder, "saved")[-1]["step"] == stopped["step"]
+    assert "--gpus 2" in out.splitlines()[-1]  # how to resume, as it was started
+
+
+@pytest.mark.slow
+def test_each_gpu_trains_every_manifest_and_shows_a_table(manifest, tmp_path):
+    broken = write_expert(tmp_path / "other", base_model(place() / "models"), {"epochs": -1})
+    words = ("--each-gpu", str(broken), "--gpus", "2", "--set", "training.config.max_steps=2")
+    process = started(manifest, *words)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == EXIT_USAGE, err
+    assert str(broken) in out
+    assert (manifest.parent / "runs").is_dir()

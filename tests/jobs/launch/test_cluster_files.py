@@ -1,0 +1,155 @@
+"""The files of `expert launch`: whole, parsed by who reads them, and refused where incomplete."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from expert.core.errors import EXIT_RUN_FAILED, EXIT_USAGE
+from expert.jobs.launch.cluster import (
+    LaunchError,
+    SubmitFailed,
+    job_name,
+    make_job,
+    submit,
+    text_of,
+    write_job,
+)
+from expert.manifest.reader import read_manifest
+from tests.jobs.runs import write_expert
+from tests.wording import wording
+
+KUBERNETES = {"image": "me/expert:1", "claim": "data"}
+SKYPILOT = {"accelerator": "H100", "bucket": "s3://mine", "setup": ("pip install expert",)}
+
+
+def job(folder: Path, on: Any, *, config: dict[str, Any] | None = None, **asked: Any):
+    read = read_manifest(write_expert(folder, "tiny", config or {}))
+    return make_job(read, on, **{"nodes": 2, "gpus": 4, **asked})
+
+
+def directives(script: str) -> dict[str, str]:
+    lines = [line.removeprefix("#SBATCH --") for line in script.splitlines() if "#SBATCH" in line]
+    return {name: value for name, _, value in (line.partition("=") for line in lines)}
+
+
+def test_a_slurm_script_has_a_task_for_each_rank_and_bash_reads_it(tmp_path):
+    setup = ("module load cuda", 'export MODE="a b"')
+    made = job(tmp_path / "my expert", "slurm", time="1-02:00:00", partition="gpu", setup=setup)
+    script = text_of(made)
+    done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    asked = directives(script)
+    assert asked["nodes"] == "2"
+    assert asked["ntasks-per-node"] == asked["gpus-per-node"] == "4"
+    assert (asked["time"], asked["partition"], asked["signal"]) == (
+        "1-02:00:00",
+        "gpu",
+        "B:USR1@120",
+    )
+    assert "requeue" in asked
+    assert "\n".join(setup) in script
+    command = next(line for line in script.splitlines() if " train " in line)
+    manifest = f"'{tmp_path / 'my expert' / 'manifest.json'}'"
+    wanted = f'-P -m expert train --manifest {manifest} --output "$runs" --resume if-any &'
+    assert command.strip() == f"{sys.executable} {wanted}"
+
+
+def test_on_a_cpu_no_gpu_is_asked_for(tmp_path):
+    script = text_of(job(tmp_path, "slurm", config={"device": "cpu"}))
+    assert "gpus-per-node" not in directives(script)
+
+
+def test_kubernetes_has_a_pod_for_each_machine_and_a_name_for_the_first(tmp_path):
+    made = job(tmp_path, "kubernetes", **KUBERNETES, overrides=("epochs=2",), warning=90)
+    service, started = yaml.safe_load_all(text_of(made))
+    spec = started["spec"]
+    assert (spec["completions"], spec["parallelism"]) == (2, 2)
+    assert spec["completionMode"] == "Indexed"
+    pod = spec["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"] == "demo"
+    assert service["spec"]["selector"] == {"job-name": started["metadata"]["name"]}
+    assert pod["terminationGracePeriodSeconds"] == 90
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 4}
+    assert {each["name"] for each in container["volumeMounts"]} == {
+        each["name"] for each in pod["volumes"]
+    }
+    words = container["command"][-1].split()
+    assert words[words.index("--node-rank") + 1] == '"$JOB_COMPLETION_INDEX"'
+    assert words[words.index("--master-addr") + 1] == "demo-0.demo"
+    assert words[words.index("--manifest") + 1] == "/shared/demo/manifest.json"
+    assert words[-2:] == ["--set", "epochs=2"]
+
+
+def test_one_machine_needs_no_torchrun_so_that_its_exit_code_is_seen(tmp_path):
+    for on, more in (("kubernetes", KUBERNETES), ("skypilot", SKYPILOT)):
+        text = text_of(job(tmp_path, on, nodes=1, **more))
+        assert "torch.distributed" not in text
+        assert "--gpus 4" in text
+
+
+def test_skypilot_keeps_what_it_saves_in_the_bucket(tmp_path):
+    (task,) = yaml.safe_load_all(text_of(job(tmp_path, "skypilot", **SKYPILOT, spot=True)))
+    assert task["num_nodes"] == 2
+    assert task["resources"]["accelerators"] == "H100:4"
+    assert task["resources"]["use_spot"] is True
+    assert task["file_mounts"]["/shared"]["source"] == "s3://mine"
+    assert task["workdir"] == str(tmp_path)
+    words = task["run"].split()
+    assert words[words.index("--output") + 1] == '"/shared/runs/$SKYPILOT_TASK_ID"'
+    assert words[words.index("--node-rank") + 1] == '"$SKYPILOT_NODE_RANK"'
+    checked = subprocess.run(["bash", "-n"], input=task["run"], text=True, check=False)
+    assert checked.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("on", "asked", "problems"),
+    [
+        ("kubernetes", {}, 2),
+        ("skypilot", {}, 3),
+        ("skypilot", {"partition": "x", "claim": "y", **SKYPILOT}, 2),
+        ("slurm", {"time": "soon", "partition": "a\n#SBATCH --x", "shared": "here"}, 3),
+        ("skypilot", {**SKYPILOT, "bucket": "mine"}, 1),
+    ],
+)
+def test_what_is_missing_or_does_not_belong_there_is_refused_all_at_once(
+    tmp_path, on, asked, problems
+):
+    with pytest.raises(LaunchError) as refused:
+        job(tmp_path, on, **asked)
+    assert refused.value.exit_code == EXIT_USAGE
+    assert len(str(refused.value).splitlines()) == problems + 1
+
+
+def test_names_are_such_that_every_scheduler_takes_them():
+    assert job_name("My Expert_v2 (SQL)") == "my-expert-v2-sql"
+    assert job_name("…") == "expert"
+    assert len(job_name("x" * 100)) == 40
+
+
+def fake_program(folder: Path, name: str, code: int) -> None:
+    folder.mkdir(exist_ok=True)
+    file = folder / name
+    file.write_text(f'#!/bin/sh\necho "{name} $*"\nexit {code}\n')
+    file.chmod(0o755)
+
+
+def test_submitting_says_what_the_scheduler_answered(tmp_path, monkeypatch):
+    made = job(tmp_path / "expert", "kubernetes", **KUBERNETES)
+    file = write_job(made, None)
+    assert file == tmp_path / "expert" / "demo.kubernetes.yaml"
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(LaunchError, match=wording("program-not-installed")):
+        submit(made, file)
+    fake_program(tmp_path / "bin", "kubectl", 0)
+    assert submit(made, file) == f"kubectl apply -f {file}"
+    fake_program(tmp_path / "bin", "kubectl", 3)
+    with pytest.raises(SubmitFailed, match=wording("submit-ended-with")) as failed:
+        submit(made, file)
+    assert failed.value.exit_code == EXIT_RUN_FAILED

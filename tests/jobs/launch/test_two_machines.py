@@ -1,0 +1,74 @@
+"""Two machines by hand, as docs/MANY_GPUS.md says: train, lose one, resume."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from expert.core.errors import EXIT_OK
+from tests.cli.running import ROOT
+from tests.jobs.launch.two_machines import Machine, joined, why_not
+from tests.jobs.runs import base_model, events_of, write_expert
+
+PATIENCE_SECONDS = 300.0
+PORT = 29500
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def machines():
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with joined() as both:
+        yield both
+
+
+def by_hand(manifest: Path, machine: Machine, node: int, first: Machine) -> subprocess.Popen[str]:
+    """The line of the guide on one machine; it is asked to stop as a whole."""
+    words = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"),
+        *("--node-rank", str(node), "--master-addr", first.address, "--master-port", str(PORT)),
+        *("-m", "expert", "train", "--manifest", str(manifest), "--resume", "if-any"),
+    ]
+    env = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    return machine.start(words, env=env, stdout=pipe, stderr=both, start_new_session=True)
+
+
+def run_of(manifest: Path, steps: int) -> Path:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < end:
+        for folder in (manifest.parent / "runs").glob("*"):
+            if (folder / "events.jsonl").is_file() and len(events_of(folder, "step")) >= steps:
+                return folder
+        time.sleep(0.2)
+    raise AssertionError("no run")
+
+
+def test_two_machines_train_lose_one_and_resume(machines, tmp_path):
+    config = {"device": "cpu", "epochs": 40, "save_steps": 5}
+    manifest = write_expert(tmp_path / "expert", base_model(tmp_path), config)
+    first = machines[0]
+    started = [by_hand(manifest, each, node, first) for node, each in enumerate(machines)]
+    folder = run_of(manifest, 14)
+    os.killpg(started[1].pid, signal.SIGKILL)  # the second machine is gone
+    out = started[0].communicate(timeout=PATIENCE_SECONDS)[0]
+    assert started[0].returncode != EXIT_OK
+    assert "rank 1" in out or "another rank" in out, out[-3000:]
+    assert events_of(folder, "finished") == []
+
+    again = [by_hand(manifest, each, node, first) for node, each in enumerate(machines)]
+    outs = [each.communicate(timeout=PATIENCE_SECONDS)[0] for each in again]
+    assert [each.returncode for each in again] == [EXIT_OK, EXIT_OK], "\n".join(outs)[-3000:]
+    assert len(events_of(folder, "resumed")) == 1
+    assert len(events_of(folder, "finished")) == 1
+    assert (folder / "ranks" / "rank-1.log").is_file()
+    assert [path.name for path in (manifest.parent / "runs").iterdir()] == [folder.name]

@@ -1,0 +1,74 @@
+"""Two machines that are network namespaces of this one, joined by a cable of their own (veth)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A namespace with an address that the other one reaches."""
+
+    name: str
+    address: str
+    interface: str
+
+    def start(self, words: Sequence[str], **more: Any) -> subprocess.Popen[str]:
+        """A process that sees this machine's network alone."""
+        own = {"GLOO_SOCKET_IFNAME": self.interface}
+        env = {**os.environ, **own, **more.pop("env", {})}
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.name, *words], env=env, text=True, **more
+        )
+
+
+def why_not() -> str:
+    """Why there can be no namespaces here; "" where there can."""
+    if shutil.which("ip") is None:
+        return "ip is not installed (iproute2)"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    name = f"expert-try-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if made.returncode:
+        return f"no network namespaces here: {made.stderr.strip()}"
+    subprocess.run(["ip", "netns", "delete", name], check=False)
+    return ""
+
+
+@contextmanager
+def joined(*, rate: str = "1gbit", delay: str = "1ms") -> Iterator[tuple[Machine, Machine]]:
+    """Both machines, with a bandwidth and a latency between them where tc can set them."""
+    number = os.getpid() % 100_000
+    names = (f"xp{number}a", f"xp{number}b")
+    machines = tuple(
+        Machine(name, f"10.77.0.{place}", name) for place, name in enumerate(names, start=1)
+    )
+    try:
+        for each in machines:
+            _ip("netns", "add", each.name)
+        _ip("link", "add", names[0], "type", "veth", "peer", "name", names[1])
+        for each in machines:
+            _ip("link", "set", each.interface, "netns", each.name)
+            _ip("-n", each.name, "addr", "add", f"{each.address}/24", "dev", each.interface)
+            _ip("-n", each.name, "link", "set", each.interface, "up")
+            _ip("-n", each.name, "link", "set", "lo", "up")
+            words = ["tc", "-n", each.name, "qdisc", "add", "dev", each.interface, "root"]
+            subprocess.run(  # without the kernel's netem the cable is only faster
+                [*words, "netem", "rate", rate, "delay", delay], capture_output=True, check=False
+            )
+        yield machines[0], machines[1]
+    finally:
+        for each in machines:
+            subprocess.run(["ip", "netns", "delete", each.name], capture_output=True, check=False)
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"

@@ -1,0 +1,110 @@
+"""Worlds of several processes on one machine, over gloo, each a real one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from expert.core.world import World
+
+LIMIT_SECONDS = 120
+PRELOADED = ["torch", "transformers", "peft", "expert.jobs.train", "expert.model.load"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended: what its function gave, or what it raised."""
+
+    made: Any = None
+    raised: str = ""
+    exit_code: int | None = 0
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def ranks(
+    size: int, does: Callable[..., Any], *given: Any, start: str = "forkserver"
+) -> list[Ended]:
+    """Call `does(world, *given)` in as many processes; what each of them ended with.
+
+    `start`: a process that is to use a card must be one that was spawned.
+    """
+    context = multiprocessing.get_context(start)
+    if start == "forkserver":
+        context.set_forkserver_preload(PRELOADED)
+    port, ends, processes = free_port(), [], []
+    for rank in range(size):
+        here, there = context.Pipe()
+        world = World(rank=rank, size=size, local_rank=rank, local_size=size)
+        process = context.Process(target=_rank, args=(world, port, there, does, given))
+        process.start()
+        there.close()
+        ends.append(here)
+        processes.append(process)
+    found = [_received(end) for end in ends]
+    for process in processes:
+        process.join(LIMIT_SECONDS)
+    return [
+        each if each is not None else Ended(exit_code=process.exitcode)
+        for each, process in zip(found, processes, strict=True)
+    ]
+
+
+def fine(ended: list[Ended]) -> list[Any]:
+    """What every rank has made; what was raised where one has failed."""
+    for rank, each in enumerate(ended):
+        assert not each.raised, f"rank {rank}\n{each.raised}"
+        assert each.exit_code == 0, f"rank {rank} ended with {each.exit_code}"
+    return [each.made for each in ended]
+
+
+def _received(end: Connection) -> Ended | None:
+    assert wait([end], LIMIT_SECONDS), "a rank hangs"
+    try:
+        received: Ended = end.recv()
+    except EOFError:
+        return None
+    return received
+
+
+def _rank(world: World, port: int, end: Connection, does: Callable[..., Any], given: Any) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    try:
+        ended = Ended(made=does(world, *given))
+    except BaseException:  # noqa: BLE001 - told to the test
+        ended = Ended(raised=traceback.format_exc())
+    end.send(ended)
+
+
+def trained(world: World, manifest: Path, options: dict[str, Any]) -> Any:
+    """A run of a manifest by all ranks; its folder."""
+    from expert.jobs.train import join, train
+    from expert.parallel.group import open_group
+    from expert.run.open import open_run
+
+    limit = options.pop("limit", 60)
+    device = options.pop("device", "cpu")  # a card is shared by all of them
+    with open_group(world, device=device, share_card=True, limit=limit) as group:
+        if world.is_first:
+            opened = open_run(
+                manifest, resume=options.pop("resume", None), ranks=world.size, nodes=world.nodes
+            )
+            return train(opened, group=group, **options).folder
+        options.pop("resume", None)
+        result = join(manifest, group, **options)
+        return result.folder if result is not None else None

@@ -1,0 +1,143 @@
+"""What happens to one rank is answered by all of them, with the same plan."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from expert.core.errors import EXIT_RUN_FAILED
+from tests.jobs.runs import base_model, events_of, losses_of, run, saved_steps, write_expert
+from tests.parallel.ranks import Ended, fine, ranks, trained
+from tests.parallel.test_worlds import CLOSE, numbers_of
+from tests.wording import wording
+
+CONFIG: dict[str, Any] = {"epochs": 1, "micro_batch_size": 2, "save_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return base_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def alone(base, tmp_path_factory) -> Path:
+    return run(write_expert(tmp_path_factory.mktemp("alone"), base, CONFIG)).folder
+
+
+def with_fault(world, manifest, options, rank, step, fault) -> Any:
+    """A run in which `fault` meets one rank at one step, in its first forward pass."""
+    from expert.model.load import LoadedModel
+    from expert.training import loop
+    from expert.training.step import seed_step
+
+    loss_sum, now = LoadedModel.loss_sum, {"step": -1}
+
+    def seeded(seed: int, number: int, of: int = 0) -> None:
+        now["step"] = number
+        seed_step(seed, number, of)
+
+    def faulty(self: LoadedModel, batch: Any) -> Any:
+        loss = loss_sum(self, batch)
+        if world.rank == rank and now["step"] == step:
+            return fault(loss, batch)
+        return loss
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "seed_step", seeded)
+        patch.setattr(LoadedModel, "loss_sum", faulty)
+        return trained(world, manifest, options)
+
+
+def out_of_memory(loss, batch):
+    if batch.tokens.shape[0] > 1:
+        raise torch.OutOfMemoryError("no room")
+    return loss
+
+
+def not_finite(loss, batch):
+    return loss * float("nan")
+
+
+def ask_to_stop(loss, batch):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return loss
+
+
+def die(loss, batch):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(loss, batch):
+    raise ValueError("something else")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_memory_that_runs_out_on_one_rank_makes_the_micro_batches_of_all_smaller(
+    rank, base, alone, tmp_path
+):
+    manifest = write_expert(tmp_path, base, CONFIG)
+    folder = fine(ranks(2, with_fault, manifest, {}, rank, 2, out_of_memory))[0]
+    (fell,) = events_of(folder, "fell_back")
+    assert fell["failure"] == "OutOfMemory"
+    assert {change["path"] for change in fell["changes"]} >= {"batch.micro_batch"}
+    assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
+
+
+def test_memory_that_runs_out_where_weights_are_spread_ends_all_and_resuming_takes_less(
+    base, alone, tmp_path
+):
+    manifest = write_expert(tmp_path, base, {**CONFIG, "distributed": "sharded"})
+    first, second = ranks(2, with_fault, manifest, {}, 1, 3, out_of_memory)
+    assert first.exit_code == EXIT_RUN_FAILED or "rank 1 failed" in first.raised
+    assert "OutOfMemoryError" in second.raised
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert events_of(folder, "failed")[-1]["error"] == "rank 1 failed: OutOfMemoryError: no room"
+    options = {"resume": str(folder)}
+    fine(ranks(2, with_fault, manifest, options, 1, 3, out_of_memory))
+    (fell,) = events_of(folder, "fell_back")
+    assert fell["failure"] == "OutOfMemory"
+    assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_changes_no_weight_on_any(base, tmp_path):
+    manifest = write_expert(tmp_path, base, {**CONFIG, "on_not_finite": "skip"})
+    folder = fine(ranks(2, with_fault, manifest, {}, 1, 2, not_finite))[0]
+    (event,) = events_of(folder, "not_finite")
+    assert event["step"] == 3
+    assert len(event["rows"]) > 1
+    assert events_of(folder, "finished")
+
+
+def test_a_signal_to_one_rank_saves_once_and_ends_all(base, alone, tmp_path):
+    manifest = write_expert(tmp_path, base, CONFIG)
+    folder = fine(ranks(2, with_fault, manifest, {}, 1, 2, ask_to_stop))[0]
+    (stopped,) = events_of(folder, "stopped")
+    assert stopped["exit_code"] == 143
+    assert saved_steps(folder)[-1] == stopped["step"] == 3
+    resumed = fine(ranks(3, trained, manifest, {"resume": str(folder)}))[0]
+    assert resumed == folder
+    assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
+
+
+def test_a_failure_that_no_plan_helps_against_ends_all_and_names_the_rank(base, tmp_path):
+    manifest = write_expert(tmp_path, base, CONFIG)
+    first, second = ranks(2, with_fault, manifest, {}, 1, 2, fail)
+    assert "ValueError: something else" in second.raised
+    assert "rank 1 failed: ValueError: something else" in first.raised
+
+
+def test_a_rank_that_is_killed_ends_the_others_and_the_run_can_be_resumed(base, alone, tmp_path):
+    manifest = write_expert(tmp_path, base, CONFIG)
+    first, second = ranks(2, with_fault, manifest, {}, 1, 3, die)
+    assert second == Ended(exit_code=-signal.SIGKILL)
+    assert wording("another-rank-has-ended") in first.raised
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert saved_steps(folder) == [2]
+    resumed = fine(ranks(2, trained, manifest, {"resume": str(folder)}))[0]
+    assert losses_of(resumed)[3]
+    assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)

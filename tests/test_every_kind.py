@@ -1,0 +1,149 @@
+"""Every optimizer, schedule, adapter, tracker, judge and CSV dialect that a table or the manifest
+names goes all the way: planned, and built. What lacks one is named by its file."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from expert.data.read.csv_rows import SEPARATORS, read_csv
+from expert.data.records import Row
+from expert.judging.domain import JUDGES, WRITTEN, domain_of
+from expert.judging.oracles.oracle import JudgeOptions, oracle_for
+from expert.manifest.migrate.values import OTHER_TRACKERS
+from expert.manifest.peers.unsupported_keys import answer_to
+from expert.manifest.schema.config import AdapterType, Optimizer, Scheduler, Tracker
+from expert.manifest.schema.kinds import ADAPTERS, OPTIMIZERS, SCHEDULES
+from expert.manifest.schema.manifest import Adapter
+from expert.model.load import load_model
+from expert.planning.run_plan import RunPlan
+from expert.telemetry.trackers import TRACKERS
+from expert.telemetry.trackers import Tracker as OpenTracker
+from expert.training.optim import OptimizerUnavailable, build_optimizer
+from expert.training.schedule import learning_rate, schedule_of
+from tests.judging.asking import case_of
+from tests.model.models import tiny_model, trainable_tensors
+from tests.planning.planning import manifest, plan
+
+CPU = torch.device("cpu")
+FULL = {"full", "none"}
+"""Not adapters: all weights, and soft prompts alone."""
+
+
+def lacks(place: str, name: str, ask: Callable[[], Any]) -> Any:
+    """What `ask` returns; where it fails, the file that has no entry for the name."""
+    try:
+        return ask()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the place is what matters
+        pytest.fail(f"{place} lacks {name}: {type(error).__name__}: {error}")
+
+
+def planned(name: str, **config: Any) -> RunPlan:
+    places = "manifest/schema, manifest/check or planning/choose"
+    made: RunPlan = lacks(places, name, lambda: plan(manifest({"max_steps": 10, **config}), None))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("names", "table"),
+    [
+        (get_args(Optimizer), OPTIMIZERS),
+        (get_args(Scheduler), SCHEDULES),
+        (set(get_args(AdapterType)) - FULL, ADAPTERS),
+        (get_args(Tracker), TRACKERS),
+    ],
+    ids=["optimizers", "schedules", "adapters", "trackers"],
+)
+def test_every_name_of_the_manifest_has_a_row_and_every_row_a_name(names, table):
+    assert set(names) == set(table)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_is_planned_and_built(name):
+    made = planned(name, optim=name)
+    assert made.optim.optimizer == name
+    weights = [("layer.weight", torch.nn.Parameter(torch.ones(4, 4)))]
+    try:
+        built = build_optimizer(weights, made.optim, device=CPU)
+    except OptimizerUnavailable as error:
+        pytest.skip(str(error))
+    except ValueError as error:
+        pytest.fail(f"training/optim.py lacks {name}: {error}")
+    assert [parameter for group in built.param_groups for parameter in group["params"]]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_is_planned_and_has_a_curve(name):
+    made = planned(name, lr_scheduler=name)
+    schedule = schedule_of(made.optim, 10)
+    rates = lacks(
+        "training/schedule.py", name, lambda: [learning_rate(step, schedule) for step in range(10)]
+    )
+    assert max(rates) == made.optim.learning_rate
+    assert all(0 < rate <= made.optim.learning_rate for rate in rates)
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_every_adapter_is_planned_built_and_counted(name, tmp_path):
+    folder = tiny_model(tmp_path / "model")
+    config = {"adapter_type": name, "max_steps": 10}
+    models = [{"name": str(folder)}]
+    made = lacks(
+        "manifest/schema, manifest/check or planning/choose/recipe.py",
+        name,
+        lambda: plan(manifest(config, base_models=models), None, folder=tmp_path),
+    )
+    loaded = lacks(
+        "model/adapters.py",
+        name,
+        lambda: load_model(
+            made.model,
+            made.adapter,
+            made.kernels,
+            vocabulary=None,
+            device=CPU,
+            seed=0,
+            total_steps=10,
+        ),
+    )
+    trained = sum(tensor.numel() for tensor in trainable_tensors(loaded).values())
+    assert made.adapter.trainable_parameters == trained, f"planning/memory/workload.py lacks {name}"
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_every_adapter_may_be_named_by_a_released_one(name):
+    lacks("Adapter.type of manifest/schema/manifest.py", name, lambda: Adapter(type=name))
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_every_tracker_is_planned_and_opened_and_no_longer_refused(name, tmp_path):
+    assert planned(name, trackers=[name]).watch.trackers == [name]
+    tracker = lacks(
+        "telemetry/trackers.py",
+        name,
+        lambda: OpenTracker(TRACKERS[name], tmp_path, warn=pytest.fail),
+    )
+    tracker({"event": "step", "step": 1, "loss": 1.0})
+    tracker.close()
+    assert name not in OTHER_TRACKERS
+    assert answer_to(f"{name}_project") is None, f"peers/unsupported_keys.py refuses {name}_*"
+
+
+@pytest.mark.parametrize("domain", JUDGES)
+def test_every_judge_is_found_by_its_names_and_judges(domain):
+    judge = lacks("judging/oracles", domain, lambda: oracle_for(domain))
+    assert judge(case_of("x"), "x", JudgeOptions()).reason is not None
+    for name, meant in WRITTEN.items():
+        assert domain_of((), {"grammar_type": name}) == meant
+
+
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_every_separator_of_a_csv_file_is_found_by_the_file(separator):
+    text = f"a{separator}b\n1{separator}2\n".encode()
+    [row] = read_csv(io.BufferedReader(io.BytesIO(text)), "rows.csv")
+    assert isinstance(row, Row)
+    assert row.values == {"a": "1", "b": "2"}
