@@ -261,7 +261,7 @@ def _uncounted_by_precision(work: Workload) -> float:
     extra = 0.0
     if not work.compiled:
         extra += wider * norms + (width * s.ffn if s.gated_mlp else 0)
-    if work.trains_everything and wider:
+    if work.computes_in_float32 and wider:
         query_key = 2 * (s.q_width + s.kv_width) if s.qk_norm else 0
         extra += 1.5 * s.hidden if work.compiled else 13.5 * s.hidden + query_key
     return extra
@@ -276,7 +276,7 @@ def activation_bytes(work: Workload, calibration: Calibration = H200) -> int:
     width = BYTES_OF[work.precision]
     whole = kept_per_token(work, calibration)
     kept_blocks = s.layers - work.recomputed_blocks
-    input_width = 4 if work.trains_everything else width  # float32 weights: a float32 residual
+    input_width = 4 if work.computes_in_float32 else width
     per_token = kept_blocks * whole + work.recomputed_blocks * input_width * s.hidden
     if work.recomputed_blocks and work.quantization == "int8":
         inputs = sum(rows for rows, _ in s.linear_sizes().values())
@@ -308,7 +308,7 @@ def workspace_bytes(work: Workload) -> int:
         unpacked += 4 * max((rows * columns for rows, columns in sizes), default=0)
     again = 0
     if work.recomputed_blocks == s.layers:
-        plain = work.compiled or not work.trains_everything
+        plain = work.compiled or not work.computes_in_float32
         again = kept_per_token(replace(work, compiled=plain)) + width * s.hidden
     return work.tokens * (width * in_flight + again) + unpacked
 

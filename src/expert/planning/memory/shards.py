@@ -19,17 +19,20 @@ scales, or int8 and scales.
     gradient sum        4 T                     of adapters, as replicated
     gathered weights    G s b + w e             adapters: blocks are gathered as they are stored
                         G w b + w e             full fine-tuning: gathered in 16 bits
-    reduced gradients   D 4 b + w e             full fine-tuning: whole before they are scattered
+    reduced gradients   (4 + w) b + w h         full fine-tuning: whole before they are scattered
+    activations         as of an adapter        the residual stream is in 16 bits too
 
 G blocks are whole at once: the one that computes and the next one, which FSDP2 fetches ahead. The
 rest (e) is gathered in the forward and stays until the end of the backward, as FSDP2 treats the
-root module. D blocks of gradients are whole at once: the one walked back, and the one before it,
-which is being scattered. The gradients of the rest come last, when no activations are left: 16 bits
-and their float32 copy, (w + 4) e, where that is more than all that comes and goes before (seen with
-torch's FSDP memory tracker). Offloaded, everything that is divided by S above waits in the memory
-of the machine, and a block's shard is on the card only while it is gathered.
+root module. While a block is walked back its gradients are whole, in 16 bits and in the float32
+copy that is scattered, and so is that of the head (h weights), which waits for the rest. The
+gradients of the rest come last, when no activations are left: 16 bits and their float32 copy,
+(w + 4) e, where that is more than all that comes and goes before (seen with torch's FSDP memory
+tracker). Offloaded, everything that is divided by S above waits in the memory of the machine, and a
+block's shard is on the card only while it is gathered.
 
-The constants below are FSDP2's way of working, read off torch 2.13, not measurements.
+The constants are FSDP2's way of working. docs/benchmarks/shards-memory-h200.json holds what a rank
+of 2 to 64 took on an H200 with torch's fake process group; a test holds this file to it.
 """
 
 from __future__ import annotations
@@ -39,8 +42,6 @@ from expert.planning.memory.workload import Workload
 
 GATHERED_BLOCKS = 2
 """G: the block that computes and the one that is fetched ahead."""
-REDUCED_BLOCKS = 2
-"""D: the block that is walked back and the one whose gradients are being scattered."""
 SUMMED_BYTES = 4
 """Of a gradient while it is summed over ranks: float32."""
 MASTER_BYTES = 4
@@ -73,7 +74,8 @@ def shared_parts(parts: dict[str, float], work: Workload, width: int) -> dict[st
     gradients = MASTER_BYTES * work.trainable_parameters if work.accumulates else 0
     whole_block = work.shape.block_parameters
     gathered = GATHERED_BLOCKS * width * whole_block + rest
-    reduced = REDUCED_BLOCKS * SUMMED_BYTES * whole_block + rest
+    head = width * work.shape.vocab * work.shape.hidden
+    reduced = (SUMMED_BYTES + width) * whole_block + head
     before = gathered + reduced + sum(parts[key] for key in ("activations", "workspace", "loss"))
     at_the_end = (width + SUMMED_BYTES) * work.shape.rest_parameters
     fetched = GATHERED_BLOCKS * MASTER_BYTES * whole_block / work.shards if work.offload else 0.0

@@ -54,6 +54,12 @@ class Workload:
         return self.adapter == "full"
 
     @property
+    def computes_in_float32(self) -> bool:
+        """Whether the residual stream is float32: where masters are what computes. Shards are
+        gathered in the precision of the run."""
+        return self.trains_everything and self.engine != "sharded"
+
+    @property
     def trainable_parameters(self) -> int:
         """Trainable weights: all of them, or those of the adapter and the soft prompts."""
         shape = self.shape
