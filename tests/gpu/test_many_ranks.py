@@ -26,8 +26,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return base_model(tmp_path_factory.mktemp("base"))
+def base() -> Path:
+    return base_model(layers=2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

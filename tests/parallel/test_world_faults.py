@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ CONFIG: dict[str, Any] = {"epochs": 1, "micro_batch_size": 2, "save_steps": 2}
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return base_model(tmp_path_factory.mktemp("base"))
+def base() -> Path:
+    return base_model(layers=2)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def with_fault(world, manifest, options, rank, step, fault) -> Any:
 
     def faulty(self: LoadedModel, batch: Any) -> Any:
         loss = loss_sum(self, batch)
-        if world.rank == rank and now["step"] == step:
+        if world.rank == rank and step in (None, now["step"]):
             return fault(loss, batch)
         return loss
 
@@ -65,6 +66,11 @@ def not_finite(loss, batch):
 
 def ask_to_stop(loss, batch):
     os.kill(os.getpid(), signal.SIGTERM)
+    return loss
+
+
+def dawdle(loss, batch):
+    time.sleep(0.2)
     return loss
 
 
@@ -122,6 +128,15 @@ def test_a_signal_to_one_rank_saves_once_and_ends_all(base, alone, tmp_path):
     resumed = fine(ranks(3, trained, manifest, {"resume": str(folder)}))[0]
     assert resumed == folder
     assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
+
+
+def test_the_slowest_rank_is_named_in_every_line(base, tmp_path):
+    manifest = write_expert(tmp_path, base, CONFIG)
+    folder = fine(ranks(3, with_fault, manifest, {}, 2, None, dawdle))[0]
+    last = events_of(folder, "step")[-1]
+    assert last["slowest_rank"] == 2
+    assert last["slowest_rank_seconds"] > last["median_rank_seconds"]
+    assert last["time_communication"] > 0
 
 
 def test_a_failure_that_no_plan_helps_against_ends_all_and_names_the_rank(base, tmp_path):

@@ -16,8 +16,8 @@ CLOSE = 1e-5
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return base_model(tmp_path_factory.mktemp("base"))
+def base() -> Path:
+    return base_model(layers=2)
 
 
 def numbers_of(folder: Path) -> list[float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import pickle
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -65,15 +66,31 @@ class Group:
         self.talks = world.size > 1 if talks is None else talks
         self._requested: Callable[[], int | None] = lambda: None
         self._signal: int | None = None
+        self._busy: Callable[[], float] = lambda: 0.0
+        self._paces: list[float] = []
         self._waits = 0
         self._over = threading.Event()
         self._watch: threading.Thread | None = None
         # Of its own, so that nothing said here meets a sum that another rank is in the middle of.
         self._talk: Any = dist.new_group(backend="gloo") if self.talks else None
 
-    def listen(self, requested: Callable[[], int | None]) -> None:
-        """From now on tell the others what a signal to this rank asks for."""
-        self._requested = requested
+    def listen(
+        self, requested: Callable[[], int | None], busy: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """From now on tell the others what a signal to this rank asks for, and how many seconds of
+        a step it was busy."""
+        self._requested, self._busy = requested, busy
+
+    def rank_fields(self) -> dict[str, Any]:
+        """Which rank takes longest to compute its share of a step, and how long the middle one."""
+        if not self.talks or not any(self._paces):
+            return {}
+        slowest = max(self._paces)
+        return {
+            "slowest_rank": self._paces.index(slowest),
+            "slowest_rank_seconds": slowest,
+            "median_rank_seconds": statistics.median(self._paces),
+        }
 
     @property
     def signal(self) -> int | None:
@@ -92,7 +109,7 @@ class Group:
         found = self._all(0, numbers)
         if any(each[0] == FAILED for each in found):
             raise PeerFailed(*self._first_failure(None))
-        return [each[2 : 2 + len(numbers)] for each in found]
+        return [each[3 : 3 + len(numbers)] for each in found]
 
     def agree(self) -> None:
         """Go on together, or raise PeerFailed."""
@@ -211,14 +228,17 @@ class Group:
             self._watch.join(CLOSE_SECONDS)
 
     def _all(self, status: int, numbers: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """An exchange as it is: status, signal and numbers of every rank."""
+        """An exchange as it is: status, signal, pace and numbers of every rank."""
         assert len(numbers) <= NUMBERS
-        message = [status, self._requested() or 0, *numbers] + [0] * (NUMBERS - len(numbers))
+        pace = round(self._busy() * 1e6)
+        message = [status, self._requested() or 0, pace, *numbers]
+        message += [0] * (NUMBERS - len(numbers))
         sent = torch.tensor(message, dtype=torch.int64)
         got = [torch.empty_like(sent) for _ in range(self.world.size)]
         dist.all_gather(got, sent, group=self._talk)
         found = [tuple(each.tolist()) for each in got]
         self._signal = max(each[1] for each in found) or None
+        self._paces = [each[2] / 1e6 for each in found]
         return found
 
     def _first_failure(self, mine: tuple[int, Any, str] | None) -> tuple[int, Any, str]:

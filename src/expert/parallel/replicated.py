@@ -40,8 +40,8 @@ class Replicated(SingleDevice):
         return total
 
     def step(self, *, step: int, rate: float, max_norm: float) -> Applied:
-        self.group.agree()  # every rank has its gradients
         with self._phase("communication"):
+            self.group.agree()  # every rank has its gradients
             self.sum_gradients()
         return super().step(step=step, rate=rate, max_norm=max_norm)
 

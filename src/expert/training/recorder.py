@@ -13,7 +13,7 @@ import torch
 from expert.telemetry.late import LateNumbers
 from expert.telemetry.meter import Meter, StepCounts
 from expert.telemetry.syncs import SyncWatch
-from expert.telemetry.timeline import Timeline
+from expert.telemetry.timeline import COMMUNICATION, Timeline
 from expert.training.pressure import Pressure
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.spikes import SpikeWatch
@@ -81,6 +81,8 @@ class Recorder:
         self.skips = skips
         """Steps in a row that changed nothing, of those whose numbers have arrived."""
         self.pressure = pressure
+        self.busy_seconds = 0.0
+        """Of the last step that was timed: without waiting for data or for other ranks."""
         self._emit = emit
         self._timeline = timeline
         self._late = LateNumbers(device)
@@ -157,6 +159,8 @@ class Recorder:
             self.meter.add_times(times)
             if self.pressure is not None:
                 self.pressure.add_times(times.wall, times.phases["data_wait"])
+            waited = times.phases["data_wait"] + times.phases.get(COMMUNICATION, 0.0)
+            self.busy_seconds = max(0.0, times.wall - waited)
             for name, seconds in times.phases.items():
                 self._phases[name] = self._phases.get(name, 0.0) + seconds
             if times.ran_dry is not None:

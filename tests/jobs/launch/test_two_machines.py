@@ -55,7 +55,7 @@ def run_of(manifest: Path, steps: int) -> Path:
 
 def test_two_machines_train_lose_one_and_resume(machines, tmp_path):
     config = {"device": "cpu", "epochs": 40, "save_steps": 5}
-    manifest = write_expert(tmp_path / "expert", base_model(tmp_path), config)
+    manifest = write_expert(tmp_path / "expert", base_model(), config)
     first = machines[0]
     started = [by_hand(manifest, each, node, first) for node, each in enumerate(machines)]
     folder = run_of(manifest, 14)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from expert.insight.findings import course, feeding, kernels, memory
+from expert.insight.findings import course, feeding, kernels, memory, ranks
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Finding, Rule, seen, worst_first
 
@@ -25,8 +25,8 @@ LOOKED_AT = (
                      "billion weights",
          fix="expert machine shows what is seen; --gpu NAME checks for a card elsewhere"),
     Rule(name="gpu", title="there is a GPU", severity="good"),
-    Rule(name="several-gpus", title="a run uses one card", severity="note",
-         fix="CUDA_VISIBLE_DEVICES=N chooses another"),
+    Rule(name="several-gpus", title="a run uses one card unless it is told otherwise",
+         severity="note", fix="expert train --gpus all, or --each-gpu for several experts"),
     Rule(name="gpu-note", title="about the cards", severity="note"),
     Rule(name="no-torch", title="torch is not installed",
          consequence="a run would not start on this machine"),
@@ -86,6 +86,7 @@ RULES: tuple[Rule, ...] = (
     *feeding.RULES,
     *kernels.RULES,
     *memory.RULES,
+    *ranks.RULES,
     *course.RULES,
     *LOOKED_AT,
 )

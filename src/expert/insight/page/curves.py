@@ -30,8 +30,8 @@ COLUMNS = 100
 """Of the figure of phases along the run."""
 HELD_CLOCK = 0.9
 """A clock that stays above this share of its highest is steady."""
-_COLOURS = {"data_wait": 2, "copy": 6, "forward": 1, "backward": 4, "optimizer": 3, "compute": 1,
-            "other": 7}  # fmt: skip
+_COLOURS = {"data_wait": 2, "copy": 6, "forward": 1, "backward": 4, "communication": 5,
+            "optimizer": 3, "compute": 1, "other": 7}  # fmt: skip
 PHASES = {phase: (PHASE_NAMES[phase], colour) for phase, colour in _COLOURS.items()}
 RUN_PARTS = {
     "loading": ("loading", 6),

@@ -17,19 +17,21 @@ from typing import Any
 from expert.core.events import Event
 from expert.insight.record import RunRecord
 
-PHASES = ("data_wait", "copy", "forward", "backward", "optimizer", "other")
+PHASES = ("data_wait", "copy", "forward", "backward", "communication", "optimizer", "other")
 PHASE_NAMES = {
     "data_wait": "waiting for data",
     "copy": "copying",
     "forward": "forward",
     "backward": "backward",
+    "communication": "summing over GPUs",
     "optimizer": "optimizer",
     "compute": "computing",
     "update": "not separated",
     "other": "between and other",
 }
 """As people read them."""
-NOT_COMPUTING = ("data_wait", "copy", "other")
+COMMUNICATION = "communication"
+NOT_COMPUTING = ("data_wait", "copy", "other", COMMUNICATION)
 SETTLING_UPDATES = 3
 """Updates after a start or a change of plan that compile and fill caches, as the meter counts."""
 SITTINGS = ("started", "resumed", "rejected")
@@ -74,7 +76,8 @@ class StepAnatomy:
 
     @property
     def wall(self) -> float:
-        return self.compute + self.of("data_wait") + self.exposed_copy + self.of("other")
+        waited = self.of("data_wait") + self.of(COMMUNICATION)
+        return self.compute + waited + self.exposed_copy + self.of("other")
 
     @property
     def idle_share(self) -> float | None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from expert.data.feed.run_data import RunData
     from expert.data.prepared import PreparedSplit
+    from expert.parallel.group import Group
     from expert.planning.run_plan import RunPlan
     from expert.telemetry.gpu import GpuSampler
     from expert.telemetry.meter import Ahead, Meter
@@ -34,6 +35,7 @@ class Instruments:
     gpu: GpuSampler | None
     pressure: Pressure
     meter: Meter
+    group: Group
 
     def recorder(
         self, plan: RunPlan, state: TrainState, timeline: Timeline | None = None
@@ -60,7 +62,7 @@ class Instruments:
 
 
 def instruments_for(
-    plan: RunPlan, data: RunData, *, device: torch.device, emit: Emit
+    plan: RunPlan, data: RunData, *, device: torch.device, emit: Emit, group: Group
 ) -> Instruments:
     """The instruments of a run on its device."""
     from expert.model.blocks import CompileWatch
@@ -72,6 +74,7 @@ def instruments_for(
     return Instruments(
         device=device,
         emit=emit,
+        group=group,
         gpu=GpuSampler(device.index or 0) if device.type == "cuda" else None,
         pressure=Pressure(
             data=DataWait(workers=plan.loader.workers, cores=len(cores_seen())),
@@ -94,9 +97,13 @@ def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
     from expert.telemetry.gpu import allocator_facts
 
     gpu, meter, looked_at = instruments.gpu, instruments.meter, time.monotonic()
-    cores = _core_fields(instruments.emit, workers)
+    cores, ranks = _core_fields(instruments.emit, workers), instruments.group.rank_fields
     if gpu is None:
-        return lambda step: {**cores(step), "cpu_peak_memory_bytes": peak_memory_bytes()}
+        return lambda step: {
+            **cores(step),
+            **ranks(),
+            "cpu_peak_memory_bytes": peak_memory_bytes(),
+        }
 
     def fields(step: int) -> dict[str, Any]:
         nonlocal looked_at
@@ -105,6 +112,7 @@ def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
             **gpu.step_fields(max(since, meter.settled_at or since)),
             **allocator_facts(instruments.device),
             **cores(step),
+            **ranks(),
         }
 
     return fields

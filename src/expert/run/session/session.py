@@ -203,11 +203,10 @@ def open_session(
                 closing.callback(tracker.close)
             emit = log.emit
         signals = closing.enter_context(Signals(acknowledge=callbacks.acknowledge))
-        group.listen(lambda: signals.requested)
-        instruments = instruments_for(plan, data, device=device, emit=emit)
+        instruments = instruments_for(plan, data, device=device, emit=emit, group=group)
         if instruments.gpu is not None:
             closing.enter_context(instruments.gpu)
-        yield Session(
+        session = Session(
             folder=folder,
             manifest=manifest,
             start=start or Start(),
@@ -227,6 +226,8 @@ def open_session(
                 recorder=instruments.recorder(plan, state),
             ),
         )
+        group.listen(lambda: signals.requested, lambda: session.now.recorder.busy_seconds)
+        yield session
 
 
 def _emit_nothing(event: str, *, step: int | None = None, **fields: Any) -> None:

@@ -1,0 +1,75 @@
+"""What holds several GPUs up: one that is slower, or the link between them."""
+
+from __future__ import annotations
+
+from expert.core.text import percent, span
+from expert.insight.findings.evidence import Evidence
+from expert.insight.findings.finding import Rule, Seen, seen
+from expert.insight.step.anatomy import COMMUNICATION, number
+
+SLOWER = 1.15
+"""A rank that computes so much longer than the middle one. Shares of a step differ by the rows in
+them: with packed rows, which fill 97 % of a sequence, by less than 5 %."""
+OFTEN = 0.6
+"""Of the lines: where it is always another rank, the rows are uneven and not the machine."""
+LONG_TALK = 0.2
+"""Of a step: an all-reduce of adapter gradients takes less even over 10 Gb/s Ethernet."""
+
+
+def straggler(found: Evidence) -> Seen | None:
+    slow: dict[int, list[float]] = {}
+    lines = 0
+    for line in found.anatomy.steady:
+        slowest, middle = (
+            number(line.event, f"{name}_rank_seconds") for name in ("slowest", "median")
+        )
+        rank = number(line.event, "slowest_rank")
+        if slowest is None or not middle or rank is None:
+            continue
+        lines += 1
+        slow.setdefault(int(rank), []).append(slowest / middle)
+    if lines < 2:
+        return None
+    rank, ratios = max(slow.items(), key=lambda each: len(each[1]))
+    ratio = sorted(ratios)[len(ratios) // 2]
+    if ratio < SLOWER:
+        return None
+    if len(ratios) < OFTEN * lines:
+        return seen(
+            f"in each step another rank takes longest, {percent(ratio - 1)} longer than the middle",
+            name="uneven-ranks",
+            title="ranks have uneven shares of a step",
+            fix="packing: true, or a larger batch_size",
+        )
+    return seen(
+        f"rank {rank} takes {percent(ratio - 1)} longer than the middle one, in {len(ratios)} of "
+        f"{lines} lines",
+        gain=ratio,
+    )
+
+
+def long_talk(found: Evidence) -> Seen | None:
+    step = found.step
+    if step is None or not step.timed or step.share(COMMUNICATION) < LONG_TALK:
+        return None
+    if straggler(found) is not None:  # the others wait for that one
+        return None
+    share = step.share(COMMUNICATION)
+    return seen(
+        f"{percent(share)} of a step ({span(step.of(COMMUNICATION))}) goes to summing gradients",
+        gain=1 / (1 - share),
+    )
+
+
+# fmt: off
+RULES = (
+    Rule(name="slow-rank", look=straggler, title="one GPU holds the others up",
+         consequence="every step takes as long as the slowest rank",
+         fix="expert machine on that machine: another program on the card, a lower power limit, "
+             "heat, or fewer PCIe lanes"),
+    Rule(name="slow-link", look=long_talk, title="the link between the GPUs is the bottleneck",
+         consequence="cards wait while gradients travel",
+         fix="a larger batch_size, so that a step computes longer; NVLink or InfiniBand; fewer "
+             "machines"),
+)
+# fmt: on
