@@ -21,13 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from memory_cases import SHAPES, SIZES
 from surroundings import environment
 from transformers import AutoModelForCausalLM
 
 import expert
 from expert.core.events import read_events
+from expert.jobs.train import train
 from expert.model import adapters
+from expert.parallel.group import Group
 
 LORA = {"adapter_type": "lora", "rank": 16, "alpha": 32}
 ALL_LINES = {"logging_steps": 1, "trackers": ["tensorboard"]}
@@ -39,6 +42,9 @@ CASES: list[tuple[str, str, int, dict[str, Any]]] = [
     ("0.6b flex, few lines", "qwen3-0.6b", 16, {**FAST, "attention": "flex", "logging_steps": 20}),
     ("0.6b flex, all lines", "qwen3-0.6b", 16, {**FAST, "attention": "flex", **ALL_LINES}),
     ("0.6b flex, PEFT's sum", "qwen3-0.6b", 16, {**FAST, "attention": "flex", "as_peft": True}),
+    ("0.6b alone", "qwen3-0.6b", 16, {**FAST, "attention": "flex"}),
+    ("0.6b in a group of one", "qwen3-0.6b", 16, {**FAST, "attention": "flex", "grouped": True}),
+    ("0.6b alone again", "qwen3-0.6b", 16, {**FAST, "attention": "flex"}),
     ("0.6b flash eager", "qwen3-0.6b", 16, {**FAST, "torch_compile": False}),
     ("8b flash compiled", "llama-8b", 8, FAST),
     ("8b flex compiled", "llama-8b", 8, {**FAST, "attention": "flex"}),
@@ -84,7 +90,7 @@ def run_case(
     settings = dict(settings)
     base = {"name": str(models), "quantization": settings.pop("base", "none")}
     vram = settings.pop("vram", None)
-    as_peft = settings.pop("as_peft", False)
+    as_peft, grouped = settings.pop("as_peft", False), settings.pop("grouped", False)
     manifest = {
         "name": "speed",
         "base_model": base,
@@ -110,11 +116,15 @@ def run_case(
     index = expert.prepare(folder / "manifest.json").train.index
     examples = round((rows or 8) * index.examples / index.bins)
     began = time.perf_counter()
-    with added_by_peft() if as_peft else nullcontext():
-        done = expert.train(
+    with (
+        added_by_peft() if as_peft else nullcontext(),
+        a_group_of_one() if grouped else nullcontext() as group,
+    ):
+        done = train(
             folder / "manifest.json",
             overrides=(f"training.config.batch_size={examples}",),
             vram=vram,
+            group=group,
         )
     seconds = time.perf_counter() - began
     facts = facts_of(done.folder)
@@ -132,6 +142,17 @@ def added_by_peft() -> Iterator[None]:
         yield
     finally:
         adapters.settle_lora = settle
+
+
+@contextmanager
+def a_group_of_one() -> Iterator[Group]:
+    """Everything that many ranks do, over NCCL and gloo, with one."""
+    address = "tcp://127.0.0.1:29511"
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=address, rank=0, world_size=1)
+    try:
+        yield Group(talks=True)
+    finally:
+        dist.destroy_process_group()
 
 
 def facts_of(folder: Path) -> dict[str, Any]:

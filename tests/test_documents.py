@@ -33,8 +33,8 @@ def shown_commands() -> list[tuple[str, str]]:
     return re.findall(r"```\n\$ (expert [^\n]+)\n(.*?)```", PLAN, flags=re.DOTALL)
 
 
-def test_the_page_on_plans_shows_two_commands_with_their_output():
-    assert len(shown_commands()) == 2
+def test_the_page_on_plans_shows_three_commands_with_their_output():
+    assert len(shown_commands()) == 3
 
 
 @pytest.mark.parametrize(("command", "output"), shown_commands())

@@ -169,7 +169,8 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(key, text):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("deepspeed", wording("superseded-run-uses-one")),
+        ("ddp_bucket_cap_mb", wording("superseded-gradients-summed")),
+        ("deepspeed", wording("read-another-key-by")),
         ("training.config.wandb_project", "Superseded: TensorBoard"),
         ("loraplus_lr_ratio", wording("refused-lora-not-built")),
         ("chat_template", wording("read-another-key-by")),

@@ -127,8 +127,8 @@ def test_what_the_notes_put_off_is_a_setting(text, expected):
 
 
 @pytest.mark.parametrize("line", ["deepspeed: zero3.json", "fsdp: [full_shard]"])
-def test_what_shards_over_several_gpus_is_answered_that_there_is_one(line):
-    assert any(wording("superseded-run-uses") in each for each in notices_of(MANIFEST + line))
+def test_what_shards_over_several_gpus_is_sharded(line):
+    assert holds(settings_of(line), {"distributed": "sharded"})
 
 
 # --- the guide for the RTX 5090 ------------------------------------------------------------------

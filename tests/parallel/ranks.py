@@ -34,10 +34,16 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def ranks(size: int, does: Callable[..., Any], *given: Any) -> list[Ended]:
-    """Call `does(world, *given)` in as many processes; what each of them ended with."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+def ranks(
+    size: int, does: Callable[..., Any], *given: Any, start: str = "forkserver"
+) -> list[Ended]:
+    """Call `does(world, *given)` in as many processes; what each of them ended with.
+
+    `start`: a process that is to use a card must be one that was spawned.
+    """
+    context = multiprocessing.get_context(start)
+    if start == "forkserver":
+        context.set_forkserver_preload(PRELOADED)
     port, ends, processes = free_port(), [], []
     for rank in range(size):
         here, there = context.Pipe()
@@ -87,19 +93,18 @@ def _rank(world: World, port: int, end: Connection, does: Callable[..., Any], gi
 
 def trained(world: World, manifest: Path, options: dict[str, Any]) -> Any:
     """A run of a manifest by all ranks; its folder."""
-    from dataclasses import replace
-
     from expert.jobs.train import join, train
     from expert.parallel.group import open_group
     from expert.run.open import open_run
 
-    limit, engine = options.pop("limit", 60), options.pop("engine", "replicated")
-    with open_group(world, device="cpu", limit=limit) as group:
+    limit = options.pop("limit", 60)
+    device = options.pop("device", "cpu")  # a card is shared by all of them
+    with open_group(world, device=device, share_card=True, limit=limit) as group:
         if world.is_first:
-            opened = open_run(manifest, resume=options.pop("resume", None))
-            values = {"parallel.engine": engine, "parallel.ranks": world.size}
-            plan = opened.plan.with_values(values, "asked", "machine")
-            return train(replace(opened, plan=plan), group=group, **options).folder
+            opened = open_run(
+                manifest, resume=options.pop("resume", None), ranks=world.size, nodes=world.nodes
+            )
+            return train(opened, group=group, **options).folder
         options.pop("resume", None)
         result = join(manifest, group, **options)
         return result.folder if result is not None else None

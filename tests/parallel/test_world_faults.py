@@ -32,8 +32,9 @@ def with_fault(world, manifest, options, rank, step, fault) -> Any:
     """A run in which `fault` meets one rank at one step, in its first forward pass."""
     from expert.model.load import LoadedModel
     from expert.training import loop
+    from expert.training.step import seed_step
 
-    seed_step, loss_sum, now = loop.seed_step, LoadedModel.loss_sum, {"step": -1}
+    loss_sum, now = LoadedModel.loss_sum, {"step": -1}
 
     def seeded(seed: int, number: int, of: int = 0) -> None:
         now["step"] = number
@@ -45,8 +46,10 @@ def with_fault(world, manifest, options, rank, step, fault) -> Any:
             return fault(loss, batch)
         return loss
 
-    loop.seed_step, LoadedModel.loss_sum = seeded, faulty
-    return trained(world, manifest, options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "seed_step", seeded)
+        patch.setattr(LoadedModel, "loss_sum", faulty)
+        return trained(world, manifest, options)
 
 
 def out_of_memory(loss, batch):
@@ -87,14 +90,13 @@ def test_memory_that_runs_out_on_one_rank_makes_the_micro_batches_of_all_smaller
 def test_memory_that_runs_out_where_weights_are_spread_ends_all_and_resuming_takes_less(
     base, alone, tmp_path
 ):
-    manifest = write_expert(tmp_path, base, CONFIG)
-    options = {"engine": "sharded"}
-    first, second = ranks(2, with_fault, manifest, options, 1, 3, out_of_memory)
+    manifest = write_expert(tmp_path, base, {**CONFIG, "distributed": "sharded"})
+    first, second = ranks(2, with_fault, manifest, {}, 1, 3, out_of_memory)
     assert first.exit_code == EXIT_RUN_FAILED or "rank 1 failed" in first.raised
     assert "OutOfMemoryError" in second.raised
     (folder,) = (tmp_path / "runs").iterdir()
     assert events_of(folder, "failed")[-1]["error"] == "rank 1 failed: OutOfMemoryError: no room"
-    options["resume"] = str(folder)
+    options = {"resume": str(folder)}
     fine(ranks(2, with_fault, manifest, options, 1, 3, out_of_memory))
     (fell,) = events_of(folder, "fell_back")
     assert fell["failure"] == "OutOfMemory"

@@ -26,7 +26,7 @@ def numbers_of(folder: Path) -> list[float]:
 
 
 def final_weights(folder: Path) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for file in (folder / "final").rglob("*.safetensors"):
         found |= load_file(file)
     assert found
@@ -36,21 +36,20 @@ def final_weights(folder: Path) -> dict[str, Any]:
 KINDS: dict[str, dict[str, Any]] = {
     "lora, packed": {},
     "lora, padded": {"packing": False},
-    "lora, sharded": {"engine": "sharded"},
-    "dora, sharded": {"engine": "sharded", "adapter_type": "dora"},
-    "int8, sharded": {"engine": "sharded", "quantization": "int8"},
-    "int4, sharded": {"engine": "sharded", "quantization": "int4"},
-    "full, sharded": {"engine": "sharded", "adapter_type": "full", "learning_rate": 1e-3},
+    "lora, sharded": {"distributed": "sharded"},
+    "dora, sharded": {"distributed": "sharded", "adapter_type": "dora"},
+    "int8, sharded": {"distributed": "sharded", "quantization": "int8"},
+    "int4, sharded": {"distributed": "sharded", "quantization": "int4"},
+    "full, sharded": {"distributed": "sharded", "adapter_type": "full", "learning_rate": 1e-3},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_train_as_one_does(kind, base, tmp_path):
     config = {"epochs": 1, "micro_batch_size": 2, **KINDS[kind]}
-    options = {"engine": config.pop("engine", "replicated")}
     alone = run(write_expert(tmp_path / "one", base, config)).folder
     manifest = write_expert(tmp_path / "two", base, config)
-    together = fine(ranks(2, trained, manifest, options))[0]
+    together = fine(ranks(2, trained, manifest, {}))[0]
     assert numbers_of(together) == pytest.approx(numbers_of(alone), rel=CLOSE)
     expected, weights = final_weights(alone), final_weights(together)
     assert weights.keys() == expected.keys()

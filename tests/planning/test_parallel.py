@@ -354,3 +354,5 @@ def test_processes_on_a_cpu_get_a_plan_and_an_unknown_rate():
     assert found.parallel.engine == "replicated"
     assert found.memory.budget_bytes == 24 * GIB
     assert found.parallel.tokens_per_second is None
+    sharded = plan(manifest({"distributed": "sharded"}), None, survey=ROWS, ranks=2)
+    assert (sharded.parallel.engine, sharded.parallel.offload) == ("sharded", False)

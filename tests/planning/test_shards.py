@@ -77,6 +77,14 @@ def test_sharded_full_fine_tuning_divides_masters_gradients_and_moments(shards):
     assert found["gradient_sum"] == reduced
 
 
+def test_the_gradients_of_a_large_vocabulary_come_when_activations_are_gone():
+    shape = replace(LLAMA, layers=2, hidden=512, ffn=1024, vocab=200_000)
+    work = replace(FULL, shape=shape, row_tokens=8, engine="sharded", shards=8)
+    found = parts(work)
+    moving = ("activations", "workspace", "loss", "gathered_weights", "gradient_sum")
+    assert sum(found[key] for key in moving) == pytest.approx(6 * shape.rest_parameters, rel=1e-6)
+
+
 def test_more_ranks_never_need_more_memory_of_a_card():
     for work in (LORA, FULL, replace(LORA, quantization="int4")):
         totals = [estimate(replace(work, engine="sharded", shards=n)).total for n in (2, 4, 8, 64)]

@@ -157,10 +157,8 @@ def test_loss_scaling_alone_is_no_state_of_an_optimizer():
     from expert.run.session.checkpoints import state_to_come
 
     held = {"loss_scale.scale": torch.ones(()), "loss_scale.growth": torch.ones(())}
-    weights = [("w", torch.zeros(10))]
-    built: Any = SimpleNamespace(
-        tensors=lambda: {"optimizer": held}, loaded=SimpleNamespace(trainable=weights)
-    )
+    own = {"model": {"w": torch.zeros(10)}, "optimizer": held}
+    built: Any = SimpleNamespace(engine=SimpleNamespace(own_tensors=lambda: own))
     asked: Any = SimpleNamespace(optim=SimpleNamespace(optimizer="adamw_torch"))
     assert state_to_come(built, asked) == 80  # two float32 moments
     held["w.exp_avg"] = torch.zeros(10)

@@ -40,7 +40,9 @@ _NOT_IN_THE_TABLE = {
 _DEFAULT = "the default"
 _REMARKS = {"warning": "bold yellow", "advice": "cyan", "superseded": "dim"}
 _NOTICES = {"warning": "bold yellow", "superseded": "cyan", "read as": "", "note": "dim"}
-_SAME_FOR_EVERY_CARD = ("training.dataset.", "base_models[", "training.config.max_seq_length")
+_SAME_FOR_EVERY_CARD = (
+    *("training.dataset.", "base_models[", "training.config.max_seq_length", "parallel.ranks"),
+)
 _OF_SEVERAL = (
     "parallel.engine",
     "parallel.shard_ranks",
@@ -292,7 +294,8 @@ def _show_remarks(plan: RunPlan, console: Console) -> None:
             if remark.kind == kind:
                 show(console, f"{kind}: {remark.path}: {remark.text}", style)
     needed, budget = gib(plan.memory.peak_bytes or 0), gib(plan.memory.budget_bytes)
-    where = f"each of {cards_of(plan)}" if plan.parallel.ranks > 1 else plan.target
+    ranks = plan.parallel.ranks
+    where = f"each of {ranks} × {plan.target}" if ranks > 1 else plan.target
     if plan.memory.fits is None:
         show(console, f"whether it fits is {_because(plan, 'memory.fits')}", "bold yellow")
     elif plan.memory.fits:
@@ -306,7 +309,8 @@ def _show_side_by_side(plans: Sequence[RunPlan], console: Console) -> None:
     decided = [{d.path: _value(d) for d in plan.decisions} for plan in plans]
     paths = (*_SIDE_BY_SIDE, *(() if plans[0].parallel.ranks == 1 else _OF_SEVERAL))
     rows = [[path, *(values[path] for values in decided)] for path in paths]
-    columns = ("key", *map(cards_of, plans))
+    ranks = plans[0].parallel.ranks
+    columns = ("key", *(f"{ranks} × {p.target}" if ranks > 1 else p.target for p in plans))
     show_sheet(Sheet(columns, [rows], plans[0].expert), console)
     for plan in plans:
         if not plan.fits:

@@ -159,7 +159,7 @@ def _weight_only(layer: Any) -> nn.Module:
 
 def int8_parts(layer: Any) -> tuple[Tensor, Tensor]:
     """The rows of a layer's weight in 8 bits, and the largest magnitude of each."""
-    rows = layer.weight if layer.state.CB is None else layer.state.CB
+    rows = layer.weight.data.view(torch.int8) if layer.state.CB is None else layer.state.CB
     return rows, layer.state.SCB
 
 
@@ -167,12 +167,13 @@ def make_plain(model: nn.Module, device: torch.device) -> None:
     """Keep quantised weights as plain tensors, which can be spread over ranks, and the scales of
     all of them on `device`."""
     bnb: Any = sys.modules.get("bitsandbytes")
-    for layer in model.modules() if bnb is not None else ():
+    layers: Any = model.modules() if bnb is not None else ()
+    for layer in layers:
         if isinstance(layer, bnb.nn.Linear4bit):
             nf4.make_plain(layer)
             layer.quant_state.to(device)
         elif type(layer) is _layer_class:
-            layer.weight = nn.Parameter(layer.state.CB, requires_grad=False)
+            layer.weight = nn.Parameter(layer.state.CB.view(nf4.AS_FLOATS), requires_grad=False)
             layer.state.CB, layer.state.SCB = None, layer.state.SCB.to(device)
 
 

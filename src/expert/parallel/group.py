@@ -59,15 +59,17 @@ class Group:
     last exchange: whoever decides by it decides the same everywhere.
     """
 
-    def __init__(self, world: World = ALONE) -> None:
+    def __init__(self, world: World = ALONE, *, talks: bool | None = None) -> None:
+        """`talks`: whether numbers go over the network; None: where there are several ranks."""
         self.world = world
+        self.talks = world.size > 1 if talks is None else talks
         self._requested: Callable[[], int | None] = lambda: None
         self._signal: int | None = None
         self._waits = 0
         self._over = threading.Event()
         self._watch: threading.Thread | None = None
         # Of its own, so that nothing said here meets a sum that another rank is in the middle of.
-        self._talk: Any = dist.new_group(backend="gloo") if world.size > 1 else None
+        self._talk: Any = dist.new_group(backend="gloo") if self.talks else None
 
     def listen(self, requested: Callable[[], int | None]) -> None:
         """From now on tell the others what a signal to this rank asks for."""
@@ -75,17 +77,17 @@ class Group:
 
     @property
     def signal(self) -> int | None:
-        return self._requested() if self.world.size == 1 else self._signal
+        return self._signal if self.talks else self._requested()
 
     def total(self, *numbers: int) -> tuple[int, ...]:
         """Each number summed over all ranks."""
-        if self.world.size == 1:
+        if not self.talks:
             return numbers
         return tuple(map(sum, zip(*self.exchange(*numbers), strict=True)))
 
     def exchange(self, *numbers: int) -> list[tuple[int, ...]]:
         """The numbers of every rank; raises PeerFailed where one of them has failed."""
-        if self.world.size == 1:
+        if not self.talks:
             return [numbers]
         found = self._all(0, numbers)
         if any(each[0] == FAILED for each in found):
@@ -99,7 +101,7 @@ class Group:
     def failed(self, failure: Any, text: str) -> Any:
         """Tell the others that this rank failed; the failure that all of them answer: that of the
         first rank which has one. Raises PeerFailed where that is one that nothing helps against."""
-        if self.world.size == 1:
+        if not self.talks:
             return failure
         self._all(FAILED, ())
         rank, agreed, why = self._first_failure((self.world.rank, failure, text))
@@ -109,7 +111,7 @@ class Group:
 
     def broadcast(self, made: Any) -> Any:
         """What the first rank has made; the others give anything."""
-        if self.world.size == 1:
+        if not self.talks:
             return made
         self.agree()
         found = [made]
@@ -118,13 +120,13 @@ class Group:
 
     def made_by_first(self, make: Callable[[], Made]) -> Made:
         """What the first rank makes, which may take hours; the others wait for it."""
-        if self.world.size == 1:
+        if not self.talks:
             return make()
         store, key = _store(), f"made by first {self._waits}"
         self._waits += 1
 
         def tell(found: Any) -> None:
-            store.set(key, pickle.dumps(found))  # type: ignore[arg-type]  # bytes are taken
+            store.set(key, pickle.dumps(found))
 
         if self.world.is_first:
             try:
@@ -146,7 +148,7 @@ class Group:
 
     def gather(self, mine: Any) -> list[Any]:
         """What every rank has made."""
-        if self.world.size == 1:
+        if not self.talks:
             return [mine]
         self.agree()
         found: list[Any] = [None] * self.world.size
@@ -156,7 +158,7 @@ class Group:
     def first_of(self, mine: Any) -> Any:
         """What the lowest rank has that has anything but None."""
         (some,) = self.total(int(mine is not None))
-        if not some or self.world.size == 1:
+        if not some or not self.talks:
             return mine
         return next(each for each in self.gather(mine) if each is not None)
 
@@ -168,7 +170,7 @@ class Group:
     def lost(self, error: BaseException) -> PeerFailed | None:
         """What is said where another rank has gone in the middle of an exchange or a sum."""
         chain: list[BaseException | None] = [error, error.__cause__]
-        if self.world.size == 1 or not any(map(_is_of_a_peer, chain)):
+        if not self.talks or not any(map(_is_of_a_peer, chain)):
             return None
         try:
             told = _store().get(ENDED).decode() if _store().check([ENDED]) else ""
@@ -191,7 +193,7 @@ class Group:
                     told(text)
                     os._exit(EXIT_RUN_FAILED)
 
-        if self.world.size > 1:
+        if self.talks:
             self._watch = threading.Thread(target=watch, name="end-with-others", daemon=True)
             self._watch.start()
 
@@ -232,7 +234,7 @@ def _is_of_a_peer(error: BaseException | None) -> bool:
     return isinstance(error, kinds) or any(words in str(error) for words in LOST)
 
 
-def _store() -> dist.Store:
+def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 

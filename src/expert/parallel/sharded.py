@@ -15,7 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import Parameter
 
@@ -78,22 +83,31 @@ def shard(
     *,
     sharding: Sharding,
     offload: bool = False,
+    gathered_as: torch.dtype | None = None,
 ) -> None:
     """Spread the weights of every block, and then what is left of the model: embedding and head.
 
     `whole`: parameters that every rank keeps. `offload`: parts wait in the memory of the host.
+    `gathered_as`: float32 weights travel and compute in this precision; gradients are added up in
+    float32 in any case.
     """
+    precision = MixedPrecisionPolicy(
+        param_dtype=gathered_as, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
     policy: OffloadPolicy = OffloadPolicy()
     if offload:
         policy = CPUOffloadPolicy(pin_memory=sharding.device.type == "cuda")
     for unit in (*blocks, model):
         made: Any = fully_shard(
-            unit, mesh=sharding.mesh, offload_policy=policy, ignored_params=whole
+            unit,
+            mesh=sharding.mesh,
+            mp_policy=precision,
+            offload_policy=policy,
+            ignored_params=whole,
         )
         # Losses are divided by the targets of all ranks, so their gradients are only added up.
         made.set_gradient_divide_factor(1.0)
         made.set_force_sum_reduction_for_comms(True)
-    model.to(sharding.device)  # what is not spread
 
 
 class Parts:

@@ -284,6 +284,10 @@ def _settle_device(draft: PlanDraft) -> None:
         draft.supersede(path, f"device: cpu: this plan is for {target.name}")
     if draft.config.device == "cuda" and not draft.on_gpu:
         draft.warn(path, "device: cuda, but there is no GPU: this plan is for the CPU")
+    if draft.cluster.ranks_of_a_node > 1 and not draft.on_gpu:
+        count = draft.cluster.ranks_of_a_node
+        text = f"{count} processes divide one CPU, which is no faster than one process"
+        draft.advise(path, f"{text}; --gpu plans for a card that is elsewhere")
     needed, free = draft["disk.total_bytes"], target.disk_free_bytes
     if needed is not None and free is not None and needed > free:
         text = f"needs {needed / 2**30:.1f} GiB of disk, {free / 2**30:.1f} GiB are free"

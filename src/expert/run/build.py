@@ -50,6 +50,7 @@ class Built:
         if not self.loaded.is_spread:
             return self.loaded
         gathered: dict[int, Tensor] = {}  # weights that are tied stay one
+        tensor: Any
         for tensor in self.loaded.weights.values():
             if id(tensor) not in gathered:
                 spread = hasattr(tensor, "full_tensor")
@@ -166,7 +167,7 @@ def build(
     )
     check_attention(plan, loaded, device)
     shards = None
-    if group is not None and group.world.size > 1:
+    if group is not None and group.talks:
         take_from_first(loaded.trainable, group.world, device)
     if sharded:
         assert group is not None
@@ -181,7 +182,8 @@ def build(
         loaded.module.compile_hidden(plan.kernels.compile_mode, plan.kernels.compile_backend)
     elif plan.kernels.compile:
         compile_blocks(loaded.blocks, plan.kernels.compile_mode, plan.kernels.compile_backend)
-    capture = capture_for(plan, device)
+    # What is gathered and summed while a model computes cannot be captured with it.
+    capture = capture_for(plan, device) if shards is None else None
     learner = OptimizerLearner(
         loaded.trainable if shards is None else shards.named,
         plan.optim,
@@ -201,7 +203,7 @@ def build(
     engine: Engine
     if shards is not None:
         engine = Sharded(loaded, learner, group=group, shards=shards, **options)
-    elif group is not None and group.world.size > 1:
+    elif group is not None and group.talks:
         engine = Replicated(loaded, learner, group=group, **options)
     else:
         engine = SingleDevice(loaded, learner, **options)
@@ -214,11 +216,20 @@ def _spread(
     """The model with its weights spread over the ranks, and the parts that this one steps."""
     from functools import partial
 
+    from expert.model.load import DTYPES
     from expert.parallel.sharded import Parts, shard, sharding_for
 
     sharding = sharding_for(world, device)
-    offload = plan.parallel.offload
-    loaded = loaded.spread(partial(shard, sharding=sharding, offload=offload), device)
+    kind, trains_all = plan.kernels.precision, plan.adapter.type == "full"
+    over_ranks = partial(
+        shard,
+        sharding=sharding,
+        offload=plan.parallel.offload,
+        gathered_as=DTYPES[kind] if trains_all and kind != "fp32" else None,
+    )
+    loaded = loaded.spread(over_ranks, device)
+    if not plan.parallel.offload:
+        loaded.module.to(device)  # what is not spread
     return loaded, Parts(loaded.trainable, sharding)
 
 

@@ -46,12 +46,12 @@ _MAY_BE_LEFT_EMPTY = (
 def migrate(root: Item, folder: Path = Path()) -> Migration:
     """Move every key under `root` to its home in the 2.0 layout, in place; `folder`: of the file,
     beside which other trainers keep lists of data sets."""
-    work = Migration(root.fields())
+    work = Migration(root.fields(), folder=folder)
     for zone in (work.root, work.section("training")):
         for key in _MAY_BE_LEFT_EMPTY:
             if key in zone and zone[key].value is None:
                 del zone[key]
-    _read_other_trainers(work, folder)
+    _read_other_trainers(work)
     _move_base_model(work)
     _move_dataset(work)
     _move_model_section(work)
@@ -69,7 +69,7 @@ def migrate(root: Item, folder: Path = Path()) -> Migration:
     return work
 
 
-def _read_other_trainers(work: Migration, folder: Path) -> None:
+def _read_other_trainers(work: Migration) -> None:
     """Rewrite what Axolotl, LLaMA-Factory, LitGPT, torchtune, TRL and Unsloth write otherwise."""
     read_python_lines(work)
     read_litgpt(work)
@@ -78,7 +78,7 @@ def _read_other_trainers(work: Migration, folder: Path) -> None:
         open_sections(work, work.root)
     open_sections(work, work.section("training"))
     read_methods(work)
-    read_llama_factory(work, folder)
+    read_llama_factory(work, work.folder)
     read_quantization(work)
     read_hub_parts(work)
     read_axolotl(work)

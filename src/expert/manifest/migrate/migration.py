@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from expert.core.errors import Problem
@@ -31,6 +32,8 @@ class Migration:
     """Keys that become several or another one; they wait until all plain ones are in place."""
     seen: set[str] = field(default_factory=set)
     """What another trainer's file was found to have: "rows of a list", "no rows"."""
+    folder: Path = Path()
+    """Of the file."""
 
     # --- places in the tree ------------------------------------------------------------------
 

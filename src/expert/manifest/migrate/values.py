@@ -35,6 +35,10 @@ CONFIG_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "save_strategy": _CADENCE,
     "evaluation_strategy": _CADENCE,
     "device": {"gpu": "cuda", "cuda:0": "cuda"},
+    "distributed": {
+        "ddp": "replicated",
+        **dict.fromkeys(("fsdp", "fsdp2", "zero3", "full_shard"), "sharded"),
+    },
     "metric_for_best_model": {
         "loss": "eval_loss",
         "perplexity": "eval_perplexity",

@@ -16,6 +16,7 @@ from expert.manifest.migrate.aliases import (
     MODEL_NAMES,
 )
 from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.peers.distributed import SHARING
 from expert.manifest.text.item import Item, shown
 
 OTHER_METHODS = ("dpo", "ppo", "kto", "rm", "orpo", "ipo", "simpo", "grpo", "gdpo", "rloo")
@@ -59,7 +60,8 @@ class Values:
 
 def convert_keys(work: Migration, zone: Entries) -> None:
     """Every such key of a section, each with its notice or its problem."""
-    for key in [key for key in zone if key in CONVERTED]:
+    first = [key for key in SHARING if key in zone]
+    for key in [*first, *(key for key in zone if key in CONVERTED and key not in SHARING)]:
         if key in _ONLY_OUTSIDE and (zone is not work.root or work.is_whole):
             continue
         item = zone.pop(key)
@@ -156,7 +158,7 @@ def _double_quant(work: Migration, _: Entries, item: Item) -> None:
 
 def _quant_storage(work: Migration, _: Entries, item: Item) -> None:
     if str(item.value).removeprefix("torch.") != "uint8":
-        work.supersede(item, "only sharding over several GPUs needs another storage type")
+        work.supersede(item, "codes are sharded as they are: no other storage type is needed")
 
 
 def _half(work: Migration, zone: Entries, item: Item) -> None:
@@ -302,6 +304,7 @@ CONVERTED: dict[str, Callable[[Migration, Entries, Item], None]] = {
     **_all("use_cpu no_cuda", Values("device", {True: "cpu"})),
     "tokens": _tokens,
     "rope_scaling": _rope_scaling,
+    **SHARING,
 }
 _ONLY_OUTSIDE = [
     "tokens",
@@ -311,6 +314,7 @@ _ONLY_OUTSIDE = [
     "quantize",
     "attn",
     "min_lr",
+    "strategy",
 ]
 """Words that may describe an expert at the top level of a whole manifest."""
 

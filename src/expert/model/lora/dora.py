@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from expert.model.lora.nf4 import state_of
+from expert.model.lora.nf4 import parts_of, state_of
 from expert.model.quantised import dequantised, int8_parts, weight_only_class
 
 ReadWeight = Callable[[Any, torch.dtype], Tensor]
@@ -153,7 +153,7 @@ def _turned_weight(base_layer: Any, dtype: torch.dtype) -> Tensor:
 
 
 def _nf4_weight(read: Any, base_layer: Any, dtype: torch.dtype) -> Tensor:
-    weight: Tensor = read(base_layer.weight.data, state_of(base_layer))
+    weight: Tensor = read(parts_of(base_layer)[0], state_of(base_layer))
     return weight
 
 

@@ -14,6 +14,10 @@ from torch import Tensor
 
 from expert.model.lora.added_product import gradients_of_low, start
 
+AS_FLOATS = torch.bfloat16
+"""What packed weights that are spread over ranks call themselves: FSDP2 of torch 2.11 takes no
+whole numbers, and what it gathers it only copies."""
+
 
 @torch.library.custom_op("expert::nf4_added", mutates_args=())
 def nf4_added(
@@ -80,7 +84,10 @@ def parts_of(layer: Any) -> tuple[Tensor, list[Tensor], list[int]]:
     state = state_of(layer)
     scales = [state.absmax, state.offset, state.state2.absmax, state.state2.code]
     rows, columns = state.shape
-    return layer.weight.data, scales, [rows, columns, state.blocksize, state.state2.blocksize]
+    packed = layer.weight.data
+    if packed.dtype == AS_FLOATS:
+        packed = packed.view(torch.uint8).reshape(-1, 1)
+    return packed, scales, [rows, columns, state.blocksize, state.state2.blocksize]
 
 
 def state_of(layer: Any) -> Any:
@@ -93,7 +100,8 @@ def make_plain(layer: Any) -> None:
     """Keep the packed weight as a plain tensor, which can be spread over ranks; the scales, 3 % of
     it, stay whole. The layer of bitsandbytes wants its own kind of tensor, so it is not asked."""
     state = layer.weight.quant_state
-    layer.weight = torch.nn.Parameter(layer.weight.data, requires_grad=False)
+    rows = layer.weight.data.view(layer.out_features, -1)
+    layer.weight = torch.nn.Parameter(rows.view(AS_FLOATS), requires_grad=False)
     layer.quant_state = state
 
     def forward(x: Tensor) -> Tensor:

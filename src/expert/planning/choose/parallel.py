@@ -214,9 +214,11 @@ def _measured_together(draft: PlanDraft) -> MeasuredRate | None:
 def _how_slow(draft: PlanDraft, work: Workload) -> str:
     """What offloading costs, and what would not need it."""
     one = traffic_of(work, _parallel(draft), 1)
-    text = f"slow: {gib(one.host_bytes)} between card and machine for each micro-batch"
+    text = f"slow: for each micro-batch {gib(one.host_bytes)} between card and machine"
+    if one.gathered_bytes:
+        text += f" and {gib(one.gathered_bytes)} between cards"
     if one.hidden_seconds is not None:
-        text += f" take {span(one.hidden_seconds)}"
+        text += f", {span(one.hidden_seconds)}"
     if one.optimizer_seconds:
         text += f", and the optimizer step on the CPU about {span(one.optimizer_seconds)}"
     alone = replace(work, engine="single", shards=1, offload=False)

@@ -24,8 +24,10 @@ scales, or int8 and scales.
 G blocks are whole at once: the one that computes and the next one, which FSDP2 fetches ahead. The
 rest (e) is gathered in the forward and stays until the end of the backward, as FSDP2 treats the
 root module. D blocks of gradients are whole at once: the one walked back, and the one before it,
-which is being scattered. Offloaded, everything that is divided by S above waits in the memory of
-the machine, and a block's shard is on the card only while it is gathered.
+which is being scattered. The gradients of the rest come last, when no activations are left: 16 bits
+and their float32 copy, (w + 4) e, where that is more than all that comes and goes before (seen with
+torch's FSDP memory tracker). Offloaded, everything that is divided by S above waits in the memory
+of the machine, and a block's shard is on the card only while it is gathered.
 
 The constants below are FSDP2's way of working, read off torch 2.13, not measurements.
 """
@@ -70,13 +72,17 @@ def shared_parts(parts: dict[str, float], work: Workload, width: int) -> dict[st
         return {**kept, "gathered_weights": gathered, "gradient_sum": summed}
     gradients = MASTER_BYTES * work.trainable_parameters if work.accumulates else 0
     whole_block = work.shape.block_parameters
+    gathered = GATHERED_BLOCKS * width * whole_block + rest
+    reduced = REDUCED_BLOCKS * SUMMED_BYTES * whole_block + rest
+    before = gathered + reduced + sum(parts[key] for key in ("activations", "workspace", "loss"))
+    at_the_end = (width + SUMMED_BYTES) * work.shape.rest_parameters
     fetched = GATHERED_BLOCKS * MASTER_BYTES * whole_block / work.shards if work.offload else 0.0
     return {
         **kept,
         "optimizer": share * parts["optimizer"],
         "gradients": share * gradients,
-        "gathered_weights": GATHERED_BLOCKS * width * whole_block + rest + fetched,
-        "gradient_sum": REDUCED_BLOCKS * SUMMED_BYTES * whole_block + rest,
+        "gathered_weights": gathered + fetched,
+        "gradient_sum": reduced + max(0.0, at_the_end - before),
     }
 
 

@@ -1,0 +1,340 @@
+"""How other trainers share a run among GPUs: FSDP, DeepSpeed, DDP, strategies of Lightning, and
+accelerate's own file. What each asks for becomes training.config.distributed; a step has the same
+rows on any number of GPUs, and the plan offloads what fits no other way."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.text.item import Item, is_comment, shown
+
+_MAX_BYTES = 1_000_000
+_AUTO = "replicated where everything fits each GPU, sharded where it does not"
+_OFFLOADED = "the plan offloads to the memory of the machine only what fits no other way"
+_STRATEGIES: dict[str, str] = {
+    **dict.fromkeys(("full_shard", "1", "hybrid_shard", "4"), "sharded"),
+    **dict.fromkeys(
+        ("shard_grad_op", "2", "hybrid_shard_zero2", "_hybrid_shard_zero2", "5"), "auto"
+    ),
+    **dict.fromkeys(("no_shard", "3"), "replicated"),
+}
+"""Of FSDP: the values of sharding_strategy, by name and by number."""
+_TYPES: dict[str, str | None] = {
+    **dict.fromkeys(("multi_gpu", "multi_cpu", "ddp"), "replicated"),
+    **dict.fromkeys(("fsdp", "fsdp2"), "sharded"),
+    **dict.fromkeys(("no", "deepspeed"), None),  # deepspeed_config says more
+}
+_DDP = ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "ddp_sharded", "dp", "horovod")
+_FSDP = ("fsdp", "fsdp2", "fsdp_native", "fsdp_cpu_offload", "modelparallel")
+_STAGE_IN_A_NAME = re.compile(r"(?:zero|stage|z|ds)[-_]?([0-3])(?!\d)", re.IGNORECASE)
+# Keys of a DeepSpeed file, the names under which a manifest has the same, and the one it gets.
+_BATCH = ("per_device_train_batch_size", "micro_batch_size", "batch_size", "batch_tokens")
+_ACCUMULATION = ("gradient_accumulation_steps", "gradient_accumulation", "grad_accum")
+_CLIPPING = ("max_grad_norm", "gradient_clip", "grad_clip", "gradient_clipping")
+_SHARED_VALUES = {
+    "train_micro_batch_size_per_gpu": ("batch_size", _BATCH),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps", _ACCUMULATION),
+    "gradient_clipping": ("max_grad_norm", _CLIPPING),
+}
+
+
+def _say(work: Migration, zone: Entries, value: str, item: Item, more: str = "") -> None:
+    """Set `distributed`, or report that auto does what was meant."""
+    if value == "auto":
+        work.read_as(item, f"training.config.distributed: auto ({more or _AUTO})")
+    else:
+        work.convert(zone, "distributed", value, item)
+
+
+# --- FSDP ----------------------------------------------------------------------------------------
+
+
+def read_fsdp(work: Migration, zone: Entries, item: Item) -> None:
+    """`fsdp: full_shard auto_wrap`, the same as a list, or true."""
+    if item.value is False or item.value in ("", []):
+        return
+    listed = item.value if isinstance(item.value, list) else None
+    given = [str(each.value) for each in listed] if listed is not None else str(item.value).split()
+    words = {word.lower().strip(",") for word in given}
+    strange = words - _STRATEGIES.keys() - {"true", "offload", "auto_wrap"}
+    if strange or isinstance(item.value, dict):
+        work.refuse(item, "full_shard, shard_grad_op, hybrid_shard, no_shard, offload, auto_wrap")
+        return
+    for value in {_STRATEGIES[word] for word in words if word in _STRATEGIES} or {"sharded"}:
+        _say(work, zone, value, item)
+    if "offload" in words:
+        work.supersede(item, f"offload: {_OFFLOADED}")
+
+
+def read_fsdp_config(work: Migration, zone: Entries, item: Item) -> None:
+    """Its keys, with or without `fsdp_` before them. Alone it means FSDP; beside an `fsdp`, also an
+    empty one, that decides."""
+    if isinstance(item.value, str):
+        found = _read_file(work, item)
+        if found is None:
+            return
+        item = found
+    if not isinstance(item.value, dict):
+        work.refuse(item, "an object, or the path of a JSON file")
+        return
+    said = [key for key in item.value if not is_comment(key)]
+    asks = "fsdp" not in zone and bool(said)
+    strategy = any(key.removeprefix("fsdp_") == "sharding_strategy" for key in said)
+    if asks and not strategy and "distributed" not in zone:
+        _say(work, zone, "sharded", item)
+    for key in said:
+        entry = item.value[key]
+        name = f"fsdp_{key.removeprefix('fsdp_')}"
+        if name in OF_FSDP and entry.value is not None:
+            OF_FSDP[name](work, zone, entry)
+        elif name not in OF_FSDP:
+            zone[name] = entry  # answered with the keys that have no meaning here
+
+
+def _strategy(work: Migration, zone: Entries, item: Item) -> None:
+    value = _STRATEGIES.get(str(item.value).lower())
+    if value is None:
+        work.refuse(item, "FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD")
+    else:
+        _say(work, zone, value, item)
+
+
+def _reshard(work: Migration, zone: Entries, item: Item) -> None:
+    """A flag in FSDP2; accelerate also writes a strategy there."""
+    if item.value is False:
+        work.supersede(item, "a block is given back after the forward and gathered again")
+    elif isinstance(item.value, str) and item.value.lower() not in ("true", "auto"):
+        _strategy(work, zone, item)
+
+
+def _offload(work: Migration, zone: Entries, item: Item) -> None:
+    if item.value is True:
+        is_alone = "fsdp_config" not in item.path and "distributed" not in zone
+        if is_alone and item.path.rpartition(".")[2] == "fsdp_cpu_offload":
+            _say(work, zone, "sharded", item)  # torchtune's only word for it
+        work.supersede(item, _OFFLOADED)
+    elif item.value is not False:
+        work.refuse(item, "true or false")
+
+
+def _checkpointing(work: Migration, zone: Entries, item: Item) -> None:
+    if item.value is True:
+        work.convert(zone, "gradient_checkpointing", True, item)
+    elif item.value is not False:
+        work.refuse(item, "true or false")
+
+
+OF_FSDP = {
+    "fsdp_sharding_strategy": _strategy,
+    "fsdp_reshard_after_forward": _reshard,
+    "fsdp_offload_params": _offload,
+    "fsdp_cpu_offload": _offload,
+    "fsdp_activation_checkpointing": _checkpointing,
+}
+
+
+# --- DeepSpeed -----------------------------------------------------------------------------------
+
+
+def read_deepspeed(work: Migration, zone: Entries, item: Item) -> None:
+    """A ZeRO config: its path, or the object itself; accelerate's has names of its own."""
+    if item.value in (False, "", []) or item.value == {}:
+        return
+    if isinstance(item.value, str):
+        found = _read_file(work, item)
+        if found is None:
+            return
+        item = found
+    if not isinstance(item.value, dict):
+        work.refuse(item, "the path of a ZeRO config, or an object")
+        return
+    fields = {key: each for key, each in item.value.items() if not is_comment(key)}
+    file = fields.pop("deepspeed_config_file", None)
+    if file is not None and isinstance(file.value, str) and file.value not in ("", "none"):
+        read_deepspeed(work, zone, file)
+    zero = fields.pop("zero_optimization", None)
+    details = dict(zero.fields()) if zero is not None else {}
+    stage = details.pop("stage", None) or fields.pop("zero_stage", None)
+    if stage is not None:
+        _stage(work, zone, stage)
+    elif file is None:
+        work.read_as(item, f"training.config.distributed: auto (no ZeRO stage: {_AUTO})")
+    _offloads(work, {**details, **fields})
+    _values(work, zone, fields)
+    _unused(work, item, details, fields)
+
+
+def _stage(work: Migration, zone: Entries, item: Item) -> None:
+    """0 replicates; 1 and 2 divide what adapters have little of; 3 divides the weights too."""
+    meaning = {0: "replicated", 1: "auto", 2: "auto", 3: "sharded"}
+    stage = item.value if isinstance(item.value, int) and not isinstance(item.value, bool) else None
+    if stage not in meaning:
+        work.refuse(item, "0, 1, 2 or 3")
+        return
+    _say(work, zone, meaning[stage], item, f"ZeRO-{stage}; {_AUTO}")
+
+
+def _offloads(work: Migration, fields: Entries) -> None:
+    for key in ("offload_optimizer", "offload_param"):
+        section = fields.get(key)
+        device = section.get("device") if section is not None else None
+        device = device or fields.get(f"{key}_device")
+        word = str(device.value).lower() if device is not None else "none"
+        if device is not None and word not in ("none", "null"):
+            more = "; nvme is not built" if word == "nvme" else ""
+            work.supersede(device, f"{_OFFLOADED}{more}")
+
+
+def _values(work: Migration, zone: Entries, fields: Entries) -> None:
+    """What a manifest says too: the same, or a contradiction that is named."""
+    config = work.config.fields() if work.config is not None else {}
+    zones = [zone, work.root, work.section("training"), config]
+    for key, (home, names) in _SHARED_VALUES.items():
+        item = fields.pop(key, None)
+        if item is not None and item.value not in (None, "auto"):
+            _agree(work, zones, names, home, item)
+    for key in ("bf16", "fp16"):
+        section = fields.pop(key, None)
+        enabled = section.get("enabled") if section is not None else None
+        given = any(key in each for each in zones)
+        if enabled is not None and (enabled.value is True or (enabled.value is False and given)):
+            _agree(work, zones, (key,), key, enabled)
+    total = fields.pop("train_batch_size", None)
+    if total is not None and total.value not in (None, "auto"):
+        text = "rows of a step are batch_size × gradient_accumulation_steps on any number of GPUs"
+        work.supersede(total, text)
+
+
+def _agree(
+    work: Migration, zones: list[Entries], names: tuple[str, ...], home: str, item: Item
+) -> None:
+    given = next((zone[name] for zone in zones for name in names if name in zone), None)
+    if given is None or given.value in (None, "auto"):
+        zones[0][home] = item
+        work.read_as(item, f"training.config.{home}: {shown(item.plain())}")
+    elif given.plain() != item.plain():
+        work.conflict(item, f"{given.path} says {shown(given.plain())}")
+
+
+def _unused(work: Migration, item: Item, details: Entries, fields: Entries) -> None:
+    """One line for all that only DeepSpeed has a use for."""
+    for key, instead in (
+        ("optimizer", "optim, learning_rate, betas, adam_epsilon and weight_decay"),
+        ("scheduler", "lr_scheduler and warmup_steps"),
+        ("activation_checkpointing", "gradient_checkpointing"),
+    ):
+        section = fields.pop(key, None)
+        if section is not None and section.value:
+            work.supersede(section, f"keys of training.config decide: {instead}")
+    known = ("offload_optimizer", "offload_param")
+    names = [key for key in (*details, *fields) if key.removesuffix("_device") not in known]
+    if names:
+        text = "weights are sharded block by block, which needs no"
+        work.supersede(item, f"{text} {', '.join(sorted(names))}")
+
+
+# --- DDP, strategies, accelerate -----------------------------------------------------------------
+
+
+def read_strategy(work: Migration, zone: Entries, item: Item) -> None:
+    """Of Lightning and LitGPT: a word, or a class with its arguments."""
+    made = item.get("class_path") if isinstance(item.value, dict) else item
+    word = str(made.value).rpartition(".")[2] if made is not None else ""
+    word = re.sub(r"strategy$", "", word.lower())
+    stage = re.fullmatch(r"deepspeed(?:_stage_([123]))?(_offload)?", word)
+    if word in ("", "auto", "single_device", "singledevice"):
+        work.read_as(item, f"training.config.distributed: auto ({_AUTO})")
+    elif word.startswith("ddp_find_unused_parameters") or word in _DDP:
+        _say(work, zone, "replicated", item)
+    elif word in (
+        "fsdp",
+        "fsdp_native",
+        "fullyshardeddataparallel",
+        "fsdp_cpu_offload",
+        "modelparallel",
+    ):
+        _say(work, zone, "sharded", item)
+        if word.endswith("offload"):
+            work.supersede(item, _OFFLOADED)
+    elif stage is not None:
+        _stage(work, zone, beside(item, int(stage[1] or 2)))
+        if stage[2]:
+            work.supersede(item, _OFFLOADED)
+    else:
+        work.refuse(item, "auto, ddp, fsdp or deepspeed_stage_1 to 3")
+
+
+def read_distributed_type(work: Migration, zone: Entries, item: Item) -> None:
+    """Of accelerate's file."""
+    word = str(item.value).lower()
+    if item.value is False:
+        return
+    if word not in _TYPES:
+        work.refuse(item, "NO, MULTI_GPU, FSDP or DEEPSPEED")
+        return
+    value = _TYPES[word]
+    if value is not None:
+        _say(work, zone, value, item)
+    elif word == "deepspeed" and not {"deepspeed", "deepspeed_config"} & zone.keys():
+        work.read_as(item, f"training.config.distributed: auto (no ZeRO stage: {_AUTO})")
+    elif word == "no":
+        work.report("note", item, "one process, unless --gpus says otherwise")
+
+
+# --- a file beside the manifest ------------------------------------------------------------------
+
+
+def _read_file(work: Migration, item: Item) -> Item | None:
+    """The object in a JSON file that `item` names; None where it cannot be read, and why is said.
+    A stage in the name of a file that is not there says what it would."""
+    named = Path(str(item.value).replace("\\", "/"))
+    for file in (work.folder / named, named):
+        try:
+            if not file.is_file():
+                continue
+            if file.stat().st_size > _MAX_BYTES:
+                work.problem(item, f"{file} is too large for a config")
+                return None
+            found = json.loads(file.read_text(encoding="utf-8-sig"))
+        except (OSError, ValueError, RecursionError) as error:
+            work.problem(item, f"{file} cannot be read: {error}")
+            return None
+        if not isinstance(found, dict):
+            work.problem(item, f"{file} holds no object")
+            return None
+        return _tree(found, item, named.name)
+    stage = _STAGE_IN_A_NAME.search(named.stem)
+    missing = f"there is no {item.value}"
+    if stage is None or not item.path.rpartition(".")[2].startswith("deepspeed"):
+        work.without_effect(item, f"{missing}; distributed: auto decides")
+        return None
+    work.report("note", item, f"{missing}: it is taken by its name, as ZeRO-{stage[1]}")
+    offload = {"device": "cpu"} if "offload" in named.stem else {}
+    zero = {"stage": int(stage[1]), "offload_optimizer": offload}
+    return _tree({"zero_optimization": zero}, item, named.name)
+
+
+def _tree(value: Any, at: Item, path: str) -> Item:
+    """A value of a file as items; each says where it is in it."""
+    inner: Any = value
+    if isinstance(value, dict):
+        inner = {str(key): _tree(entry, at, f"{path}: {key}") for key, entry in value.items()}
+    elif isinstance(value, list):
+        inner = [_tree(entry, at, path) for entry in value]
+    return Item(inner, path, at.line, from_command_line=at.from_command_line)
+
+
+SHARING = {
+    "distributed_type": read_distributed_type,
+    "fsdp_config": read_fsdp_config,
+    "fsdp": read_fsdp,
+    **OF_FSDP,
+    "deepspeed": read_deepspeed,
+    "deepspeed_config": read_deepspeed,
+    "strategy": read_strategy,
+}
+"""In the order in which they are read: each looks for the more exact ones after it."""

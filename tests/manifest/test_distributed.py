@@ -1,0 +1,332 @@
+"""FSDP, DeepSpeed, DDP, Lightning's strategies and accelerate's file, as `distributed`: every key
+is honoured, refused, or superseded with a notice."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from expert.manifest.peers.distributed import SHARING
+from expert.manifest.reader import ReadManifest, read_manifest
+from tests.manifest.reading import MINIMAL, error_of, problems_of, read
+
+WHOLE = "name: x\nbase_model: tiny\ntraining:\n  dataset: a.jsonl\n  config:\n    epochs: 1\n"
+
+
+def distributed(text: str) -> str:
+    return read(MINIMAL + text).manifest.training.config.distributed
+
+
+def kinds(made: ReadManifest, key: str) -> set[str]:
+    """The kinds of notices about a key."""
+    return {n.kind for n in made.notices if n.path.replace(": ", ".").split(".")[-1] == key}
+
+
+def test_the_default_is_auto_and_the_words_of_others_are_understood():
+    assert distributed("") == "auto"
+    for word, engine in (("DDP", "replicated"), ("fsdp", "sharded"), ("sharded", "sharded")):
+        assert distributed(f"distributed: {word}\n") == engine
+    assert "distributed" in error_of(MINIMAL + "distributed: everywhere\n")
+
+
+# --- FSDP ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "engine"),
+    [
+        ("full_shard auto_wrap", "sharded"),
+        ("[full_shard, auto_wrap, offload]", "sharded"),
+        ("[auto_wrap]", "sharded"),
+        ("true", "sharded"),
+        ("hybrid_shard", "sharded"),
+        ("shard_grad_op", "auto"),
+        ("no_shard", "replicated"),
+        ("[]", "auto"),
+        ('""', "auto"),
+        ("false", "auto"),
+    ],
+)
+@pytest.mark.parametrize("before", [MINIMAL, WHOLE + "    "], ids=["flat", "config"])
+def test_fsdp_says_what_is_sharded(before, value, engine):
+    made = read(f"{before}fsdp: {value}\n")
+    assert made.manifest.training.config.distributed == engine
+    said = [n for n in made.notices if n.path.endswith("fsdp")]
+    assert bool(said) == (value not in ("[]", '""', "false"))
+
+
+FSDP_CONFIG = """
+fsdp_config:
+  {prefix}limit_all_gathers: true
+  {prefix}offload_params: true
+  {prefix}auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  {prefix}transformer_layer_cls_to_wrap: LlamaDecoderLayer
+  {prefix}state_dict_type: FULL_STATE_DICT
+  {prefix}reshard_after_forward: false
+  {prefix}activation_checkpointing: true
+  {prefix}version: 1
+  {prefix}something_new: 7
+"""
+
+
+@pytest.mark.parametrize("prefix", ["fsdp_", ""])
+def test_fsdp_config_alone_means_fsdp_and_each_of_its_keys_is_answered(prefix):
+    made = read(MINIMAL + FSDP_CONFIG.format(prefix=prefix))
+    config = made.manifest.training.config
+    assert (config.distributed, config.gradient_checkpointing) == ("sharded", True)
+    for key in ("offload_params", "auto_wrap_policy", "state_dict_type", "version"):
+        assert kinds(made, f"{prefix}{key}") == {"superseded"}, key
+    for key in ("transformer_layer_cls_to_wrap", "reshard_after_forward", "something_new"):
+        assert kinds(made, f"{prefix}{key}") == {"superseded"}, key
+    assert kinds(made, f"{prefix}activation_checkpointing") == {"read as"}
+
+
+def test_a_dump_of_training_arguments_that_did_not_shard_does_not():
+    text = "fsdp: []\nfsdp_config: {min_num_params: 0, xla: false, xla_fsdp_v2: false}\n"
+    assert distributed(text + "deepspeed: null\nddp_timeout: 1800\nlocal_rank: 0\n") == "auto"
+
+
+@pytest.mark.parametrize("value", ["FULL_SHARD", "1", "HYBRID_SHARD"])
+def test_a_strategy_by_its_name_or_number(value):
+    assert distributed(f"fsdp_config: {{sharding_strategy: {value}}}\n") == "sharded"
+    assert distributed("fsdp_config: {fsdp_sharding_strategy: NO_SHARD}\n") == "replicated"
+
+
+def test_cpu_offload_of_torchtune_is_sharded_and_the_plan_offloads():
+    made = read(MINIMAL + "fsdp_cpu_offload: true\n")
+    assert made.manifest.training.config.distributed == "sharded"
+    assert kinds(made, "fsdp_cpu_offload") == {"read as", "superseded"}
+    assert distributed("fsdp_cpu_offload: false\n") == "auto"
+
+
+# --- DeepSpeed -----------------------------------------------------------------------------------
+
+
+def zero(stage: int, **more: Any) -> dict[str, Any]:
+    return {
+        "zero_optimization": {"stage": stage, "overlap_comm": True, **more},
+        "bf16": {"enabled": "auto"},
+        "gradient_clipping": "auto",
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "wall_clock_breakdown": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("stage", "engine"), [(0, "replicated"), (1, "auto"), (2, "auto"), (3, "sharded")]
+)
+def test_a_zero_config_is_read_inline_and_from_its_file(tmp_path, stage, engine):
+    inline = read(f"{MINIMAL}deepspeed: {json.dumps(zero(stage))}\n")
+    assert inline.manifest.training.config.distributed == engine
+    (tmp_path / "ds.json").write_text(json.dumps(zero(stage)), encoding="utf-8")
+    (tmp_path / "m.yaml").write_text(f"{MINIMAL}deepspeed: ds.json\n", encoding="utf-8")
+    made = read_manifest(tmp_path / "m.yaml")
+    assert made.manifest.training.config.distributed == engine
+    assert kinds(made, "stage") == {"read as"}
+    [unused] = [n for n in made.notices if "overlap_comm" in n.text]
+    assert "wall_clock_breakdown" in unused.text
+    assert unused.kind == "superseded"
+
+
+def test_offloading_of_zero_is_left_to_the_plan():
+    for key in ("offload_optimizer", "offload_param"):
+        made = read(f"{MINIMAL}deepspeed: {json.dumps(zero(3, **{key: {'device': 'cpu'}}))}\n")
+        assert kinds(made, "device") == {"superseded"}
+        silent = read(f"{MINIMAL}deepspeed: {json.dumps(zero(3, **{key: {'device': 'none'}}))}\n")
+        assert kinds(silent, "device") == set()
+
+
+def test_a_file_that_is_not_there_is_taken_by_its_name_or_warned_of():
+    assert distributed("deepspeed: deepspeed_configs/zero3_bf16.json\n") == "sharded"
+    assert distributed("deepspeed: examples/deepspeed/ds_z0_config.json\n") == "replicated"
+    made = read(MINIMAL + "deepspeed: mine.json\n")
+    assert made.manifest.training.config.distributed == "auto"
+    assert kinds(made, "deepspeed") == {"warning"}
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '"x"'])
+def test_a_file_that_is_no_config_is_an_error_with_its_name(tmp_path, text):
+    (tmp_path / "ds.json").write_text(text, encoding="utf-8")
+    (tmp_path / "m.yaml").write_text(f"{MINIMAL}deepspeed: ds.json\n", encoding="utf-8")
+    with pytest.raises(Exception, match=r"ds\.json"):
+        read_manifest(tmp_path / "m.yaml")
+
+
+CONTRADICTIONS = """
+max_grad_norm: 0.5
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 2
+bf16: false
+deepspeed:
+  zero_optimization: {stage: 3}
+  gradient_clipping: 1.0
+  train_micro_batch_size_per_gpu: 8
+  gradient_accumulation_steps: 4
+  bf16: {enabled: true}
+"""
+
+
+def test_values_that_contradict_the_manifest_are_named_all_at_once():
+    text = error_of(MINIMAL + CONTRADICTIONS)
+    for pair in (
+        ("deepspeed.gradient_clipping: says 1.0", "max_grad_norm says 0.5"),
+        ("deepspeed.train_micro_batch_size_per_gpu: says 8", "per_device_train_batch_size says 4"),
+        ("deepspeed.gradient_accumulation_steps: says 4", "gradient_accumulation_steps says 2"),
+        ("deepspeed.bf16.enabled: says true", "bf16 says false"),
+    ):
+        assert all(words in text for words in pair), pair
+    assert len(text.splitlines()) == 5
+
+
+def test_values_that_the_manifest_leaves_open_are_taken():
+    config = read(
+        MINIMAL
+        + """
+deepspeed:
+  zero_optimization: {stage: 2}
+  gradient_clipping: 0.3
+  train_micro_batch_size_per_gpu: 8
+  gradient_accumulation_steps: 4
+  bf16: {enabled: true}
+"""
+    ).manifest.training.config
+    assert (config.max_grad_norm, config.batch_size) == (0.3, 8)
+    assert (config.gradient_accumulation_steps, config.bf16) == (4, True)
+
+
+def test_the_batch_of_all_gpus_and_sections_of_its_own_are_superseded():
+    made = read(
+        MINIMAL
+        + """
+deepspeed:
+  zero_optimization: {stage: 2}
+  train_batch_size: 64
+  optimizer: {type: AdamW, params: {lr: 1.0e-5}}
+  scheduler: {type: WarmupLR}
+  activation_checkpointing: {partition_activations: true}
+"""
+    )
+    for key in ("train_batch_size", "optimizer", "scheduler", "activation_checkpointing"):
+        assert kinds(made, key) == {"superseded"}, key
+
+
+# --- strategies, accelerate, DDP -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "engine"),
+    [
+        ("auto", "auto"),
+        ("ddp", "replicated"),
+        ("ddp_find_unused_parameters_true", "replicated"),
+        ("fsdp", "sharded"),
+        ("deepspeed", "auto"),
+        ("deepspeed_stage_2", "auto"),
+        ("deepspeed_stage_3", "sharded"),
+        ("deepspeed_stage_3_offload", "sharded"),
+        ("{class_path: lightning.pytorch.strategies.FSDPStrategy, init_args: {}}", "sharded"),
+        ("{class_path: lightning.pytorch.strategies.DDPStrategy}", "replicated"),
+    ],
+)
+def test_a_strategy_of_lightning(value, engine):
+    made = read(f"{MINIMAL}strategy: {value}\n")
+    assert made.manifest.training.config.distributed == engine
+    assert "read as" in kinds(made, "strategy")
+
+
+def test_a_strategy_that_describes_an_expert_is_left_alone():
+    made = read(WHOLE + "strategy: careful answers\n")
+    assert made.manifest.training.config.distributed == "auto"
+
+
+ACCELERATE = """
+compute_environment: LOCAL_MACHINE
+distributed_type: {type}
+{section}
+downcast_bf16: 'no'
+machine_rank: 1
+main_training_function: main
+mixed_precision: bf16
+num_machines: 2
+num_processes: 8
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+use_cpu: false
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "section", "engine"),
+    [
+        ("'NO'", "", "auto"),
+        ("MULTI_GPU", "", "replicated"),
+        ("FSDP", "fsdp_config: {fsdp_version: 2}", "sharded"),
+        ("DEEPSPEED", "deepspeed_config: {zero_stage: 3, zero3_init_flag: true}", "sharded"),
+        ("DEEPSPEED", "deepspeed_config: {deepspeed_config_file: ds_z3.json}", "sharded"),
+        ("DEEPSPEED", "deepspeed_config: {zero_stage: 2, offload_param_device: cpu}", "auto"),
+    ],
+)
+def test_the_keys_of_accelerates_file_are_read(kind, section, engine):
+    made = read(MINIMAL + ACCELERATE.format(type=kind, section=section))
+    config = made.manifest.training.config
+    assert (config.distributed, config.bf16) == (engine, True)
+    for key in ("num_processes", "num_machines", "machine_rank"):
+        assert kinds(made, key) == {"superseded"}, key
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ddp_find_unused_parameters: true",
+        "ddp_bucket_cap_mb: 25",
+        "ddp_timeout: 180000000",
+        "ddp_backend: mpi",
+        "ddp_something: 1",
+        "tensor_parallel_size: 2",
+        "context_parallel_size: 2",
+        "devices: 4",
+        "use_ray: true",
+    ],
+)
+def test_what_needs_no_setting_here_is_superseded_with_what_happens(line):
+    made = read(f"{MINIMAL}{line}\n")
+    assert kinds(made, line.partition(":")[0]) == {"superseded"}
+    assert made.manifest.training.config.distributed == "auto"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "fsdp: half_shard",
+        "fsdp: {a: 1}",
+        "fsdp_config: 3",
+        "fsdp_config: {sharding_strategy: SOME}",
+        "fsdp_offload_params: maybe",
+        "deepspeed: 3",
+        "deepspeed: {zero_optimization: {stage: 4}}",
+        "deepspeed: {zero_optimization: {stage: true}}",
+        "strategy: tpu",
+        "distributed_type: XLA",
+    ],
+)
+def test_a_value_that_means_nothing_is_refused_with_those_that_do(line):
+    text = error_of(f"{MINIMAL}{line}\n")
+    assert line.partition(":")[0] in text
+    assert "expected" in text
+
+
+def test_two_keys_that_say_the_opposite_are_a_problem():
+    assert "strategy" in error_of(MINIMAL + "fsdp: full_shard\nstrategy: ddp\n")
+    assert "fsdp" in error_of(MINIMAL + "distributed: replicated\nfsdp: full_shard\n")
+
+
+@pytest.mark.parametrize("value", [None, False, True, 0, 3, 1.5, "", "x", [], ["x"], {}, {"a": 1}])
+@pytest.mark.parametrize("key", SHARING)
+def test_any_value_is_read_or_refused_and_never_breaks(key, value):
+    found = problems_of({"base_model": "X", "dataset": "a.jsonl", key: value})
+    assert all(key in problem.path for problem in found)
