@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,14 @@ class Machine:
         return subprocess.Popen(
             ["ip", "netns", "exec", self.name, *words], env=env, text=True, **more
         )
+
+    def fail(self) -> None:
+        """End every process of this machine at once."""
+        words = ["ip", "netns", "pids", self.name]
+        listed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        for pid in listed.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def why_not() -> str:
@@ -66,6 +75,8 @@ def joined(*, rate: str = "1gbit", delay: str = "1ms") -> Iterator[tuple[Machine
         yield machines[0], machines[1]
     finally:
         for each in machines:
+            with suppress(subprocess.CalledProcessError):  # never made
+                each.fail()
             subprocess.run(["ip", "netns", "delete", each.name], capture_output=True, check=False)
 
 
