@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.jobs.runs import base_model, losses_of, run, write_expert
+from expert.jobs.train import train
+from expert.run.open import open_run
+from tests.jobs.runs import (
+    base_model,
+    events_of,
+    losses_of,
+    run,
+    saved_steps,
+    write_expert,
+)
 from tests.parallel.ranks import fine, ranks, trained
 
 # Sums of float32 in another order; the largest difference seen was 2e-6.
@@ -55,3 +66,30 @@ def test_two_ranks_train_as_one_does(kind, base, tmp_path):
     assert weights.keys() == expected.keys()
     for name, weight in weights.items():
         assert weight.sub(expected[name]).abs().max() < 1e-4, name
+
+
+def test_one_process_trains_with_its_weights_in_the_memory_of_the_host(base, tmp_path):
+    config = {"epochs": 1, "micro_batch_size": 2, "adapter_type": "full", "learning_rate": 1e-3}
+    alone = run(write_expert(tmp_path / "one", base, config)).folder
+    opened = open_run(write_expert(tmp_path / "two", base, config))
+    values = {"parallel.engine": "sharded", "parallel.offload": True}
+    plan = opened.plan.with_values(values, "asked", "machine")
+    offloaded = train(replace(opened, plan=plan)).folder
+    assert numbers_of(offloaded) == pytest.approx(numbers_of(alone), rel=CLOSE)
+
+
+@pytest.mark.parametrize("resumed_by", [1, 3])
+@pytest.mark.parametrize("engine", ["replicated", "sharded"])
+def test_a_checkpoint_of_two_ranks_is_resumed_by_another_number(resumed_by, engine, base, tmp_path):
+    config = {"epochs": 1, "micro_batch_size": 2, "save_steps": 2, "distributed": engine}
+    if engine == "sharded":
+        config |= {"adapter_type": "full", "learning_rate": 1e-3}
+    manifest = write_expert(tmp_path, base, config)
+    folder = fine(ranks(2, trained, manifest, {}))[0]
+    whole = numbers_of(folder)
+    for later in saved_steps(folder)[1:]:
+        shutil.rmtree(folder / "checkpoints" / f"step-{later:06d}")
+    shutil.rmtree(folder / "final")
+    fine(ranks(resumed_by, trained, manifest, {"resume": str(folder)}))
+    assert len(events_of(folder, "step")) == 2 * len(whole) - 2
+    assert numbers_of(folder) == pytest.approx(whole, rel=CLOSE)

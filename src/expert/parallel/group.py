@@ -6,6 +6,7 @@ exchange that the others are waiting in, wherever that is, and all of them learn
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import os
 import pickle
@@ -247,6 +248,15 @@ class Group:
         dist.all_gather_object(found, mine, group=self._talk)
         first: tuple[int, Any, str] = next(each for each in found if each is not None)
         return first
+
+
+def open_alone(device: torch.device) -> None:
+    """A process group of this process alone, where it has none: shards want one, even of one."""
+    if dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+    atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
 
 
 def _is_of_a_peer(error: BaseException | None) -> bool:

@@ -68,11 +68,12 @@ class Sharding:
         return spread.full_tensor()
 
 
-def sharding_for(world: World, device: torch.device) -> Sharding:
-    """Within a machine weights are spread, and every machine has them all: what is gathered for
-    each block goes over the fast link."""
-    shape = (world.nodes, world.local_size) if world.nodes > 1 else (world.size,)
-    names = ("machines", "cards") if world.nodes > 1 else ("cards",)
+def sharding_for(world: World, device: torch.device, *, holders: int | None = None) -> Sharding:
+    """Spread over all ranks, or over `holders` neighbours at a time, which hold the weights between
+    them: those of one machine, so that what is gathered for each block goes over its fast link."""
+    copies = world.size // (holders or world.size)
+    shape = (copies, world.size // copies) if copies > 1 else (world.size,)
+    names = ("copies", "holders") if copies > 1 else ("holders",)
     return Sharding(init_device_mesh(device.type, shape, mesh_dim_names=names), device)
 
 
@@ -108,6 +109,13 @@ def shard(
         # Losses are divided by the targets of all ranks, so their gradients are only added up.
         made.set_gradient_divide_factor(1.0)
         made.set_force_sum_reduction_for_comms(True)
+
+
+def move_the_rest(model: nn.Module, device: torch.device) -> None:
+    """What is not spread goes to the device; what is offloaded stays where it is."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not isinstance(tensor, DTensor):
+            tensor.data = tensor.data.to(device)
 
 
 class Parts:

@@ -139,6 +139,7 @@ def build(
     from expert.model.chargpt import CharGpt
     from expert.model.load import DTYPES, load_model
     from expert.model.switches import set_switches
+    from expert.parallel.group import Group
     from expert.parallel.replicated import Replicated, take_from_first
     from expert.parallel.sharded import Sharded
     from expert.parallel.single_device import SingleDevice
@@ -148,7 +149,7 @@ def build(
     set_switches(plan.kernels)
     cap_memory(plan, device)
     check_precision(plan, device)
-    sharded = group is not None and plan.parallel.engine == "sharded"
+    sharded, group = plan.parallel.engine == "sharded", group or Group()
     precision = DTYPES[plan.kernels.precision]
     # Adapters compute in bfloat16 beside float32 masters. Float16 cannot hold their gradients, so
     # there they are float32 and autocast rounds them on the way.
@@ -167,10 +168,9 @@ def build(
     )
     check_attention(plan, loaded, device)
     shards = None
-    if group is not None and group.talks:
+    if group.talks:
         take_from_first(loaded.trainable, group.world, device)
     if sharded:
-        assert group is not None
         loaded, shards = _spread(loaded, plan, group.world, device)
     blocks = len(loaded.blocks)
     if plan.kernels.checkpointing != "none":
@@ -203,7 +203,7 @@ def build(
     engine: Engine
     if shards is not None:
         engine = Sharded(loaded, learner, group=group, shards=shards, **options)
-    elif group is not None and group.talks:
+    elif group.talks:
         engine = Replicated(loaded, learner, group=group, **options)
     else:
         engine = SingleDevice(loaded, learner, **options)
@@ -217,9 +217,11 @@ def _spread(
     from functools import partial
 
     from expert.model.load import DTYPES
-    from expert.parallel.sharded import Parts, shard, sharding_for
+    from expert.parallel.group import open_alone
+    from expert.parallel.sharded import Parts, move_the_rest, shard, sharding_for
 
-    sharding = sharding_for(world, device)
+    open_alone(device)
+    sharding = sharding_for(world, device, holders=plan.parallel.shard_ranks)
     kind, trains_all = plan.kernels.precision, plan.adapter.type == "full"
     over_ranks = partial(
         shard,
@@ -228,8 +230,7 @@ def _spread(
         gathered_as=DTYPES[kind] if trains_all and kind != "fp32" else None,
     )
     loaded = loaded.spread(over_ranks, device)
-    if not plan.parallel.offload:
-        loaded.module.to(device)  # what is not spread
+    move_the_rest(loaded.module, device)
     return loaded, Parts(loaded.trainable, sharding)
 
 

@@ -163,7 +163,8 @@ def step_if_finite(optimizer: Optimizer, norm: Tensor) -> Tensor:
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         # As torch's own GradScaler does it: the kernel leaves early where found_inf is 1, and the
         # count of steps, already raised, is lowered by found_inf again.
-        optimizer.found_inf = (~applied).to(torch.float32)  # type: ignore[attr-defined]
+        where = optimizer.param_groups[0]["params"][0].device  # the host's, where it is offloaded
+        optimizer.found_inf = (~applied).to(where, torch.float32)  # type: ignore[attr-defined]
         optimizer.grad_scale = None  # type: ignore[attr-defined]
         optimizer.step()
         del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]

@@ -146,10 +146,11 @@ def _smaller_training(plan: RunPlan, failure: OutOfMemory) -> tuple[Changes, str
     if plan.kernels.cuda_graphs:  # what was recorded keeps its memory whatever is tried next
         return {"kernels.cuda_graphs": False}, because
     if micro > 1:
-        fewer = min(micro // 2, sequences or micro)
+        share = plan.parallel.share_of(sequences) if sequences is not None else None
+        fewer = min(micro // 2, share or micro)
         values: Changes = {"batch.micro_batch": fewer}
-        if sequences is not None:
-            values["batch.accumulation"] = math.ceil(sequences / fewer)
+        if share is not None:
+            values["batch.accumulation"] = math.ceil(share / fewer)
         return values, because
     recomputing = _more_recomputed(plan, failure.blocks)
     if recomputing:

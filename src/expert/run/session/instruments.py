@@ -71,6 +71,7 @@ def instruments_for(
     from expert.telemetry.meter import Meter
     from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
 
+    peak = plan.length.peak_flops
     return Instruments(
         device=device,
         emit=emit,
@@ -82,7 +83,8 @@ def instruments_for(
             recompiling=Recompiling(CompileWatch().recompiles),
         ),
         meter=Meter(
-            peak_flops=plan.length.peak_flops,
+            # Of all ranks together, as the tokens are.
+            peak_flops=peak * plan.parallel.ranks if peak is not None else None,
             total_steps=plan.length.total_steps,
             ahead=ahead_of(plan, data),
         ),
