@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -93,3 +94,68 @@ def test_a_checkpoint_of_two_ranks_is_resumed_by_another_number(resumed_by, engi
     fine(ranks(resumed_by, trained, manifest, {"resume": str(folder)}))
     assert len(events_of(folder, "step")) == 2 * len(whole) - 2
     assert numbers_of(folder) == pytest.approx(whole, rel=CLOSE)
+
+
+EVERY_KIND: dict[str, dict[str, Any]] = {
+    "lora, packed": {},
+    "lora, padded": {"packing": False},
+    "lora, in order of length": {"packing": False, "group_by_length": True},
+    "dora": {"adapter_type": "dora"},
+    "ia3": {"adapter_type": "ia3"},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+    "full": {"adapter_type": "full", "learning_rate": 1e-3},
+    "streamed": {"dataset": {"streaming": True}, "max_steps": 6},
+    "recomputed": {"gradient_checkpointing": True},
+    "soft prompts": {"soft": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("engine", ["replicated", "sharded"])
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_every_kind_of_run_is_the_same_in_worlds_of_one_to_four(kind, engine, size, base, tmp_path):
+    config: dict[str, Any] = {"epochs": 1, "micro_batch_size": 1, **EVERY_KIND[kind]}
+    more: dict[str, Any] = {"dataset": config.pop("dataset", {})}
+    if config.pop("soft", False):
+        more["soft_prompts"] = [{"name": "task", "num_tokens": 4, "init_method": "random"}]
+    alone = run(write_expert(tmp_path / "one", base, config, **more)).folder
+    manifest = write_expert(tmp_path / "two", base, {**config, "distributed": engine}, **more)
+    together = fine(ranks(size, trained, manifest, {}))[0]
+    assert numbers_of(together) == pytest.approx(numbers_of(alone), rel=CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("engine", ["replicated", "sharded"])
+def test_a_character_model_is_the_same_in_a_larger_world(engine, size, tmp_path):
+    text = "the quick brown fox jumps over the lazy dog. " * 60
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+
+    def manifest(folder: str) -> Path:
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "manifest.json"
+        shape = {"layers": 2, "heads": 2, "width": 32, "block_size": 32, "dropout": 0.0}
+        wanted = {
+            "name": "chars",
+            "base_model": {"name": "char-gpt", "architecture": shape},
+            "training": {
+                "dataset": {"path": str(tmp_path / "text.txt")},
+                "config": {
+                    "adapter_type": "full",
+                    "max_steps": 5,
+                    "batch_size": 8,
+                    "micro_batch_size": 2,
+                    "logging_steps": 1,
+                    "trackers": [],
+                    "distributed": engine if folder == "two" else "auto",
+                },
+            },
+        }
+        path.write_text(json.dumps(wanted), encoding="utf-8")
+        return path
+
+    alone = run(manifest("one")).folder
+    together = fine(ranks(size, trained, manifest("two"), {}))[0]
+    assert numbers_of(together) == pytest.approx(numbers_of(alone), rel=CLOSE)
