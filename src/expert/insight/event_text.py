@@ -177,6 +177,7 @@ def _started(event: Event) -> list[Line]:
         gap=", ",
     )
     device = f" on {event['device']}" if event.get("device") else ""
+    device += field(event, "ranks", f", {{:.0f}} ranks, {event.get('engine', '')}")
     lines = [(f"{event.get('expert', 'expert')}: {event.get('model', 'model')}{device}", "bold")]
     lines += [(facts, "")] if facts else []
     return lines + ([(f"run folder: {event['run']}", "dim")] if event.get("run") else [])

@@ -87,10 +87,12 @@ def started_facts(folder: RunFolder, plan: RunPlan, start: Start) -> dict[str, A
     named = {"manifest": str(source.resolve())} if start.source and source.is_file() else {}
     limited = {"vram": start.vram} if start.vram and cuda else {}
     allowed = {"allow_remote_code": True} if start.allow_remote_code else {}
+    many = {"ranks": plan.parallel.ranks, "engine": plan.parallel.engine}
     return {
         **named,
         **limited,
         **allowed,
+        **(many if plan.parallel.ranks > 1 else {}),
         "expert": plan.expert,
         "model": plan.model.name,
         "device": plan.target,
