@@ -75,12 +75,15 @@ def test_a_rank_takes_what_was_measured_on_an_h200(case):
         engine="sharded",
         shards=case["ranks"],
     )
-    assert estimate(work).allocated == pytest.approx(case["peak_bytes"], rel=0.1)
+    planned = estimate(work)
+    assert planned.allocated == pytest.approx(case["peak_bytes"], rel=0.1)
+    reserved = planned.allocated + planned.allocator_slack
+    assert reserved == pytest.approx(case["reserved_bytes"], rel=0.1)
 
 
 def test_replicated_is_one_card_and_a_buffer_to_sum_gradients_in():
     alone, several = parts(LORA), parts(LORA, engine="replicated")
-    assert several["gradient_sum"] == 4 * LORA.trainable_parameters
+    assert several["gradient_sum"] == 4 * min(LORA.trainable_parameters, 2**25)
     assert several["cuda_context"] == alone["cuda_context"] + COMMUNICATOR_BYTES
     same = alone.keys() - {"allocator_slack", "cuda_context"}
     assert {key: several[key] for key in same} == {key: alone[key] for key in same}
@@ -112,8 +115,8 @@ def test_sharded_adapters_divide_the_base_and_keep_the_adapter_whole(shards):
 def test_a_quantised_base_is_divided_with_its_scales_and_gathered_as_it_is_stored():
     alone = parts(LORA, quantization="int4")
     found = parts(LORA, quantization="int4", engine="sharded", shards=4)
-    for key in ("base_weights", "quantisation_tables"):
-        assert found[key] == pytest.approx(alone[key] / 4, abs=1)
+    assert found["base_weights"] == pytest.approx(alone["base_weights"] / 4, abs=1)
+    assert found["quantisation_tables"] == alone["quantisation_tables"]
     matrices = NF4_BYTES_PER_WEIGHT * LLAMA.block_linear_parameters
     norms = 2 * (LLAMA.block_parameters - LLAMA.block_linear_parameters)
     block = (found["gathered_weights"] - 2 * LLAMA.rest_parameters) / GATHERED_BLOCKS

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from expert.manifest.schema.kinds import ADAPTERS, OPTIMIZERS
-from expert.planning.memory.shards import COMMUNICATOR_BYTES, shared_parts
+from expert.planning.memory.shards import COMMUNICATOR_BYTES, shared_parts, slack_bytes
 from expert.planning.memory.workload import Workload
 
 GIB = 2**30
@@ -132,6 +132,8 @@ def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
     }
     sizes["base_weights"] += int(calibration.moving * autocast_bytes(work))
     slack = int(calibration.slack * sum(sizes.values()))
+    if work.engine == "sharded":
+        slack = max(slack, slack_bytes(work, BYTES_OF[work.precision]))
     context = calibration.context_bytes + (0 if work.engine == "single" else COMMUNICATOR_BYTES)
     return MemoryEstimate(**sizes, cuda_context=context, allocator_slack=slack)
 

@@ -1,9 +1,10 @@
 """Memory of one card, and of its machine, where several cards share a run.
 
 R ranks train together. Replicated, each of them holds everything that one card would, for its own
-micro-batch, and one flat float32 buffer in which the gradients of all trainable weights are summed:
+micro-batch, and a float32 buffer in which the gradients of all trainable weights are summed, a
+piece after the other:
 
-    gradient sum        4 T                     T trainable weights
+    gradient sum        4 min(T, 2**25)         T trainable weights
 
 Sharded (FSDP2, a group for each block and one for the rest), S ranks hold one copy of the weights
 between them. S is the ranks of a machine, or all of them where a machine does not hold the model.
@@ -11,12 +12,12 @@ P weights, b of them in a block, e in the rest (embeddings, head, last norm); w 
 the precision of the run, s bytes a weight of the frozen base as it is stored: w, or NF4 codes and
 scales, or int8 and scales.
 
-    frozen base         s P / S                 codes and scales are cut like plain tensors
+    frozen base         s P / S                 codes are cut like plain tensors, scales stay whole
     masters             4 P / S                 full fine-tuning: float32
     gradients           4 P / S                 full fine-tuning: float32, while steps accumulate
     optimizer           state P / S             full fine-tuning
     adapter             as on one card          whole on every rank, with gradients and optimizer
-    gradient sum        4 T                     of adapters, as replicated
+    gradient sum        4 min(T, 2**25)         of adapters, as replicated
     gathered weights    G s b + w e             adapters: blocks are gathered as they are stored
                         G w b + w e             full fine-tuning: gathered in 16 bits
     reduced gradients   (4 + w) b + w h         full fine-tuning: whole before they are scattered
@@ -42,6 +43,11 @@ from expert.planning.memory.workload import Workload
 
 GATHERED_BLOCKS = 2
 """G: the block that computes and the one that is fetched ahead."""
+GATHERED_SLACK = 1.35
+"""Of embedding and head: 1.32 of 8B, 1.35 of 32B and 1.39 of 70B with LoRA
+(docs/benchmarks/shards-memory-h200.json)."""
+SUMMED_AT_ONCE = 2**25
+"""Numbers that are summed over ranks together (parallel/replicated.py)."""
 SUMMED_BYTES = 4
 """Of a gradient while it is summed over ranks: float32."""
 MASTER_BYTES = 4
@@ -56,18 +62,17 @@ def shared_parts(parts: dict[str, float], work: Workload, width: int) -> dict[st
     if work.engine == "single":
         return parts
     if work.engine == "replicated":
-        return {**parts, "gradient_sum": SUMMED_BYTES * work.trainable_parameters}
+        return {**parts, "gradient_sum": sum_buffer(work)}
     share = 0.0 if work.offload else 1 / work.shards
     rest = width * work.shape.rest_parameters
     kept = {
         **parts,
         "base_weights": share * parts["base_weights"],
-        "quantisation_tables": share * parts["quantisation_tables"],
     }
     if not work.trains_everything:
         stored = parts["base_weights"] + parts["quantisation_tables"]
         block = max(0.0, stored - rest) / work.shape.layers
-        summed = SUMMED_BYTES * work.trainable_parameters
+        summed = sum_buffer(work)
         fetched = GATHERED_BLOCKS * block / work.shards if work.offload else 0.0
         gathered = GATHERED_BLOCKS * block + rest + fetched
         return {**kept, "gathered_weights": gathered, "gradient_sum": summed}
@@ -86,6 +91,20 @@ def shared_parts(parts: dict[str, float], work: Workload, width: int) -> dict[st
         "gathered_weights": gathered + fetched,
         "gradient_sum": reduced + max(0.0, at_the_end - before),
     }
+
+
+def sum_buffer(work: Workload) -> int:
+    """Where gradients are put together to be summed over ranks, a piece at a time."""
+    return SUMMED_BYTES * min(work.trainable_parameters, SUMMED_AT_ONCE)
+
+
+def slack_bytes(work: Workload, width: int) -> int:
+    """What the allocator holds beside the peak where weights are spread: embedding and head are
+    gathered, and in full fine-tuning their gradients scattered, on streams of their own, whose
+    blocks no other stream uses again."""
+    rest = work.shape.rest_parameters
+    reduced = SUMMED_BYTES * rest if work.trains_everything else 0
+    return int(GATHERED_SLACK * width * rest) + reduced
 
 
 def host_bytes(work: Workload, base: float) -> int:
