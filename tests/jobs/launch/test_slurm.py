@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.launch.cluster import make_job, write_job
+from expert.jobs.launch.cluster import make_job
+from expert.jobs.launch.submit import write_job
 from expert.manifest.reader import read_manifest
 from tests.jobs.launch.one_box_slurm import Slurm, running, wait_until_idle, why_not
 from tests.jobs.runs import base_model, events_of, write_expert
