@@ -85,8 +85,8 @@ def test_full_fine_tuning_that_does_not_fit_one_card_is_sharded():
 def test_machines_hold_copies_where_one_of_them_holds_the_model():
     found = made("h100", config={"adapter_type": "full"}, ranks=16, nodes=2, link="ib400")
     assert (found.parallel.engine, found.parallel.shard_ranks) == ("sharded", 8)
-    small = made("rtx-4090", config={"adapter_type": "full"}, ranks=8, nodes=2, link="eth100")
-    assert (small.parallel.engine, small.parallel.shard_ranks) == ("sharded", 8)
+    small = made("rtx-4090", config={"adapter_type": "full"}, ranks=16, nodes=4, link="eth100")
+    assert (small.parallel.engine, small.parallel.shard_ranks) == ("sharded", 16)
 
 
 def test_a_machine_with_one_card_shards_over_machines():

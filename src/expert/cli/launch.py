@@ -126,6 +126,7 @@ def launch(
     it resumes from its newest checkpoint.
     """
     from expert.jobs.launch import cluster
+    from expert.jobs.launch import submit as submitting
 
     chosen = options.one_manifest(file, manifest)
     if chosen is None:
@@ -161,17 +162,17 @@ def launch(
     if to == "-" and submit:
         raise options.UsageError("--to - prints the file: --submit needs one  (leave one out)")
     if to == "-":
-        write_line(cluster.text_of(job))
+        write_line(submitting.text_of(job))
         return
     if submit:
-        cluster.refuse_absent_program(job.on)
+        submitting.refuse_absent_program(job.on)
     console = make_console()
     show_warnings(read, console)
-    written = cluster.write_job(job, Path(to) if to else None)
+    written = submitting.write_job(job, Path(to) if to else None)
     show(console, f"✓ {written}: {job.ranks} ranks, {job.gpus} on each of {job.nodes} machines")
-    command = shlex.join(cluster.submit_command(job, written))
+    command = shlex.join(submitting.submit_command(job, written))
     if not submit:
         show(console, f"next: {command}")
         return
     show(console, command, "dim")
-    show(console, cluster.submit(job, written))
+    show(console, submitting.submit(job, written))

@@ -93,7 +93,11 @@ class Signals:
         *,
         acknowledge: Callable[[], None] = lambda: None,
         restore_terminal: Callable[[], None] = show_cursor,
+        alone: bool = True,
     ) -> None:
+        """`alone`: False for one of many ranks, to whom a scheduler and whoever started it may both
+        pass one signal on: a second one is then no second request."""
+        self._alone = alone
         self.requested: int | None = None
         """The exit code to end with, 130 for SIGINT and 143 for SIGTERM, once one has come."""
         self._acknowledge = acknowledge
@@ -129,6 +133,8 @@ class Signals:
         if self.requested is None:
             self.requested = 128 + number
             self._acknowledge()
+            return
+        if not self._alone:
             return
         self._restore_terminal()
         os._exit(128 + number)

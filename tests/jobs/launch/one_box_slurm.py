@@ -52,6 +52,7 @@ class Slurm:
     """A cluster that runs."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
 
     def call(self, *words: str) -> str:
@@ -92,7 +93,7 @@ def running(folder: Path) -> Iterator[Slurm]:
             with (folder / f"daemon-{place}.log").open("wb") as log:
                 daemons.append(subprocess.Popen(command, env=slurm.env, stdout=log, stderr=log))
             time.sleep(1.0)
-        _wait_until_idle(slurm, folder)
+        wait_until_idle(slurm)
         yield slurm
     finally:
         for daemon in reversed(daemons):
@@ -104,7 +105,8 @@ def running(folder: Path) -> Iterator[Slurm]:
                 daemon.kill()
 
 
-def _wait_until_idle(slurm: Slurm, folder: Path) -> None:
+def wait_until_idle(slurm: Slurm) -> None:
+    """Until both machines have ended what they ran."""
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         done = subprocess.run(
@@ -117,7 +119,9 @@ def _wait_until_idle(slurm: Slurm, folder: Path) -> None:
         if done.stdout.strip() == "2 idle":
             return
         time.sleep(0.5)
-    logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in folder.glob("*.log"))
+    logs = "\n".join(
+        path.read_text(errors="replace")[-2000:] for path in slurm.folder.glob("*.log")
+    )
     raise AssertionError(f"no Slurm: {done.stdout}{done.stderr}\n{logs}")
 
 

@@ -11,15 +11,8 @@ import pytest
 import yaml
 
 from expert.core.errors import EXIT_RUN_FAILED, EXIT_USAGE
-from expert.jobs.launch.cluster import (
-    LaunchError,
-    SubmitFailed,
-    job_name,
-    make_job,
-    submit,
-    text_of,
-    write_job,
-)
+from expert.jobs.launch.cluster import LaunchError, job_name, make_job
+from expert.jobs.launch.submit import SubmitFailed, submit, text_of, write_job
 from expert.manifest.reader import read_manifest
 from tests.jobs.runs import write_expert
 from tests.wording import wording

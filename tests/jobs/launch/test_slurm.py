@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.launch.cluster import make_job, write_job
+from expert.jobs.launch.cluster import make_job
+from expert.jobs.launch.submit import write_job
 from expert.manifest.reader import read_manifest
-from tests.jobs.launch.one_box_slurm import Slurm, running, why_not
+from tests.jobs.launch.one_box_slurm import Slurm, running, wait_until_idle, why_not
 from tests.jobs.runs import base_model, events_of, write_expert
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
 
 PATIENCE_SECONDS = 300.0
+SECONDS_TO_FORGET = 15.0
+"""Until slurmd starts a job again that it has just ended; Slurm itself waits two minutes."""
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +79,8 @@ def test_a_job_that_is_warned_saves_is_queued_again_and_finishes_the_same_run(sl
     (stopped,) = events_of(folder, "stopped")
     assert stopped["exit_code"] == 143
     assert events_of(folder, "saved")[-1]["step"] == stopped["step"]
+    wait_until_idle(slurm)
+    time.sleep(SECONDS_TO_FORGET)
     slurm.call("scontrol", "update", f"jobid={job}", "StartTime=now")  # else in two minutes
     assert wait_for(slurm, job, "COMPLETED", "FAILED", "CANCELLED") == "COMPLETED", log.read_text()
     (resumed,) = events_of(folder, "resumed")

@@ -60,7 +60,7 @@ def test_two_machines_train_lose_one_and_resume(machines, tmp_path):
     started = [by_hand(manifest, each, node, first) for node, each in enumerate(machines)]
     folder = run_of(manifest, 14, started)
     machines[1].fail()
-    out, *_ = [each.communicate(timeout=PATIENCE_SECONDS)[0] for each in started]
+    out, _ = (each.communicate(timeout=PATIENCE_SECONDS)[0] for each in started)
     assert started[0].returncode != EXIT_OK
     assert "rank 1" in out or "another rank" in out, out[-3000:]
     assert events_of(folder, "finished") == []

@@ -1,19 +1,16 @@
-"""A run on a cluster: what was asked, what is missing, the file that starts it, submitting it."""
+"""A run on a cluster: what was asked, what is missing, and the words that start it there."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from expert.core.errors import EXIT_RUN_FAILED, ExpertError
-from expert.core.files import write_text_atomically
+from expert.core.errors import ExpertError
 from expert.core.install import origin, pip_install
 from expert.core.text import counted
 
@@ -21,11 +18,6 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
 
 System = Literal["slurm", "kubernetes", "skypilot"]
-ENDINGS: dict[System, str] = {
-    "slurm": ".sbatch",
-    "kubernetes": ".kubernetes.yaml",
-    "skypilot": ".skypilot.yaml",
-}
 _ONLY_OF: dict[str, tuple[System, ...]] = {
     "time": ("slurm",),
     "partition": ("slurm",),
@@ -50,16 +42,6 @@ _NEEDED: dict[System, dict[str, str]] = {
         "bucket": "a bucket for prepared data and runs, such as s3://my-bucket",
     },
 }
-_SUBMITTED_BY: dict[System, tuple[str, ...]] = {
-    "slurm": ("sbatch",),
-    "kubernetes": ("kubectl", "apply", "-f"),
-    "skypilot": ("sky", "jobs", "launch", "--yes", "--detach-run"),
-}
-_INSTALL: dict[System, str] = {
-    "slurm": "sbatch belongs to Slurm: run this on a login node of the cluster",
-    "kubernetes": "install kubectl: https://kubernetes.io/docs/tasks/tools",
-    "skypilot": "pip install skypilot, then: sky check",
-}
 _DURATION = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
 _PLAIN = re.compile(r"[\w.,+:/@-]+")
 """What a scheduler takes as a name; anything else would end its line."""
@@ -69,12 +51,6 @@ NAME_LENGTH = 40
 
 class LaunchError(ExpertError):
     """A job that cannot be written, with everything that is wrong."""
-
-
-class SubmitFailed(LaunchError):
-    """The scheduler refused the job."""
-
-    exit_code = EXIT_RUN_FAILED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,50 +159,6 @@ def make_job(read: ReadManifest, on: System, **asked: Any) -> ClusterJob:
 def job_name(text: str) -> str:
     """A name that every scheduler takes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:NAME_LENGTH].strip("-") or "expert"
-
-
-def text_of(job: ClusterJob) -> str:
-    """The file that starts a job."""
-    from expert.jobs.launch import kubernetes, skypilot, slurm
-
-    texts = {"slurm": slurm.script, "kubernetes": kubernetes.text, "skypilot": skypilot.text}
-    return texts[job.on](job)
-
-
-def write_job(job: ClusterJob, to: Path | None) -> Path:
-    """Write the file; beside the manifest where no other place was named."""
-    file = to or job.source.parent / f"{job.name}{ENDINGS[job.on]}"
-    if file.is_relative_to(Path.cwd()):
-        file = file.relative_to(Path.cwd())
-    write_text_atomically(file, text_of(job))
-    return file
-
-
-def submit_command(job: ClusterJob, file: Path) -> list[str]:
-    """The command that submits the file."""
-    more = ["--name", job.name] if job.on == "skypilot" else []
-    return [*_SUBMITTED_BY[job.on], *more, str(file)]
-
-
-def submit(job: ClusterJob, file: Path) -> str:
-    """Submit the file; what the scheduler answered."""
-    refuse_absent_program(job.on)
-    command = submit_command(job, file)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    answer = "\n".join(part.strip() for part in (done.stdout, done.stderr) if part.strip())
-    if done.returncode:
-        raise SubmitFailed(
-            f"{shlex.join(command)} ended with code {done.returncode}: {answer}\n"
-            f"  {file} is written: fix that, then submit it again"
-        )
-    return answer
-
-
-def refuse_absent_program(on: System) -> None:
-    """Raise where the program that submits is not installed, before anything is written."""
-    program = _SUBMITTED_BY[on][0]
-    if shutil.which(program) is None:
-        raise LaunchError(f"--submit: {program} is not installed here  ({_INSTALL[on]})")
 
 
 def torchrun_words(job: ClusterJob, *, node: str, address: str, port: int) -> list[str]:

@@ -202,7 +202,9 @@ def open_session(
             for tracker in trackers:
                 closing.callback(tracker.close)
             emit = log.emit
-        signals = closing.enter_context(Signals(acknowledge=callbacks.acknowledge))
+        signals = closing.enter_context(
+            Signals(acknowledge=callbacks.acknowledge, alone=not group.talks)
+        )
         instruments = instruments_for(plan, data, device=device, emit=emit, group=group)
         if instruments.gpu is not None:
             closing.enter_context(instruments.gpu)

@@ -1,0 +1,77 @@
+"""The file that starts a run on a cluster is written, and submitted."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+from expert.core.errors import EXIT_RUN_FAILED
+from expert.core.files import write_text_atomically
+from expert.jobs.launch import kubernetes, skypilot, slurm
+from expert.jobs.launch.cluster import ClusterJob, LaunchError, System
+
+ENDINGS: dict[System, str] = {
+    "slurm": ".sbatch",
+    "kubernetes": ".kubernetes.yaml",
+    "skypilot": ".skypilot.yaml",
+}
+_SUBMITTED_BY: dict[System, tuple[str, ...]] = {
+    "slurm": ("sbatch",),
+    "kubernetes": ("kubectl", "apply", "-f"),
+    "skypilot": ("sky", "jobs", "launch", "--yes", "--detach-run"),
+}
+_INSTALL: dict[System, str] = {
+    "slurm": "sbatch belongs to Slurm: run this on a login node of the cluster",
+    "kubernetes": "install kubectl: https://kubernetes.io/docs/tasks/tools",
+    "skypilot": "pip install skypilot, then: sky check",
+}
+
+
+class SubmitFailed(LaunchError):
+    """The scheduler refused the job."""
+
+    exit_code = EXIT_RUN_FAILED
+
+
+def text_of(job: ClusterJob) -> str:
+    """The file that starts a job."""
+    texts = {"slurm": slurm.script, "kubernetes": kubernetes.text, "skypilot": skypilot.text}
+    return texts[job.on](job)
+
+
+def write_job(job: ClusterJob, to: Path | None) -> Path:
+    """Write the file; beside the manifest where no other place was named."""
+    file = to or job.source.parent / f"{job.name}{ENDINGS[job.on]}"
+    if file.is_relative_to(Path.cwd()):
+        file = file.relative_to(Path.cwd())
+    write_text_atomically(file, text_of(job))
+    return file
+
+
+def submit_command(job: ClusterJob, file: Path) -> list[str]:
+    """The command that submits the file."""
+    more = ["--name", job.name] if job.on == "skypilot" else []
+    return [*_SUBMITTED_BY[job.on], *more, str(file)]
+
+
+def submit(job: ClusterJob, file: Path) -> str:
+    """Submit the file; what the scheduler answered."""
+    refuse_absent_program(job.on)
+    command = submit_command(job, file)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    answer = "\n".join(part.strip() for part in (done.stdout, done.stderr) if part.strip())
+    if done.returncode:
+        raise SubmitFailed(
+            f"{shlex.join(command)} ended with code {done.returncode}: {answer}\n"
+            f"  {file} is written: fix that, then submit it again"
+        )
+    return answer
+
+
+def refuse_absent_program(on: System) -> None:
+    """Raise where the program that submits is not installed, before anything is written."""
+    program = _SUBMITTED_BY[on][0]
+    if shutil.which(program) is None:
+        raise LaunchError(f"--submit: {program} is not installed here  ({_INSTALL[on]})")
