@@ -16,7 +16,7 @@ def each(
     names: str | Sequence[str],
     rows: Iterable[Any],
     *,
-    ids: Iterable[str] | Callable[[Any], Any] | None = None,
+    ids: Iterable[object] | Callable[[Any], Any] | None = None,
 ) -> Callable[[Test], Test]:
     """Written like `pytest.mark.parametrize`, but one test: pytest takes two milliseconds for every
     test, more than most rows take. Every row that fails is named, with its reason.
@@ -65,7 +65,7 @@ def _one(test: Test, values: dict[str, Any], given: dict[str, Any], place: int) 
 
 
 def _named(
-    row: Any, place: int, names: list[str], ids: Sequence[str] | Callable[[Any], Any] | None
+    row: Any, place: int, names: list[str], ids: Sequence[object] | Callable[[Any], Any] | None
 ) -> tuple[str, dict[str, Any]]:
     """What the row is called where it fails, and its values by name."""
     name = None
