@@ -19,8 +19,7 @@ from expert.core.publish import publishing
 from expert.manifest.reader import read_manifest
 from expert.run.stored.locate import newest_that_saved
 from tests.cli.running import ROOT
-from tests.jobs.runs import base_model, events_of, write_expert
-from tests.jobs.trained_runs import place
+from tests.jobs.runs import base_model, events_of, place, write_expert
 from tests.wording import wording
 
 PATIENCE_SECONDS = 240.0

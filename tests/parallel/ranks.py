@@ -41,7 +41,7 @@ def ranks(
 
     `start`: a process that is to use a card must be one that was spawned.
     """
-    context = multiprocessing.get_context(start)
+    context: Any = multiprocessing.get_context(start)
     if start == "forkserver":
         context.set_forkserver_preload(PRELOADED)
     port, ends, processes = free_port(), [], []

@@ -255,7 +255,8 @@ def open_alone(device: torch.device) -> None:
     if dist.is_initialized():
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+    made: Any = dist
+    made.init_process_group(backend, rank=0, world_size=1, store=made.HashStore())
     atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
 
 
