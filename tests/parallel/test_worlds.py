@@ -101,7 +101,7 @@ EVERY_KIND: dict[str, dict[str, Any]] = {
     "lora, padded": {"packing": False},
     "lora, in order of length": {"packing": False, "group_by_length": True},
     "dora": {"adapter_type": "dora"},
-    "ia3": {"adapter_type": "ia3"},
+    "ia3": {"adapter_type": "ia3", "rank": None},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
     "full": {"adapter_type": "full", "learning_rate": 1e-3},
