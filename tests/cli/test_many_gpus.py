@@ -19,7 +19,7 @@ from expert.core.publish import publishing
 from expert.manifest.reader import read_manifest
 from expert.run.stored.locate import newest_that_saved
 from tests.cli.running import ROOT
-from tests.jobs.runs import base_model, events_of, place, write_expert
+from tests.jobs.runs import base_model, events_of, write_expert
 from tests.wording import wording
 
 PATIENCE_SECONDS = 240.0
@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 240.0
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    return write_expert(tmp_path / "expert", base_model(place() / "models"), {})
+    return write_expert(tmp_path / "expert", base_model(), {})
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_sigterm_saves_once_and_ends_all_ranks(manifest):
 
 @pytest.mark.slow
 def test_each_gpu_trains_every_manifest_and_shows_a_table(manifest, tmp_path):
-    broken = write_expert(tmp_path / "other", base_model(place() / "models"), {"epochs": -1})
+    broken = write_expert(tmp_path / "other", base_model(), {"epochs": -1})
     words = ("--each-gpu", str(broken), "--gpus", "2", "--set", "training.config.max_steps=2")
     process = started(manifest, *words)
     out, err = process.communicate(timeout=PATIENCE_SECONDS)

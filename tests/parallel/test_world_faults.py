@@ -82,7 +82,7 @@ def fail(loss, batch):
     raise ValueError("something else")
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_memory_that_runs_out_on_one_rank_makes_the_micro_batches_of_all_smaller(
     rank, base, alone, tmp_path
 ):

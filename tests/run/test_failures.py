@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from expert.model import attention
+from expert.parallel.group import Group
 from expert.run.build import DoesNotRun, check_attention, check_precision
 from expert.run.session import instruments
 from expert.run.session.failures import failure_of
@@ -132,7 +133,7 @@ def test_what_the_card_does_goes_into_step_events_as_numbers_alone(monkeypatch):
     gpu = SimpleNamespace(step_fields=lambda since: {"power_watts": 300.0})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     meter = SimpleNamespace(settled_at=None)
-    looking: Any = SimpleNamespace(gpu=gpu, device=CARD, meter=meter, emit=None)
+    looking: Any = SimpleNamespace(gpu=gpu, device=CARD, meter=meter, emit=None, group=Group())
     fields = instruments.device_fields(looking, workers=1)(1)
     assert fields["power_watts"] == 300.0
     assert "because" not in fields
@@ -146,7 +147,7 @@ def test_what_a_card_does_while_it_compiles_is_not_told_as_training(monkeypatch)
     now = iter([100.0, 130.0, 140.0])
     monkeypatch.setattr(instruments.time, "monotonic", lambda: next(now))
     meter = SimpleNamespace(settled_at=125.0)
-    looking: Any = SimpleNamespace(gpu=gpu, device=CARD, meter=meter, emit=None)
+    looking: Any = SimpleNamespace(gpu=gpu, device=CARD, meter=meter, emit=None, group=Group())
     fields = instruments.device_fields(looking, workers=1)
     fields(1)
     fields(2)

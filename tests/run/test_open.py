@@ -12,6 +12,7 @@ import pytest
 import expert
 from expert.data import named_sources
 from expert.data.feed.streaming import Place
+from expert.jobs.diagnose import check
 from expert.planning import plan as planning
 from expert.planning.machine import machine
 from expert.run import open as opening
@@ -43,6 +44,7 @@ def counted(monkeypatch) -> Counter[str]:
 
     for name, (module, function) in COUNTED.items():
         monkeypatch.setattr(module, function, counting(name, getattr(module, function)))
+    monkeypatch.setattr(check, "describe_machine", machine.describe_machine)  # imported at its top
     return counts
 
 
