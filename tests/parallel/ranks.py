@@ -34,32 +34,48 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def ranks(
-    size: int, does: Callable[..., Any], *given: Any, start: str = "forkserver"
-) -> list[Ended]:
-    """Call `does(world, *given)` in as many processes; what each of them ended with.
+@dataclass
+class Started:
+    """Processes that are under way, and what each of them will say at its end."""
+
+    processes: list[Any]
+    ends: list[Connection]
+
+    def ended(self) -> list[Ended]:
+        found = [_received(end) for end in self.ends]
+        for process in self.processes:
+            process.join(LIMIT_SECONDS)
+        return [
+            each if each is not None else Ended(exit_code=process.exitcode)
+            for each, process in zip(found, self.processes, strict=True)
+        ]
+
+
+def started(size: int, does: Callable[..., Any], *given: Any, start: str = "forkserver") -> Started:
+    """`does(world, *given)` in as many processes.
 
     `start`: a process that is to use a card must be one that was spawned.
     """
     context: Any = multiprocessing.get_context(start)
     if start == "forkserver":
         context.set_forkserver_preload(PRELOADED)
-    port, ends, processes = free_port(), [], []
+    port, found = free_port(), Started([], [])
     for rank in range(size):
         here, there = context.Pipe()
         world = World(rank=rank, size=size, local_rank=rank, local_size=size)
         process = context.Process(target=_rank, args=(world, port, there, does, given))
         process.start()
         there.close()
-        ends.append(here)
-        processes.append(process)
-    found = [_received(end) for end in ends]
-    for process in processes:
-        process.join(LIMIT_SECONDS)
-    return [
-        each if each is not None else Ended(exit_code=process.exitcode)
-        for each, process in zip(found, processes, strict=True)
-    ]
+        found.ends.append(here)
+        found.processes.append(process)
+    return found
+
+
+def ranks(
+    size: int, does: Callable[..., Any], *given: Any, start: str = "forkserver"
+) -> list[Ended]:
+    """What as many processes ended with."""
+    return started(size, does, *given, start=start).ended()
 
 
 def fine(ended: list[Ended]) -> list[Any]:

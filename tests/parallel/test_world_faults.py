@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from expert.core.errors import EXIT_RUN_FAILED
 from tests.jobs.runs import base_model, events_of, losses_of, run, saved_steps, write_expert
-from tests.parallel.ranks import Ended, fine, ranks, trained
+from tests.parallel.ranks import Ended, fine, ranks, started, trained
 from tests.parallel.test_worlds import CLOSE, numbers_of
 from tests.wording import wording
 
@@ -156,3 +157,51 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_run_can_be_resumed(base, 
     resumed = fine(ranks(2, trained, manifest, {"resume": str(folder)}))[0]
     assert losses_of(resumed)[3]
     assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
+
+
+def full_disk(loss, batch):
+    """From here on nothing can be saved."""
+    from expert.training import checkpoint
+
+    def refuse(folder: Path, needed: int) -> None:
+        raise checkpoint.DiskFull(f"{folder}: no room")
+
+    checkpoint.check_space = refuse
+    return loss
+
+
+def test_a_disk_that_is_full_for_the_rank_that_saves_ends_all(base, tmp_path):
+    manifest = write_expert(tmp_path, base, CONFIG)
+    first, second = ranks(2, with_fault, manifest, {}, 0, 2, full_disk)
+    assert "DiskFull" in first.raised
+    assert "rank 0 failed: DiskFull" in second.raised
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert saved_steps(folder) == [2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(50))
+def test_a_rank_killed_at_any_moment_ends_all_and_the_run_continues(seed, base, alone, tmp_path):
+    random = Random(seed)
+    manifest = write_expert(tmp_path, base, {**CONFIG, "save_steps": 1})
+    under_way = started(2, trained, manifest, {})
+    # From the start of the processes to a while after the last step: 2 s on two quiet cores.
+    time.sleep(random.uniform(0.2, 3.0))
+    rank = random.randrange(2)
+    under_way.processes[rank].kill()
+    killed = time.monotonic()
+    for process in under_way.processes:
+        process.join(15)
+    assert time.monotonic() - killed < 15
+    ended = under_way.ended()
+    runs = tmp_path / "runs"
+    folders = list(runs.iterdir()) if runs.is_dir() else []
+    saved = folders and saved_steps(folders[0])
+    if ended[rank].exit_code == 0:  # it was over before
+        assert numbers_of(fine(ended)[0]) == pytest.approx(numbers_of(alone), rel=CLOSE)
+        return
+    assert ended[1 - rank].raised or ended[1 - rank].exit_code
+    options = {"resume": str(folders[0])} if saved else {}
+    folder = fine(ranks(2, trained, manifest, options))[0]
+    assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
+    assert not list(folder.rglob(".tmp*"))

@@ -120,8 +120,8 @@ def _shown(session: Session, split: PreparedSplit, batches: Iterable[Batch]) -> 
     report(split.name, 0, rows)
     for batch in batches:
         yield batch
-        launched += batch.counts.examples
-        report(split.name, launched, rows)
+        launched += batch.counts.examples * session.group.world.size  # the others are as far
+        report(split.name, min(launched, rows), rows)
 
 
 def probe(session: Session) -> None:
