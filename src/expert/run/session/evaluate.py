@@ -12,7 +12,7 @@ from expert.core.world import ALONE, World
 from expert.data.pack.packing import PAD_ID, is_padded
 from expert.run.session.checkpoints import state_to_come
 from expert.run.session.failures import RunFailed, failure_of, nothing_left
-from expert.run.session.recover import agreed, fall_back
+from expert.run.session.recover import agreed, fall_back, waits_in_passes
 from expert.run.session.session import Session, model_of
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
                 )
         except (RuntimeError, PeerFailed) as error:
             failed = failure_of(error, "evaluation", plan)
-            if not isinstance(failed, OutOfMemory):
+            if not isinstance(failed, OutOfMemory) or waits_in_passes(session):
                 raise
             agreed(session, failed, error)
             message = failed.message

@@ -12,13 +12,13 @@ from expert.run.session.failures import failure_of
 from expert.run.session.finish import RunResult, finished, stopped
 from expert.run.session.recover import (
     agreed,
-    built_spread,
     end_all,
     follow_sign,
     recover_from_failure,
     recover_from_trouble,
     rows_behind,
     take_failure,
+    waits_in_passes,
 )
 from expert.run.session.session import Session, model_of, save
 from expert.run.session.start import announce, report_data
@@ -52,7 +52,7 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
             if lost is not None:
                 session.emit("failed", step=session.state.done, error=str(lost))
                 raise lost from error
-            if session.group.world.size > 1 and (interrupted or built_spread(session)):
+            if waits_in_passes(session) or (interrupted and session.group.talks):
                 end_all(session, failure, error)
                 raise
             failure = agreed(session, failure, error)

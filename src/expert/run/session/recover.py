@@ -53,9 +53,9 @@ def agreed(session: Session, failure: Failure | None, error: BaseException) -> F
     return found
 
 
-def built_spread(session: Session) -> bool:
+def waits_in_passes(session: Session) -> bool:
     """Whether ranks wait for each other in the middle of a pass, where nobody can tell them."""
-    return session.plan.parallel.engine == "sharded"
+    return session.group.talks and session.plan.parallel.engine == "sharded"
 
 
 def end_all(session: Session, failure: Failure | None, error: BaseException) -> None:
