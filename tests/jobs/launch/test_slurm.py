@@ -30,7 +30,7 @@ def slurm(tmp_path_factory):
 def submitted(slurm: Slurm, folder: Path, epochs: int, **later: Any) -> tuple[str, Path]:
     """A job of a rank on each of two machines, and where its runs go. `later`: keys that the
     manifest has when the job runs."""
-    config, base = {"device": "cpu", "epochs": epochs}, base_model(folder)
+    config, base = {"device": "cpu", "epochs": epochs}, base_model()
     read = read_manifest(write_expert(folder / "expert", base, config))
     job = make_job(
         read,
