@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from expert.data.feed.batches import BatchArrays, BatchShape, fill_batch
+from expert.core.world import World
+from expert.data.feed.batches import (
+    IGNORED,
+    BatchArrays,
+    BatchCounts,
+    BatchShape,
+    fill_batch,
+)
 from expert.data.feed.feed import PackedFeed, UpdateWork
 from expert.data.feed.order import DataOrder, micro_batches
 from expert.data.pack.pack import pack_best_fit
@@ -206,3 +213,29 @@ def test_batches_arrive_on_the_card_as_they_were_filled():
     case = Case(soft_tokens=2)
     feed = case.feed(2, device=torch.device("cuda"))
     assert assert_equal_to_filling_by_hand(case, feed, 2) == 9
+
+
+def test_a_silent_batch_of_a_rank_has_no_label_and_counts_nothing():
+    case, size = Case(), 4  # five bins: one rank has two of them, the others one and a silent one
+    batches, silent = [], []
+    for rank in range(size):
+        feed = PackedFeed(
+            case.works(0, 1),
+            BatchShape.for_index(case.index, 1),
+            batches_per_update=2,
+            device=CPU,
+            pad_id=PAD,
+            world=World(rank=rank, size=size),
+        )
+        with feed:
+            first, second = next(iter(feed)).batches
+            batches.append(first)
+            (batches if rank == 0 else silent).append(second)
+            for batch in silent[-1:]:
+                assert (batch.labels == IGNORED).all()
+                assert batch.counts == BatchCounts()
+                assert (batch.target_places == batch.labels.numel() - 1).all()
+    assert len(silent) == 3
+    with case.feed(5) as alone:
+        whole = next(iter(alone)).counts
+    assert sum((batch.counts for batch in batches), BatchCounts()) == whole

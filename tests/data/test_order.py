@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from expert.core.world import World
 from expert.data.feed.order import (
     DataOrder,
     Draw,
     EpochOrder,
     Grouping,
+    dealt,
     micro_batches,
     shuffled,
 )
@@ -149,3 +151,19 @@ def test_steps_of_grouped_rows_are_as_mixed_as_a_shuffle():
     lengths = np.random.default_rng(0).integers(22, 25, 8000)
     means = lengths[EpochOrder(8000, 5, 0, Grouping(lengths, 16)).bins].reshape(-1, 16).mean(1)
     assert means.var() == pytest.approx(lengths.var() / 16, rel=0.2)
+
+
+@given(bins=st.integers(0, 40), rows=st.integers(1, 9), size=st.integers(1, 6))
+def test_ranks_share_every_bin_of_a_step_and_have_equally_many_batches(bins, rows, size):
+    step = np.arange(bins)
+    shares = [dealt(step, rows, World(rank=rank, size=size)) for rank in range(size)]
+    trained_on = [n for share in shares for some in share if not some.silent for n in some.bins]
+    assert sorted(trained_on) == list(range(bins))
+    assert len({len(share) for share in shares}) == 1
+    assert all(len(some.bins) <= rows for share in shares for some in share)
+
+
+def test_one_rank_has_the_micro_batches_of_a_step_as_they_are():
+    step = np.arange(7)
+    alone = [some.bins.tolist() for some in dealt(step, 3)]
+    assert alone == [some.tolist() for some in micro_batches(step, 3)]

@@ -121,7 +121,7 @@ def test_the_first_host_of_a_list(hosts, first):
 
 
 def test_ranks_that_differ_are_refused_with_every_difference():
-    same = own_facts(manifest="{}", overrides=("epochs=2",), data="abc")
+    same = {**own_facts(manifest="{}", overrides=("epochs=2",)), "prepared data": "abc"}
     assert differences([same, dict(same), dict(same)]) == []
     other = {**same, "torch": "2.9.0", "prepared data": ""}
     assert differences([same, other, same]) == [

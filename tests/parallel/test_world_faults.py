@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from expert.core.errors import EXIT_RUN_FAILED
-from tests.jobs.runs import base_model, events_of, losses_of, run, saved_steps, write_expert
+from tests.jobs.runs import ROWS, base_model, events_of, losses_of, run, saved_steps, write_expert
 from tests.parallel.ranks import Ended, fine, ranks, started, trained
 from tests.parallel.test_worlds import CLOSE, numbers_of
 from tests.wording import wording
@@ -157,6 +157,19 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_run_can_be_resumed(base, 
     resumed = fine(ranks(2, trained, manifest, {"resume": str(folder)}))[0]
     assert losses_of(resumed)[3]
     assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
+
+
+def with_own_manifest(world, manifests, options) -> Any:
+    return trained(world, manifests[world.rank], options)
+
+
+def test_ranks_that_found_different_rows_are_refused_before_the_first_step(base, tmp_path):
+    one = write_expert(tmp_path / "one", base, CONFIG)
+    other = write_expert(tmp_path / "other", base, CONFIG, rows=ROWS[:-1])
+    for ended in ranks(2, with_own_manifest, [one, other], {}):
+        assert "WorldError" in ended.raised
+        assert "prepared train rows: " in ended.raised
+    assert not list((tmp_path / "one" / "runs").iterdir())
 
 
 def full_disk(loss, batch):

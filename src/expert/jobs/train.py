@@ -144,6 +144,7 @@ def _run(
     from expert.run.session.session import Callbacks, Start, open_session
     from expert.run.session.session import resume as resume_from
 
+    _refuse_other_data(opened, group)
     running = open_session(
         folder=folder,
         plan=opened.plan,
@@ -168,6 +169,18 @@ def _run(
         if result.final is not None and group.world.size == 1:
             remember_run(session)
         return replace(result, warnings=opened.warnings)
+
+
+def _refuse_other_data(opened: Opened, group: Group) -> None:
+    """Raise on every rank where they would train on different rows, or judge by them: each has
+    found its data in folders that only look shared."""
+    from expert.parallel.launch import refuse_differences
+
+    keys = {
+        f"prepared {split.name} rows": " ".join(prepared.key[:12] for prepared in split.folders)
+        for split in opened.data.splits()
+    }
+    refuse_differences(group.gather(keys))
 
 
 def _over_before(opened: Opened, resumed: Resumed) -> RunResult | None:

@@ -127,15 +127,6 @@ class Group:
             raise PeerFailed(rank, None, why)
         return agreed
 
-    def broadcast(self, made: Any) -> Any:
-        """What the first rank has made; the others give anything."""
-        if not self.talks:
-            return made
-        self.agree()
-        found = [made]
-        dist.broadcast_object_list(found, src=0, group=self._talk)
-        return found[0]
-
     def made_by_first(self, make: Callable[[], Made]) -> Made:
         """What the first rank makes, which may take hours; the others wait for it."""
         if not self.talks:
@@ -269,9 +260,6 @@ def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-SOLO = Group()
-
-
 @contextmanager
 def open_group(
     world: World, *, device: str, share_card: bool = False, limit: float = WAIT_SECONDS
@@ -282,7 +270,7 @@ def open_group(
     through the host then. Everything else goes over gloo.
     """
     if world.size == 1:
-        yield SOLO
+        yield Group()
         return
     backend = "gloo"
     if device == "cuda":

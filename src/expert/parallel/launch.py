@@ -222,9 +222,8 @@ def refuse_differences(facts: Sequence[Mapping[str, str]]) -> None:
         raise WorldError("the ranks do not have the same code, data or manifest", problems)
 
 
-def own_facts(*, manifest: str, overrides: Sequence[str] = (), data: str = "") -> dict[str, str]:
-    """What this rank has, by what it is called. `manifest`: its text; `data`: the key of its
-    prepared tokens."""
+def own_facts(*, manifest: str, overrides: Sequence[str] = ()) -> dict[str, str]:
+    """What this rank has, by what it is called. `manifest`: its text."""
     from importlib.metadata import version
 
     return {
@@ -234,7 +233,6 @@ def own_facts(*, manifest: str, overrides: Sequence[str] = (), data: str = "") -
         "Python": ".".join(map(str, sys.version_info[:2])),
         "manifest": _short(manifest.encode()),
         "overrides": " ".join(overrides),
-        "prepared data": data,
     }
 
 

@@ -3,7 +3,7 @@
 torch's DistributedDataParallel sums them bucket by bucket while they are computed. Here they are
 summed at once, after every rank has said that it has its own: a rank that ran out of memory can
 then still tell the others, which would otherwise wait for its buckets for ever. What is summed are
-the gradients of adapters in float32, 40 to 340 MB, once a step.
+gradients in float32, once a step: 168 MB for the 42 M weights of LoRA of rank 16 on 8B.
 """
 
 from __future__ import annotations

@@ -93,7 +93,10 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
                 )
         except (RuntimeError, PeerFailed) as error:
             failed = failure_of(error, "evaluation", plan)
-            if not isinstance(failed, OutOfMemory) or waits_in_passes(session):
+            if not isinstance(failed, OutOfMemory):
+                raise
+            if waits_in_passes(session):
+                session.now.doing = "evaluation"  # it is the batch of evaluations that is halved
                 raise
             agreed(session, failed, error)
             message = failed.message

@@ -77,7 +77,7 @@ class Position:
     """The model of the plan, once it was needed."""
     weights: Groups | None = None
     """For the model when it is built next: those of a checkpoint, or of the model before it."""
-    doing: Literal["training", "probe"] = "training"
+    doing: Literal["training", "probe", "evaluation"] = "training"
     tried: object = None
     """What of the plan was found to fit."""
     final_step: int | None = None
