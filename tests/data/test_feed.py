@@ -18,7 +18,7 @@ from expert.data.feed.batches import (
     BatchShape,
     fill_batch,
 )
-from expert.data.feed.feed import PackedFeed, UpdateWork
+from expert.data.feed.feed import Batch, PackedFeed, UpdateWork
 from expert.data.feed.order import DataOrder, micro_batches
 from expert.data.pack.pack import pack_best_fit
 from expert.data.pack.pack_index import PackIndex
@@ -217,7 +217,8 @@ def test_batches_arrive_on_the_card_as_they_were_filled():
 
 def test_a_silent_batch_of_a_rank_has_no_label_and_counts_nothing():
     case, size = Case(), 4  # five bins: one rank has two of them, the others one and a silent one
-    batches, silent = [], []
+    batches: list[Batch] = []
+    silent: list[Batch] = []
     for rank in range(size):
         feed = PackedFeed(
             case.works(0, 1),
