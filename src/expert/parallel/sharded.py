@@ -111,9 +111,9 @@ def shard(
         made.set_force_sum_reduction_for_comms(True)
 
 
-def move_the_rest(model: nn.Module, device: torch.device) -> None:
+def move_the_rest(tensors: Iterable[Tensor], device: torch.device) -> None:
     """What is not spread goes to the device; what is offloaded stays where it is."""
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in tensors:
         if not isinstance(tensor, DTensor):
             tensor.data = tensor.data.to(device)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from expert.parallel.group import Group
     from expert.parallel.sharded import Parts
     from expert.planning.machine.machine import Machine
-    from expert.planning.run_plan import RunPlan
+    from expert.planning.run_plan import KernelPlan, RunPlan
     from expert.telemetry.timeline import Timeline
     from expert.training.recovery import KernelUnavailable, PrecisionUnsupported
 
@@ -133,11 +133,7 @@ def build(
     group: Group | None = None,
 ) -> Built:
     """Load the model, set the plan's switches, and put the optimizer behind an engine."""
-    import torch
-
-    from expert.model.blocks import compile_blocks, recompute
-    from expert.model.chargpt import CharGpt
-    from expert.model.load import DTYPES, load_model
+    from expert.model.load import DTYPES
     from expert.model.switches import set_switches
     from expert.parallel.group import Group
     from expert.parallel.replicated import Replicated, take_from_first
@@ -150,38 +146,15 @@ def build(
     cap_memory(plan, device)
     check_precision(plan, device)
     sharded, group = plan.parallel.engine == "sharded", group or Group()
-    precision = DTYPES[plan.kernels.precision]
-    # Adapters compute in bfloat16 beside float32 masters. Float16 cannot hold their gradients, so
-    # there they are float32 and autocast rounds them on the way.
-    adapter_dtype = torch.bfloat16 if plan.kernels.precision == "bf16" else torch.float32
-    loaded = load_model(
-        plan.model,
-        plan.adapter,
-        plan.kernels,
-        vocabulary=getattr(encoder, "characters", None),
-        # What is spread is read into the memory of the host: it need not fit one device.
-        device="cpu" if sharded else device,
-        seed=plan.optim.seed,
-        total_steps=plan.length.total_steps,
-        adapter_dtype=adapter_dtype,
-        allow_remote_code=allow_remote_code,
-    )
+    # What is spread is read into the memory of the host: it need not fit one device.
+    loaded = _load(plan, encoder, "cpu" if sharded else device, allow_remote_code)
     check_attention(plan, loaded, device)
     shards = None
     if group.talks:
         take_from_first(loaded.trainable, group.world, device)
     if sharded:
         loaded, shards = _spread(loaded, plan, group.world, device)
-    blocks = len(loaded.blocks)
-    if plan.kernels.checkpointing != "none":
-        half = -(-blocks // 2)
-        default = blocks if plan.kernels.checkpointing == "full" else half
-        count = plan.kernels.recomputed_blocks
-        recompute(loaded.blocks, default if count is None else min(count, blocks))
-    if plan.kernels.compile and isinstance(loaded.module, CharGpt):
-        loaded.module.compile_hidden(plan.kernels.compile_mode, plan.kernels.compile_backend)
-    elif plan.kernels.compile:
-        compile_blocks(loaded.blocks, plan.kernels.compile_mode, plan.kernels.compile_backend)
+    _arrange_blocks(loaded, plan.kernels)
     # What is gathered and summed while a model computes cannot be captured with it.
     capture = capture_for(plan, device) if shards is None else None
     learner = OptimizerLearner(
@@ -195,7 +168,7 @@ def build(
     timeline = Timeline(device)
     options: dict[str, Any] = {
         "device": device,
-        "autocast": _autocast(loaded, precision),
+        "autocast": _autocast(loaded, DTYPES[plan.kernels.precision]),
         "phase": timeline.phase,
         "after_step": loaded.after_update,
         "capture": capture,
@@ -208,6 +181,45 @@ def build(
     else:
         engine = SingleDevice(loaded, learner, **options)
     return Built(loaded=loaded, engine=engine, timeline=timeline)
+
+
+def _load(
+    plan: RunPlan, encoder: Encoder, device: torch.device | str, allow_remote_code: bool
+) -> LoadedModel:
+    import torch
+
+    from expert.model.load import load_model
+
+    # Adapters compute in bfloat16 beside float32 masters. Float16 cannot hold their gradients, so
+    # there they are float32 and autocast rounds them on the way.
+    adapter_dtype = torch.bfloat16 if plan.kernels.precision == "bf16" else torch.float32
+    return load_model(
+        plan.model,
+        plan.adapter,
+        plan.kernels,
+        vocabulary=getattr(encoder, "characters", None),
+        device=device,
+        seed=plan.optim.seed,
+        total_steps=plan.length.total_steps,
+        adapter_dtype=adapter_dtype,
+        allow_remote_code=allow_remote_code,
+    )
+
+
+def _arrange_blocks(loaded: LoadedModel, kernels: KernelPlan) -> None:
+    """Recompute and compile what the plan says."""
+    from expert.model.blocks import compile_blocks, recompute
+    from expert.model.chargpt import CharGpt
+
+    blocks = len(loaded.blocks)
+    if kernels.checkpointing != "none":
+        default = blocks if kernels.checkpointing == "full" else -(-blocks // 2)
+        count = kernels.recomputed_blocks
+        recompute(loaded.blocks, default if count is None else min(count, blocks))
+    if kernels.compile and isinstance(loaded.module, CharGpt):
+        loaded.module.compile_hidden(kernels.compile_mode, kernels.compile_backend)
+    elif kernels.compile:
+        compile_blocks(loaded.blocks, kernels.compile_mode, kernels.compile_backend)
 
 
 def _spread(
@@ -230,7 +242,8 @@ def _spread(
         gathered_as=DTYPES[kind] if trains_all and kind != "fp32" else None,
     )
     loaded = loaded.spread(over_ranks, device)
-    move_the_rest(loaded.module, device)
+    prompts = (parameter for _, parameter in loaded.trainable)  # which are not of the module
+    move_the_rest((*loaded.module.parameters(), *loaded.module.buffers(), *prompts), device)
     return loaded, Parts(loaded.trainable, sharding)
 
 
