@@ -15,6 +15,7 @@ pytestmark = pytest.mark.gpu
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {},
     "lora, sharded": {"distributed": "sharded"},
+    "int8, sharded": {"distributed": "sharded", "quantization": "int8"},
     "int4, sharded": {"distributed": "sharded", "quantization": "int4"},
     "dora on int8, sharded": {
         "distributed": "sharded",

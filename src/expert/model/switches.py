@@ -79,6 +79,7 @@ def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
         _told("TF32 matmuls", kernels.tf32, why.get("kernels.tf32", "")),
         Switch(name=ATTENTION[kernels.attention], on=kernels.attention != "eager"),
         _told(loss, kernels.fused_loss, why.get("kernels.fused_loss", "")),
+        *_fused_lora(plan, why.get("kernels.fused_lora", "")),
         _told("compile", kernels.compile, why.get("kernels.compile", "")),
         _told("CUDA graphs", kernels.cuda_graphs, why.get("kernels.cuda_graphs", "")),
         Switch(name=OPTIMIZERS[plan.optim.optimizer].title, on=True),
@@ -103,6 +104,13 @@ def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
         kind = {"int4": "NF4 with double quantisation", "int8": "int8"}[plan.model.quantization]
         lines.insert(1, Switch(name=f"base weights in {kind}", on=True))
     return lines
+
+
+def _fused_lora(plan: RunPlan, because: str) -> list[Switch]:
+    """Nothing to say of runs that have neither LoRA nor DoRA."""
+    if plan.adapter.type not in ("lora", "dora"):
+        return []
+    return [_told("fused LoRA", plan.kernels.fused_lora, because)]
 
 
 def _told(name: str, on: bool, because: str) -> Switch:

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from expert.core.world import World
@@ -60,12 +60,14 @@ class Sharding:
 
     def whole(self, part: Tensor, like: Tensor) -> Tensor:
         """All parts of a tensor that is spread as `like` is; every rank of the group asks."""
-        placements = [*[Replicate()] * (self.mesh.ndim - 1), Shard(0)]
-        given = part.to(self.device)
-        spread = DTensor.from_local(
-            given, self.mesh, placements, shape=like.shape, stride=like.stride()
-        )
-        return spread.full_tensor()
+        # Not DTensor.full_tensor(), which ends the process with gloo and CUDA (torch 2.11).
+        rows = -(-like.shape[0] // self.parts)
+        shape = (rows, *like.shape[1:])
+        padded = torch.zeros(shape, dtype=part.dtype, device=self.device)
+        padded[: len(part)] = part.detach()
+        found = padded.new_empty((rows * self.parts, *like.shape[1:]))
+        dist.all_gather_into_tensor(found, padded, group=self.group)
+        return found[: like.shape[0]]
 
 
 def sharding_for(world: World, device: torch.device, *, holders: int | None = None) -> Sharding:
@@ -212,6 +214,13 @@ class Sharded(Replicated):
     def tensors(self, *, everywhere: bool = False) -> dict[str, dict[str, Tensor]]:
         keep = everywhere or self.world.is_first
         return self._shards.gathered(self._learner.tensors(), keep=keep)
+
+    def whole(self, weight: Any) -> Tensor:
+        """All of a weight, in the memory of the host; every rank asks."""
+        if not isinstance(weight, DTensor):
+            whole: Tensor = weight
+            return whole
+        return self._shards.sharding.whole(weight.to_local(), weight).cpu()
 
     def load(self, groups: Groups) -> None:
         self._learner.load(self._shards.cut(groups))

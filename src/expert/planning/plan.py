@@ -16,6 +16,7 @@ from expert.planning.choose.expected_time import settle_expected_time
 from expert.planning.choose.kernels import (
     choose_attention,
     choose_compile,
+    choose_fused_lora,
     choose_optimizer,
     choose_precision,
     choose_switches,
@@ -131,6 +132,7 @@ def _settle_all(draft: PlanDraft) -> None:
         work = replace(work, compiled=compiled, attention=attention)
     work = settle_fit(draft, work, step.sequences)
     settle_engine(draft, work)
+    choose_fused_lora(draft)
     choose_graphs(draft, work)
     settle_widths(draft)
     settle_optimisation(draft)

@@ -54,6 +54,8 @@ class KernelPlan(Slice):
     cudnn_benchmark: bool
     deterministic: bool = False
     cuda_graphs: bool = False
+    fused_lora: bool = False
+    """Layers that read the same input are one product with their adapters."""
 
 
 class DataPlan(Slice):

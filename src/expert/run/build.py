@@ -49,12 +49,11 @@ class Built:
 
         if not self.loaded.is_spread:
             return self.loaded
+        engine: Any = self.engine
         gathered: dict[int, Tensor] = {}  # weights that are tied stay one
-        tensor: Any
         for tensor in self.loaded.weights.values():
             if id(tensor) not in gathered:
-                spread = hasattr(tensor, "full_tensor")
-                gathered[id(tensor)] = tensor.full_tensor().cpu() if spread else tensor
+                gathered[id(tensor)] = engine.whole(tensor)
         weights = {name: gathered[id(tensor)] for name, tensor in self.loaded.weights.items()}
         return replace(self.loaded, weights=weights)
 
@@ -207,10 +206,14 @@ def _load(
 
 
 def _arrange_blocks(loaded: LoadedModel, kernels: KernelPlan) -> None:
-    """Recompute and compile what the plan says."""
+    """Group, recompute and compile what the plan says."""
+    from expert.model.adapters import ADAPTER
     from expert.model.blocks import compile_blocks, recompute
     from expert.model.chargpt import CharGpt
+    from expert.model.lora.lora import group_lora
 
+    if kernels.fused_lora:
+        group_lora(loaded.module, ADAPTER)
     blocks = len(loaded.blocks)
     if kernels.checkpointing != "none":
         default = blocks if kernels.checkpointing == "full" else -(-blocks // 2)

@@ -297,7 +297,8 @@ class Masters:
     """Float32 copies of parameters that compute in 16 bits; the optimizer steps the copies.
 
     A step of 1e-5 on a bfloat16 weight of 1 is rounded away: half its spacing there is 2e-3. The
-    copies keep such steps. A parameter that is float32 already is its own master.
+    copies keep such steps. A parameter that is float32 already is its own master, unless it is a
+    part of a larger matrix: fused optimizers take gradients that lie as their weights do.
     """
 
     def __init__(self, named: Named) -> None:
@@ -307,12 +308,13 @@ class Masters:
                 master=Parameter(parameter.detach().to(torch.float32, copy=True)),
             )
             for _, parameter in named
-            if parameter.dtype != torch.float32
+            if parameter.dtype != torch.float32 or not parameter.is_contiguous()
         ]
         self._scratch: Tensor | None = None
         self._computing = [parameter for _, parameter in named]
         self._kept: dict[int, Tensor] = {}
         masters = {id(pair.parameter): pair.master for pair in self._pairs}
+        self._have_masters = frozenset(masters)
         self.named = [(name, masters.get(id(parameter), parameter)) for name, parameter in named]
 
     def collect(self) -> None:
@@ -346,7 +348,7 @@ class Masters:
         for parameter, gradient in zip(self._computing, gradients, strict=True):
             if gradient is None:
                 continue
-            if parameter.dtype != torch.float32:
+            if id(parameter) in self._have_masters:
                 parameter.grad = gradient  # its master takes it from there
             elif parameter.grad is None:
                 kept = self._kept.setdefault(id(parameter), torch.empty_like(parameter))

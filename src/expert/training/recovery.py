@@ -12,6 +12,8 @@ from expert.planning.run_plan import RunPlan
 
 ATTENTION_AFTER = {"flex": "flash", "flash": "sdpa", "sdpa": "eager"}
 PLAIN_OPTIMIZER = "adamw_torch"
+SWITCHES = ("fused_loss", "fused_lora", "compile", "tf32", "cudnn_benchmark", "cuda_graphs")
+"""Kernels that can be left out, and nothing else changes."""
 # More batches ahead than this only hold memory: a loader that is on average too slow stays so.
 MOST_PREFETCHED = 64
 
@@ -207,9 +209,7 @@ def _without_kernel(plan: RunPlan, failure: KernelUnavailable) -> tuple[Changes,
         kernel = plan.optim.optimizer
         if kernel not in (PLAIN_OPTIMIZER, "sgd"):
             values = {"optim.optimizer": PLAIN_OPTIMIZER}
-    elif kernel in ("fused_loss", "compile", "tf32", "cudnn_benchmark", "cuda_graphs") and getattr(
-        kernels, kernel
-    ):
+    elif kernel in SWITCHES and getattr(kernels, kernel):
         values = {f"kernels.{kernel}": False}
     return values, f"{kernel} cannot run here: {_first_line(failure.reason)}"
 

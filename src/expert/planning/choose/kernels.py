@@ -199,6 +199,35 @@ def _compile_does_not_pay(draft: PlanDraft, seconds: float | None, *, padded: bo
     return ""
 
 
+def choose_fused_lora(draft: PlanDraft) -> None:
+    """Layers that read the same input as one product, with their adapters in it."""
+    path, asked = "kernels.fused_lora", draft.config.fused_lora
+    obstacle = _cannot_fuse(draft)
+    if obstacle:
+        fell_back = asked is True
+        draft.settle(path, False, obstacle, "fallback" if fell_back else "machine")
+        if fell_back:
+            draft.warn(path, f"fused_lora: true, but {obstacle}")
+        return
+    because = "one product instead of seven for q, k and v: 1.2x as fast on an H200 (0.6B)"
+    draft.choose(path, "fused_lora", draft.on_gpu, because if draft.on_gpu else "no GPU")
+
+
+def _cannot_fuse(draft: PlanDraft) -> str:
+    """Why adapters cannot be part of the product of several layers, or nothing."""
+    if draft.config.adapter_type not in ("lora", "dora"):
+        return "only LoRA and DoRA can be part of the product"
+    if draft["model.quantization"] != "none":
+        return "quantised base weights are unpacked layer by layer"
+    if draft["adapter.dropout"]:
+        return "dropout gives every layer another input"
+    if draft["kernels.precision"] == "fp16":
+        return "beside float16 weights adapters are float32"
+    if draft["parallel.engine"] == "sharded":
+        return "weights that are spread over ranks stay as they lie"
+    return ""
+
+
 def choose_optimizer(draft: PlanDraft) -> None:
     """Fused AdamW on a GPU, or what was asked for."""
     path, key = "optim.optimizer", "optim"
