@@ -34,7 +34,8 @@ _SIZES = {
 
 
 def family_config(family: str, **changes: Any) -> Any:
-    """The config of a tiny model; `family` is qwen3, llama, mistral, gemma2 or gpt2."""
+    """The config of a tiny model; `family` is qwen3, qwen2, llama, mistral, gemma2 or
+    gpt2."""
     import transformers
 
     if family == "gpt2":
@@ -47,6 +48,8 @@ def family_config(family: str, **changes: Any) -> Any:
     if family == "gemma2":
         capped = {"head_dim": 16, "attn_logit_softcapping": 2.0, "sliding_window": 8}
         return transformers.Gemma2Config(**{**_SIZES, **capped, **changes})
+    if family == "qwen2":  # with a bias in q, k and v
+        return transformers.Qwen2Config(**{**_SIZES, **changes})
     if family == "mistral":
         return transformers.MistralConfig(**{**_SIZES, "head_dim": 16, **changes})
     return transformers.Qwen3Config(

@@ -53,7 +53,7 @@ def climbed(ground: Ground) -> list[tuple[str, dict[str, Any], str]]:
 def test_the_settings_come_in_the_order_of_the_ladder():
     assert [setting.name for setting in SETTINGS] == [
         *("pre-tokenised", "loader", "packing", "bf16 + TF32", "attention", "fused AdamW"),
-        *("fused loss", "fused LoRA", "compile", "batch size", "no checkpointing", "CUDA graphs"),
+        *("fused loss", "compile", "batch size", "no checkpointing", "CUDA graphs"),
     ]
 
 
@@ -101,7 +101,6 @@ def test_what_a_cpu_cannot_do_is_passed_over_with_the_plans_own_reason():
     assert reasons == {
         "bf16 + TF32": 'kernels.precision is "fp32" already: ' + wording("fastest-on-most"),
         "fused AdamW": 'optim.optimizer is "adamw_torch" already: no GPU',
-        "fused LoRA": "kernels.fused_lora is false already: no GPU",
         "compile": wording("compiling-not-worth-on"),
         "CUDA graphs": wording("false-already-only-cuda"),
     }

@@ -126,7 +126,7 @@ CHANGES: dict[str, Any] = {
     "flash_attention_2": True,
     "memory_efficient_attention": True,
     "fused_loss": False,
-    "fused_lora": False,
+    "fused_blocks": True,
     "torch_compile": False,
     "torch_compile_mode": "max-autotune",
     "use_cuda_graphs": True,

@@ -79,7 +79,7 @@ def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
         _told("TF32 matmuls", kernels.tf32, why.get("kernels.tf32", "")),
         Switch(name=ATTENTION[kernels.attention], on=kernels.attention != "eager"),
         _told(loss, kernels.fused_loss, why.get("kernels.fused_loss", "")),
-        *_fused_lora(plan, why.get("kernels.fused_lora", "")),
+        *_fused_blocks(plan, why.get("kernels.fused_blocks", "")),
         _told("compile", kernels.compile, why.get("kernels.compile", "")),
         _told("CUDA graphs", kernels.cuda_graphs, why.get("kernels.cuda_graphs", "")),
         Switch(name=OPTIMIZERS[plan.optim.optimizer].title, on=True),
@@ -106,11 +106,11 @@ def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
     return lines
 
 
-def _fused_lora(plan: RunPlan, because: str) -> list[Switch]:
-    """Nothing to say of runs that have neither LoRA nor DoRA."""
-    if plan.adapter.type not in ("lora", "dora"):
+def _fused_blocks(plan: RunPlan, because: str) -> list[Switch]:
+    """Nothing to say of runs without LoRA."""
+    if plan.adapter.type != "lora":
         return []
-    return [_told("fused LoRA", plan.kernels.fused_lora, because)]
+    return [_told("fused blocks", plan.kernels.fused_blocks, because)]
 
 
 def _told(name: str, on: bool, because: str) -> Switch:

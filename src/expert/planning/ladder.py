@@ -108,7 +108,7 @@ BASELINE = Setting(
         "attention": "eager",
         "optim": "adamw_torch",
         "fused_loss": False,
-        "fused_lora": False,
+        "fused_blocks": False,
         "torch_compile": False,
         "use_cuda_graphs": False,
         "micro_batch_size": lambda ground: ground.rows_at_once,
@@ -172,12 +172,6 @@ SETTINGS: tuple[Setting, ...] = (
         about=("kernels.fused_loss",),
     ),
     Setting(
-        name="fused LoRA",
-        adds="layers that read the same input in one product, with their adapters",
-        settings={"fused_lora": "auto"},
-        about=("kernels.fused_lora",),
-    ),
-    Setting(
         name="compile",
         adds="each block compiled",
         settings={"torch_compile": True},
@@ -230,7 +224,8 @@ _DECIDES = (
     *("loader.workers", "loader.prefetch", "loader.persistent_workers", "loader.pin_memory"),
     *("kernels.device", "kernels.precision", "kernels.loss_scaling", "kernels.tf32"),
     *("kernels.attention", "kernels.fused_loss", "kernels.compile", "kernels.compile_mode"),
-    *("kernels.cuda_graphs", "kernels.fused_lora"),
+    "kernels.cuda_graphs",
+    "kernels.fused_blocks",
     *("kernels.checkpointing", "kernels.recomputed_blocks", "kernels.cudnn_benchmark"),
 )
 # These alone change nothing that is worth measuring.

@@ -40,7 +40,7 @@ SPEED_OF_A_RUN = (
     *("kernels.compile", "kernels.checkpointing", "kernels.cuda_graphs", "kernels.deterministic"),
     *("kernels.recomputed_blocks", "optim.optimizer", "batch.examples_per_update"),
     *("adapter.rank", "adapter.target_modules", "data.trim", "loader.workers"),
-    "kernels.fused_lora",
+    "kernels.fused_blocks",
 )
 ROWS_ALIKE = 1.25
 """Longer rows have more attention and fill batches otherwise; a mean within a quarter is alike."""

@@ -15,8 +15,9 @@ from expert.planning.choose.cuda_graphs import choose_graphs
 from expert.planning.choose.expected_time import settle_expected_time
 from expert.planning.choose.kernels import (
     choose_attention,
+    choose_blocks_again,
     choose_compile,
-    choose_fused_lora,
+    choose_fused_blocks,
     choose_optimizer,
     choose_precision,
     choose_switches,
@@ -125,14 +126,16 @@ def _settle_all(draft: PlanDraft) -> None:
     settle_length(draft)
     _settle_loader(draft)
     work = _workload(draft, rank=rank, targets=targets, places=step.places)
+    choose_fused_blocks(draft, draft.resolved.shape)
     choose_compile(draft, likely_seconds(draft, work))
     choose_attention(draft)
     if work is not None:
         compiled, attention = draft["kernels.compile"], draft["kernels.attention"]
-        work = replace(work, compiled=compiled, attention=attention)
+        fused = draft["kernels.fused_blocks"]
+        work = replace(work, compiled=compiled, attention=attention, fused_blocks=fused)
     work = settle_fit(draft, work, step.sequences)
     settle_engine(draft, work)
-    choose_fused_lora(draft)
+    choose_blocks_again(draft, likely_seconds(draft, work))
     choose_graphs(draft, work)
     settle_widths(draft)
     settle_optimisation(draft)

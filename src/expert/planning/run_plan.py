@@ -54,8 +54,7 @@ class KernelPlan(Slice):
     cudnn_benchmark: bool
     deterministic: bool = False
     cuda_graphs: bool = False
-    fused_lora: bool = False
-    """Layers that read the same input are one product with their adapters."""
+    fused_blocks: bool = False
 
 
 class DataPlan(Slice):

@@ -206,14 +206,17 @@ def _load(
 
 
 def _arrange_blocks(loaded: LoadedModel, kernels: KernelPlan) -> None:
-    """Group, recompute and compile what the plan says."""
+    """Fuse, recompute and compile what the plan says."""
     from expert.model.adapters import ADAPTER
     from expert.model.blocks import compile_blocks, recompute
     from expert.model.chargpt import CharGpt
-    from expert.model.lora.lora import group_lora
+    from expert.model.fused.block import fuse_blocks
+    from expert.training.recovery import KernelUnavailable
 
-    if kernels.fused_lora:
-        group_lora(loaded.module, ADAPTER)
+    if kernels.fused_blocks:
+        reason = fuse_blocks(loaded.blocks, ADAPTER)
+        if reason:
+            raise DoesNotRun(KernelUnavailable(kernel="fused_blocks", reason=reason))
     blocks = len(loaded.blocks)
     if kernels.checkpointing != "none":
         default = blocks if kernels.checkpointing == "full" else -(-blocks // 2)

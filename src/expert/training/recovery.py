@@ -12,7 +12,7 @@ from expert.planning.run_plan import RunPlan
 
 ATTENTION_AFTER = {"flex": "flash", "flash": "sdpa", "sdpa": "eager"}
 PLAIN_OPTIMIZER = "adamw_torch"
-SWITCHES = ("fused_loss", "fused_lora", "compile", "tf32", "cudnn_benchmark", "cuda_graphs")
+SWITCHES = ("fused_loss", "fused_blocks", "compile", "tf32", "cudnn_benchmark", "cuda_graphs")
 """Kernels that can be left out, and nothing else changes."""
 # More batches ahead than this only hold memory: a loader that is on average too slow stays so.
 MOST_PREFETCHED = 64

@@ -34,7 +34,7 @@ KEYS = {
     "kernels.compile": "torch_compile",
     "kernels.device": "device",
     "kernels.fused_loss": "fused_loss",
-    "kernels.fused_lora": "fused_lora",
+    "kernels.fused_blocks": "fused_blocks",
     "kernels.tf32": "use_tf32",
     "batch.examples_per_update": "batch_size",
     "batch.micro_batch": "micro_batch_size",

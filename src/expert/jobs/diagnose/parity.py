@@ -285,8 +285,8 @@ class _Comparison:
              "compile", False, "" if kernels.compile else "the plan compiles nothing"),
             ("fused loss = plain loss",
              "fused_loss", False, "" if kernels.fused_loss else "the plan has the plain loss"),
-            ("fused LoRA = layer by layer",
-             "fused_lora", False, "" if kernels.fused_lora else "the plan has no fused LoRA"),
+            ("fused blocks = the model's own",
+             "fused_blocks", False, "" if kernels.fused_blocks else "the plan has none"),
         ):  # fmt: skip
             found.append(
                 skipped(claim, left_out)

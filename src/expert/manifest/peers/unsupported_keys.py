@@ -239,7 +239,7 @@ refused unless "concat": rows of several data sets are mixed by the weight of ea
     mix_strategy interleave_probs
 superseded: streamed rows are shuffled in a window of their own
     buffer_size
-superseded: fused kernels are chosen by the plan: attention, fused_loss, fused_lora, torch_compile
+superseded: fused kernels are chosen by the plan: attention, fused_loss, fused_blocks, torch_compile
     plugins lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel fused_attn_kernel
     flash_optimum xformers_attention s2_attention shift_attn liger_kernel_config
     unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o unsloth_rope

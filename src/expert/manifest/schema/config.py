@@ -148,8 +148,9 @@ class TrainingConfig(StrictSection):
     """Superseded: all kernels except eager are memory-efficient."""
     fused_loss: Flag | Auto = AUTO
     """Cross-entropy in chunks, without the full logits; auto: on."""
-    fused_lora: Flag | Auto = AUTO
-    """LoRA and DoRA of layers that read the same input in one product; auto: on a GPU."""
+    fused_blocks: Flag | Auto = AUTO
+    """Blocks with LoRA as a few kernels of their own, which need no compiling; auto: on a GPU,
+    for models of Llama's, Mistral's and Qwen's kind."""
     torch_compile: Flag | Auto = AUTO
     """Compile each block; auto: on a GPU for runs longer than two minutes."""
     torch_compile_backend: Literal["inductor"] = "inductor"

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from expert.model.lora.added_product import AddedProduct, added_product
 from expert.model.lora.dora import faster_class
-from expert.model.lora.grouped import LayerGroup, group_layers
 from expert.model.lora.nf4 import is_doubly_quantised, nf4_added, parts_of
 from expert.model.quantised import int8_added, int8_parts, weight_only_class
 
@@ -44,11 +43,6 @@ def settle_lora(wrapped: nn.Module, adapter: str) -> None:
             layer.product, layer.adapter = product, adapter
 
 
-def group_lora(wrapped: nn.Module, adapter: str) -> int:
-    """Compute layers that read the same input together, with their adapters; how many groups."""
-    return group_layers(wrapped, added_class("Linear"), adapter)
-
-
 @functools.cache
 def added_class(kind: str) -> type[Any]:
     """The layer's class: one of PEFT's, so that PEFT merges, saves and loads it as its own."""
@@ -57,8 +51,6 @@ def added_class(kind: str) -> type[Any]:
     class AddedLora(parent):  # type: ignore[misc]
         product: Any
         adapter: str
-        group: LayerGroup | None = None
-        index_in_group: int = 0
 
         def forward(self, x: Tensor, *args: Any, **more: Any) -> Tensor:
             plain = self.disable_adapters or self.merged or self.active_adapters != [self.adapter]
@@ -71,20 +63,17 @@ def added_class(kind: str) -> type[Any]:
                 few: Tensor = super().forward(x)
                 return few
             first, second = self.lora_A[name], self.lora_B[name]
-            result: Tensor | None = None
-            if self.group is not None:
-                result = self.group.part(self.index_in_group, x)
-            if result is None:
-                read = self.lora_dropout[name](self._cast_input_dtype(rows, first.weight.dtype))
-                result = self.product(base, rows, first(read), second.weight, self.scaling[name])
+            read = self.lora_dropout[name](self._cast_input_dtype(rows, first.weight.dtype))
+            result: Tensor = self.product(
+                base, rows, first(read), second.weight, self.scaling[name]
+            )
             if name in self.lora_magnitude_vector:
                 dora = self.lora_magnitude_vector[name]
                 above = dora.row_scale(base, first, second, self.scaling[name]) - 1
                 result = torch.addcmul(result, result, above.to(result.dtype))
             if base.bias is not None:
                 result = result + base.bias.to(result.dtype)
-            shaped: Tensor = result.view(*x.shape[:-1], result.shape[-1])
-            return shaped
+            return result.view(*x.shape[:-1], result.shape[-1])
 
         def _drops_of_dora(self) -> bool:
             """What dropout leaves of DoRA's input goes through the base, too, beside all of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from expert.core.text import counted
 from expert.planning.draft import SET, PlanDraft
+from expert.planning.models.shapes import PROJECTIONS, ModelShape
 
 AMPERE = (8, 0)
 HOPPER = (9, 0)
@@ -142,6 +143,54 @@ def _measured_attention(draft: PlanDraft) -> tuple[str, str] | None:
     return found if able and draft["kernels.compile"] == bool(then and then[0]) else None
 
 
+def choose_fused_blocks(draft: PlanDraft, shape: ModelShape | None) -> None:
+    """Blocks with LoRA by kernels of our own: as fast as compiled ones, from the first step on."""
+    path, asked = "kernels.fused_blocks", draft.config.fused_blocks
+    obstacle = _cannot_fuse(draft, shape)
+    if obstacle:
+        fell_back = asked is True
+        draft.settle(path, False, obstacle, "fallback" if fell_back else "machine")
+        if fell_back:
+            draft.warn(path, f"fused_blocks: true, but {obstacle}")
+        return
+    draft.choose(path, "fused_blocks", False, "only if asked for")
+
+
+def choose_blocks_again(draft: PlanDraft, likely_seconds: float | None) -> None:
+    """Where weights turn out to be quantised or spread over ranks, blocks stay as they are."""
+    if not draft["kernels.fused_blocks"]:
+        return
+    because = "weights that are spread over ranks stay as they lie"
+    if draft["model.quantization"] != "none":
+        because = "quantised base weights are unpacked layer by layer"
+    elif draft["parallel.engine"] != "sharded":
+        return
+    draft.settle("kernels.fused_blocks", False, because)
+    choose_compile(draft, likely_seconds)
+
+
+def _cannot_fuse(draft: PlanDraft, shape: ModelShape | None) -> str:
+    """Why blocks cannot be computed by kernels of our own, or nothing."""
+    if draft.config.adapter_type != "lora":
+        return "they are made for LoRA alone"
+    if draft.model.quantization in ("int4", "int8", "fp8"):
+        return "quantised base weights are unpacked layer by layer"
+    if draft["adapter.dropout"]:
+        return "dropout gives every layer another input"
+    if draft["kernels.precision"] == "fp16":
+        return "beside float16 weights adapters are float32"
+    targets = draft["adapter.target_modules"]
+    if targets != "all-linear" and not set(targets or ()) >= set(PROJECTIONS):
+        return "not every linear layer has an adapter"
+    if shape is None or not shape.llama_blocks:
+        return "the model's blocks are of another kind than Llama's, Mistral's and Qwen's"
+    if draft.target.windows:
+        return "Triton does not ship for Windows"
+    if draft.config.torch_compile is True:
+        return "torch_compile: true compiles the model's own blocks"
+    return ""
+
+
 def choose_compile(draft: PlanDraft, likely_seconds: float | None) -> None:
     """Per-block compilation where it pays: not for runs of two minutes, nor for padded rows."""
     config, path = draft.config, "kernels.compile"
@@ -154,6 +203,8 @@ def choose_compile(draft: PlanDraft, likely_seconds: float | None) -> None:
         if config.torch_compile and padded:
             text = "padded rows vary in width, and each width is compiled again: use packing"
             draft.warn(path, text)
+    elif draft["kernels.fused_blocks"]:
+        draft.settle(path, False, "fused blocks need no compiling")
     else:
         obstacle = obstacle or _compile_does_not_pay(draft, likely_seconds, padded=padded)
         found = draft.measured(path)
@@ -196,35 +247,6 @@ def _compile_does_not_pay(draft: PlanDraft, seconds: float | None, *, padded: bo
     rows = draft.survey.rows
     if seconds is None and rows is not None and rows * draft.config.epochs < FEW_EXAMPLES:
         return f"the run is too short: {counted(rows, 'row')}"
-    return ""
-
-
-def choose_fused_lora(draft: PlanDraft) -> None:
-    """Layers that read the same input as one product, with their adapters in it."""
-    path, asked = "kernels.fused_lora", draft.config.fused_lora
-    obstacle = _cannot_fuse(draft)
-    if obstacle:
-        fell_back = asked is True
-        draft.settle(path, False, obstacle, "fallback" if fell_back else "machine")
-        if fell_back:
-            draft.warn(path, f"fused_lora: true, but {obstacle}")
-        return
-    because = "one product instead of seven for q, k and v: 1.2x as fast on an H200 (0.6B)"
-    draft.choose(path, "fused_lora", draft.on_gpu, because if draft.on_gpu else "no GPU")
-
-
-def _cannot_fuse(draft: PlanDraft) -> str:
-    """Why adapters cannot be part of the product of several layers, or nothing."""
-    if draft.config.adapter_type not in ("lora", "dora"):
-        return "only LoRA and DoRA can be part of the product"
-    if draft["model.quantization"] != "none":
-        return "quantised base weights are unpacked layer by layer"
-    if draft["adapter.dropout"]:
-        return "dropout gives every layer another input"
-    if draft["kernels.precision"] == "fp16":
-        return "beside float16 weights adapters are float32"
-    if draft["parallel.engine"] == "sharded":
-        return "weights that are spread over ranks stay as they lie"
     return ""
 
 

@@ -128,7 +128,7 @@ def kind_of(work: Workload) -> str:
         work.quantization,
         work.precision,
         work.attention,
-        "compiled" if work.compiled else "uncompiled",
+        "fused blocks" if work.fused_blocks else "compiled" if work.compiled else "uncompiled",
         f"{recomputed if work.recomputed_blocks else 'none'} recomputed",
         "fused loss" if work.fused_loss else "whole logits",
     )
@@ -166,6 +166,7 @@ def workload_of(plan: RunPlan) -> Workload | None:
         precision=kernels.precision,
         attention=kernels.attention,
         compiled=kernels.compile,
+        fused_blocks=kernels.fused_blocks,
         fused_loss=kernels.fused_loss,
         recomputed_blocks=kernels.recomputed_blocks or 0,
         optimizer=plan.optim.optimizer,

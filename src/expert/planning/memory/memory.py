@@ -208,8 +208,14 @@ def kept_per_token(work: Workload, calibration: Calibration = H200) -> int:
         silu(gate) * up     f   input of down: only where down is trained
     """
     s = work.shape
-    trained = _layers_that_need_their_input(work)
+    width = BYTES_OF[work.precision]
     q, k, h, f = s.q_width, s.kv_width, s.hidden, s.ffn
+    if work.fused_blocks:
+        # Norms and silu(gate) * up are computed again; q and k are kept before their norm too.
+        elements = 2.0 * h + q + 2 * k + q + 2 * f + (q + k if s.qk_norm else 0)
+        elements += _adapter_elements(work, calibration)
+        return int(width * elements + 4 * s.heads + 8)
+    trained = _layers_that_need_their_input(work)
     elements = 2.0 * h + q + 2 * k + q
     elements += h if trained & {"q_proj", "k_proj", "v_proj"} else 0
     elements += h if trained & {"gate_proj", "up_proj"} else 0
@@ -219,7 +225,6 @@ def kept_per_token(work: Workload, calibration: Calibration = H200) -> int:
     elements += _adapter_elements(work, calibration)
     if work.attention in ("sdpa", "eager") and not work.compiled:
         elements += 4 * (q - k)  # a mask makes SDPA repeat keys and values for grouped queries
-    width = BYTES_OF[work.precision]
     kept = width * elements + 4 * s.heads  # the softmax normaliser of every head is float32
     return int(kept + _uncounted_by_precision(work))
 

@@ -26,6 +26,8 @@ class Workload:
     recomputed_blocks: int = 0
     """Blocks that keep only their input and are computed again in the backward."""
     compiled: bool = True
+    fused_blocks: bool = False
+    """Blocks are computed by kernels of our own, which keep little."""
     fused_loss: bool = True
     attention: str = "flash"
     soft_tokens: int = 0

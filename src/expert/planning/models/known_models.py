@@ -58,10 +58,11 @@ Row = tuple[str, int, int, int, int, int, int, int, int, bool]
 _LLAMA: Callable[..., ModelShape] = ModelShape
 _QWEN2 = partial(ModelShape, qkv_bias=True)
 _QWEN3 = partial(ModelShape, qk_norm=True)
-_GEMMA2 = partial(ModelShape, norms_per_layer=4)
-_GEMMA3 = partial(ModelShape, norms_per_layer=4, qk_norm=True)
-_OLMO2 = partial(ModelShape, qk_norm=True, qk_norm_full_width=True)
-_LAYER_NORM = partial(ModelShape, gated_mlp=False, linear_bias=True, norm_bias=True)
+_OTHER = partial(ModelShape, llama_blocks=False)
+_GEMMA2 = partial(_OTHER, norms_per_layer=4)
+_GEMMA3 = partial(_OTHER, norms_per_layer=4, qk_norm=True)
+_OLMO2 = partial(_OTHER, qk_norm=True, qk_norm_full_width=True)
+_LAYER_NORM = partial(_OTHER, gated_mlp=False, linear_bias=True, norm_bias=True)
 _PHI2 = partial(_LAYER_NORM, norms_per_layer=1, head_bias=True)
 _GPT2 = partial(_LAYER_NORM, learned_positions=1024)
 
@@ -95,7 +96,6 @@ _TABLE = (
         ("HuggingFaceTB/SmolLM2-135M", 30, 576, 1536, 9, 3, 64, 49152, 8192, True),
         ("HuggingFaceTB/SmolLM2-360M", 32, 960, 2560, 15, 5, 64, 49152, 8192, True),
         ("HuggingFaceTB/SmolLM2-1.7B", 24, 2048, 8192, 32, 32, 64, 49152, 8192, True),
-        ("HuggingFaceTB/SmolLM3-3B", 36, 2048, 11008, 16, 4, 128, 128256, 65536, True),
         ("meta-llama/Llama-3.2-1B", 16, 2048, 8192, 32, 8, 64, 128256, 131072, True),
         ("meta-llama/Llama-3.2-3B", 28, 3072, 8192, 24, 8, 128, 128256, 131072, True),
         ("meta-llama/Llama-3.1-8B", 32, 4096, 14336, 32, 8, 128, 128256, 131072, False),
@@ -110,6 +110,15 @@ _TABLE = (
         ("mistralai/Mistral-7B-v0.3", 32, 4096, 14336, 32, 8, 128, 32768, 32768, False),
         ("mistralai/Mistral-Nemo-Base-2407", 40, 5120, 14336, 32, 8, 128, 131072, 131072, False),
         ("mistralai/Ministral-8B-Instruct-2410", 36, 4096, 12288, 32, 8, 128, 131072, 32768, False),
+        (f"{_DISTILL}-Llama-8B", 32, 4096, 14336, 32, 8, 128, 128256, 131072, False),
+        ("deepseek-ai/deepseek-coder-1.3b-base", 24, 2048, 5504, 16, 16, 128, 32256, 16384, False),
+        ("deepseek-ai/deepseek-coder-6.7b-base", 32, 4096, 11008, 32, 32, 128, 32256, 16384, False),
+        ("01-ai/Yi-1.5-6B", 32, 4096, 11008, 32, 4, 128, 64000, 4096, False),
+        ("01-ai/Yi-1.5-9B", 48, 4096, 11008, 32, 4, 128, 64000, 4096, False),
+    ),
+    *_models(
+        _OTHER,
+        ("HuggingFaceTB/SmolLM3-3B", 36, 2048, 11008, 16, 4, 128, 128256, 65536, True),
         ("google/gemma-2b", 18, 2048, 16384, 8, 1, 256, 256000, 8192, True),
         ("google/gemma-7b", 28, 3072, 24576, 16, 16, 256, 256000, 8192, True),
         ("microsoft/Phi-3-mini-4k-instruct", 32, 3072, 8192, 32, 32, 96, 32064, 4096, False),
@@ -117,11 +126,6 @@ _TABLE = (
         ("microsoft/Phi-3.5-mini-instruct", 32, 3072, 8192, 32, 32, 96, 32064, 131072, False),
         ("microsoft/phi-4", 40, 5120, 17920, 40, 10, 128, 100352, 16384, False),
         ("microsoft/Phi-4-mini-instruct", 32, 3072, 8192, 24, 8, 128, 200064, 131072, True),
-        (f"{_DISTILL}-Llama-8B", 32, 4096, 14336, 32, 8, 128, 128256, 131072, False),
-        ("deepseek-ai/deepseek-coder-1.3b-base", 24, 2048, 5504, 16, 16, 128, 32256, 16384, False),
-        ("deepseek-ai/deepseek-coder-6.7b-base", 32, 4096, 11008, 32, 32, 128, 32256, 16384, False),
-        ("01-ai/Yi-1.5-6B", 32, 4096, 11008, 32, 4, 128, 64000, 4096, False),
-        ("01-ai/Yi-1.5-9B", 48, 4096, 11008, 32, 4, 128, 64000, 4096, False),
     ),
     *_models(
         _QWEN2,

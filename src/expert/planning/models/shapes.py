@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+LLAMA_BLOCKS = ("llama", "mistral", "qwen2", "qwen3")
+"""Kinds of models whose blocks model/fused/block.py computes."""
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -38,6 +40,8 @@ class ModelShape:
     """Rows of a learned position table (GPT-2); 0 with rotary positions."""
     head_bias: bool = False
     """The output head has a bias (Phi-2)."""
+    llama_blocks: bool = True
+    """Blocks are computed as Llama's, Mistral's or Qwen's are."""
 
     @property
     def q_width(self) -> int:
@@ -172,6 +176,7 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         norm_bias=kind in _LAYER_NORM,
         learned_positions=_learned_positions(kind, context),
         head_bias=kind in _BIAS_ON_HEAD,
+        llama_blocks=kind in LLAMA_BLOCKS,
     )
 
 

@@ -1,0 +1,351 @@
+"""Norms, rotary embedding and SwiGLU as Triton kernels, and as plain torch where there is none.
+
+Each reads its inputs once and writes its outputs once, wherever in a larger matrix they lie.
+Everything is computed in float32 (float64 for float64 inputs) and rounded once; only the value that
+a norm multiplies with its weight is rounded before, as in transformers.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from expert.model.loss_kernel import triton_installed
+
+# Imported when a kernel is first wanted: CPU builds of torch come without Triton.
+tl: Any = None
+INTERPRETED = False
+"""Run the kernels without a card, by Triton's interpreter: for tests."""
+
+
+def norm(x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> Tensor:
+    """RMSNorm of the rows of x into `out`, whose rows may lie apart; 1 / the root of the mean
+    square of each row, which the backward needs."""
+    rows, width = x.shape
+    if not _uses_triton(x):
+        wide = x.to(_wide(x))
+        inverse = torch.rsqrt(wide.square().mean(-1) + epsilon)
+        out.copy_((wide * inverse[:, None]).to(x.dtype) * weight)
+        return inverse
+    inverse = torch.empty(rows, dtype=torch.float32, device=x.device)
+    block = _power(width)
+    _kernel("_norm")[(rows,)](
+        x, weight, out, inverse, width, x.stride(0), out.stride(0), epsilon,
+        BLOCK=block, num_warps=_warps(block),
+    )  # fmt: skip
+    return inverse
+
+
+def norm_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, inverse: Tensor, added: Tensor, out: Tensor
+) -> None:
+    """The gradient of a norm's input, plus `added`, into `out`."""
+    rows, width = x.shape
+    if not _uses_triton(x):
+        wide = _wide(x)
+        unit = x.to(wide) * inverse[:, None]
+        above = gradient.to(wide) * weight.to(wide)
+        inner = (above * unit).mean(-1, keepdim=True)
+        out.copy_((above - unit * inner) * inverse[:, None] + added.to(wide))
+        return
+    block = _power(width)
+    _kernel("_norm_backward")[(rows,)](
+        gradient, x, weight, inverse, added, out, width,
+        gradient.stride(0), x.stride(0), added.stride(0), out.stride(0),
+        BLOCK=block, num_warps=_warps(block),
+    )  # fmt: skip
+
+
+def rotate(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    epsilon: float,
+    heads: tuple[int, int],
+) -> Tensor:
+    """Queries and keys [rows, heads, width], side by side in the columns of `qkv`, normed if there
+    are weights for it, and turned by their positions (cos, sin [rows, width]): in place where there
+    are none, since the backward then needs them no more."""
+    rows, width = cos.shape
+    count = sum(heads)
+    made = qkv[:, : count * width].view(rows, count, width)
+    if norms is not None:
+        made = qkv.new_empty(rows, count, width)
+    if not _uses_triton(qkv):
+        x = qkv[:, : count * width].reshape(rows, count, width)
+        wide = x.to(_wide(x))
+        if norms is not None:
+            inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+            wide = ((wide * inverse).to(x.dtype) * _of_heads(norms, heads)).to(wide.dtype)
+        cos, sin = (part.to(wide.dtype)[:, None] for part in (cos, sin))
+        return made.copy_(wide * cos + _turned(wide) * sin)
+    first, second = norms or (qkv, qkv)
+    _kernel("_rotate")[(rows,)](
+        qkv, cos, sin, first, second, made, qkv.stride(0), made.stride(0), cos.stride(0), epsilon,
+        QUERIES=heads[0], HEADS=count, BLOCK=_power(count), WIDTH=width,
+        NORMED=norms is not None, num_warps=4,
+    )  # fmt: skip
+    return made
+
+
+def rotate_backward(
+    gradients: tuple[Tensor, Tensor, Tensor],
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    epsilon: float,
+    heads: tuple[int, int],
+    out: Tensor,
+) -> None:
+    """The gradient of `qkv` into `out`, of those of queries, keys and values, which are [sequences,
+    heads, length, width] and may lie in any order but that of the width."""
+    rows, width = cos.shape
+    count = sum(heads)
+    if not _uses_triton(qkv):
+        wide = _wide(qkv)
+        queries, keys, values = (part.transpose(1, 2).flatten(0, 1) for part in gradients)
+        after = torch.cat((queries, keys), dim=1).to(wide)
+        cos, sin = (part.to(wide)[:, None] for part in (cos, sin))
+        before = after * cos - _turned(after * sin)
+        if norms is not None:
+            x = qkv[:, : count * width].reshape(rows, count, width).to(wide)
+            inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+            above, unit = before * _of_heads(norms, heads).to(wide), x * inverse
+            before = (above - unit * (above * unit).mean(-1, keepdim=True)) * inverse
+        out[:, : count * width] = before.reshape(rows, -1).to(out.dtype)
+        out[:, count * width :] = values.reshape(rows, -1)
+        return
+    first, second = norms or (qkv, qkv)
+    given = [part if part.stride(3) == 1 else part.contiguous() for part in gradients]
+    _kernel("_rotate_backward")[(rows,)](
+        *given, qkv, cos, sin, first, second, out,
+        *(part.stride(axis) for part in given for axis in (0, 1, 2)), given[0].shape[2],
+        qkv.stride(0), cos.stride(0), out.stride(0), epsilon,
+        QUERIES=heads[0], KEYS=heads[1], BLOCK=_power(count), VALUES=_power(heads[1]),
+        WIDTH=width, NORMED=norms is not None, num_warps=4,
+    )  # fmt: skip
+
+
+def swiglu(both: Tensor) -> Tensor:
+    """silu(gate) * up of [gate | up]."""
+    rows, width = both.shape[0], both.shape[1] // 2
+    if not _uses_triton(both):
+        gate, up = both.to(_wide(both)).split(width, dim=1)
+        return (F.silu(gate) * up).to(both.dtype)
+    made = both.new_empty(rows, width)
+    _kernel("_swiglu")[(rows, -(-width // COLUMNS))](
+        both, made, width, both.stride(0), COLUMNS=COLUMNS, num_warps=4
+    )
+    return made
+
+
+def swiglu_backward(both: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of [gate | up]; in place of the given gradient, what `swiglu` had made."""
+    width = gradient.shape[1]
+    if not _uses_triton(both):
+        gate, up = both.to(_wide(both)).split(width, dim=1)
+        share, wide = torch.sigmoid(gate), gradient.to(gate.dtype)
+        of_gate = wide * up * share * (1 + gate * (1 - share))
+        made = torch.cat((of_gate, wide * gate * share), dim=1).to(both.dtype)
+        gradient.copy_(gate * share * up)
+        return made
+    made = torch.empty_like(both)
+    _kernel("_swiglu_backward")[(both.shape[0], -(-width // COLUMNS))](
+        both, gradient, made, width, both.stride(0), COLUMNS=COLUMNS, num_warps=4
+    )
+    return made
+
+
+COLUMNS = 1024
+"""Of a row, that one program does."""
+
+
+def _uses_triton(tensor: Tensor) -> bool:
+    return (tensor.is_cuda or INTERPRETED) and triton_installed()
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _turned(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def _of_heads(norms: tuple[Tensor, Tensor], heads: tuple[int, int]) -> Tensor:
+    """[heads, width]: the weight that every head is normed with."""
+    return torch.cat([weight.expand(count, -1) for weight, count in zip(norms, heads, strict=True)])
+
+
+def _power(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _warps(block: int) -> int:
+    return max(1, min(8, block // 256))
+
+
+@functools.cache
+def _kernel(name: str) -> Any:
+    global tl
+    tl = importlib.import_module("triton.language")
+    return importlib.import_module("triton").jit(globals()[name])
+
+
+# Triton reads the sources of these functions; they know the module tl and no other name.
+def _norm(  # type: ignore[no-untyped-def]
+    x, weight, out, inverses, width, x_stride, out_stride, epsilon, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    there = columns < width
+    given = tl.load(x + row * x_stride + columns, mask=there, other=0.0)
+    values = given.to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(values * values, 0) / width + epsilon)
+    tl.store(inverses + row, inverse)
+    unit = (values * inverse).to(given.dtype).to(tl.float32)
+    made = unit * tl.load(weight + columns, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + row * out_stride + columns, made.to(given.dtype), mask=there)
+
+
+def _norm_backward(  # type: ignore[no-untyped-def]
+    gradient, x, weight, inverses, added, out, width,
+    gradient_stride, x_stride, added_stride, out_stride, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    there = columns < width
+    inverse = tl.load(inverses + row)
+    given = tl.load(gradient + row * gradient_stride + columns, mask=there, other=0.0)
+    unit = tl.load(x + row * x_stride + columns, mask=there, other=0.0).to(tl.float32) * inverse
+    above = given.to(tl.float32) * tl.load(weight + columns, mask=there, other=0.0).to(tl.float32)
+    inner = tl.sum(above * unit, 0) / width
+    more = tl.load(added + row * added_stride + columns, mask=there, other=0.0).to(tl.float32)
+    made = (above - unit * inner) * inverse + more
+    tl.store(out + row * out_stride + columns, made.to(given.dtype), mask=there)
+
+
+def _rotate(  # type: ignore[no-untyped-def]
+    qkv, cos, sin, first, second, out, qkv_stride, out_stride, cos_stride, epsilon,
+    QUERIES: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    NORMED: tl.constexpr,
+):  # fmt: skip
+    """One program does all heads of a row, in two halves that turn into each other."""
+    row = tl.program_id(0).to(tl.int64)
+    half: tl.constexpr = WIDTH // 2
+    heads = tl.arange(0, BLOCK)[:, None]
+    columns = tl.arange(0, half)[None, :]
+    there = heads < HEADS
+    place = qkv + row * qkv_stride + heads * WIDTH + columns
+    left = tl.load(place, mask=there, other=0.0)
+    right = tl.load(place + half, mask=there, other=0.0)
+    kind = left.dtype
+    left, right = left.to(tl.float32), right.to(tl.float32)
+    if NORMED:
+        squares = tl.sum(left * left, 1) + tl.sum(right * right, 1)
+        inverse = tl.rsqrt(squares / WIDTH + epsilon)[:, None]
+        is_query = heads < QUERIES
+        low = tl.where(is_query, tl.load(first + columns), tl.load(second + columns))
+        high = tl.where(is_query, tl.load(first + half + columns), tl.load(second + half + columns))
+        left = (left * inverse).to(kind).to(tl.float32) * low.to(tl.float32)
+        right = (right * inverse).to(kind).to(tl.float32) * high.to(tl.float32)
+        left, right = left.to(kind).to(tl.float32), right.to(kind).to(tl.float32)
+    c = tl.load(cos + row * cos_stride + columns).to(tl.float32)
+    s = tl.load(sin + row * cos_stride + columns).to(tl.float32)
+    target = out + row * out_stride + heads * WIDTH + columns
+    tl.store(target, (left * c - right * s).to(kind), mask=there)
+    tl.store(target + half, (right * c + left * s).to(kind), mask=there)
+
+
+def _rotate_backward(  # type: ignore[no-untyped-def]
+    queries, keys, values, qkv, cos, sin, first, second, out,
+    query_row, query_head, query_place, key_row, key_head, key_place,
+    value_row, value_head, value_place, length,
+    qkv_stride, cos_stride, out_stride, epsilon,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr,
+    WIDTH: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    half: tl.constexpr = WIDTH // 2
+    heads = tl.arange(0, BLOCK)[:, None]
+    columns = tl.arange(0, half)[None, :]
+    is_query = heads < QUERIES
+    is_key = (heads >= QUERIES) & (heads < QUERIES + KEYS)
+    sequence, place = row // length, row % length
+    of_query = queries + sequence * query_row + place * query_place + heads * query_head + columns
+    of_key = keys + sequence * key_row + place * key_place + (heads - QUERIES) * key_head + columns
+    left = tl.load(of_query, mask=is_query, other=0.0) + tl.load(of_key, mask=is_key, other=0.0)
+    right = tl.load(of_query + half, mask=is_query, other=0.0)
+    right += tl.load(of_key + half, mask=is_key, other=0.0)
+    kind = left.dtype
+    left, right = left.to(tl.float32), right.to(tl.float32)
+    c = tl.load(cos + row * cos_stride + columns).to(tl.float32)
+    s = tl.load(sin + row * cos_stride + columns).to(tl.float32)
+    before_left = left * c + right * s
+    before_right = right * c - left * s
+    if NORMED:
+        given = qkv + row * qkv_stride + heads * WIDTH + columns
+        there = heads < QUERIES + KEYS
+        x_left = tl.load(given, mask=there, other=0.0).to(tl.float32)
+        x_right = tl.load(given + half, mask=there, other=0.0).to(tl.float32)
+        squares = tl.sum(x_left * x_left, 1) + tl.sum(x_right * x_right, 1)
+        inverse = tl.rsqrt(squares / WIDTH + epsilon)[:, None]
+        low = tl.where(is_query, tl.load(first + columns), tl.load(second + columns))
+        high = tl.where(is_query, tl.load(first + half + columns), tl.load(second + half + columns))
+        above_left = before_left * low.to(tl.float32)
+        above_right = before_right * high.to(tl.float32)
+        unit_left, unit_right = x_left * inverse, x_right * inverse
+        inner = tl.sum(above_left * unit_left, 1) + tl.sum(above_right * unit_right, 1)
+        inner = (inner / WIDTH)[:, None]
+        before_left = (above_left - unit_left * inner) * inverse
+        before_right = (above_right - unit_right * inner) * inverse
+    target = out + row * out_stride + heads * WIDTH + columns
+    tl.store(target, before_left.to(kind), mask=is_query | is_key)
+    tl.store(target + half, before_right.to(kind), mask=is_query | is_key)
+    value_heads = tl.arange(0, VALUES)[:, None]
+    wide = tl.arange(0, WIDTH)[None, :]
+    kept = value_heads < KEYS
+    of_value = values + sequence * value_row + place * value_place + value_heads * value_head + wide
+    target = out + row * out_stride + (QUERIES + KEYS + value_heads) * WIDTH + wide
+    tl.store(target, tl.load(of_value, mask=kept, other=0.0), mask=kept)
+
+
+def _swiglu(both, out, width, both_stride, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    there = columns < width
+    place = both + row * both_stride + columns
+    given = tl.load(place, mask=there, other=0.0)
+    gate = given.to(tl.float32)
+    up = tl.load(place + width, mask=there, other=0.0).to(tl.float32)
+    tl.store(
+        out + row * width + columns, (gate * tl.sigmoid(gate) * up).to(given.dtype), mask=there
+    )
+
+
+def _swiglu_backward(  # type: ignore[no-untyped-def]
+    both, gradient, out, width, both_stride, COLUMNS: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    there = columns < width
+    place = both + row * both_stride + columns
+    given = tl.load(place, mask=there, other=0.0)
+    gate = given.to(tl.float32)
+    up = tl.load(place + width, mask=there, other=0.0).to(tl.float32)
+    of_made = tl.load(gradient + row * width + columns, mask=there, other=0.0).to(tl.float32)
+    share = tl.sigmoid(gate)
+    of_gate = of_made * up * share * (1 + gate * (1 - share))
+    target = out + row * both_stride + columns
+    tl.store(target, of_gate.to(given.dtype), mask=there)
+    tl.store(target + width, (of_made * gate * share).to(given.dtype), mask=there)
+    made = (gate * share * up).to(given.dtype)
+    tl.store(gradient + row * width + columns, made, mask=there)

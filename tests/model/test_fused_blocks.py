@@ -1,0 +1,138 @@
+"""Blocks of a few functions, against transformers' blocks with PEFT's layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from expert.model.blocks import recompute
+from expert.model.fused.block import FusedForward, fuse_blocks, why_not
+from expert.model.load import LoadedModel, load_model
+from expert.model.saving import save_trained
+from tests.each import each
+from tests.model.models import (
+    adapter_plan,
+    documents,
+    kernel_plan,
+    make_batch,
+    model_plan,
+    tiny_model,
+)
+
+# Sums of some hundred products in float64, which keeps 53 bits, in another order. transformers
+# takes the root of the mean square in float32 whatever the model is in: 24 bits.
+EXACT = 1e-5
+LAYERS = 2
+ADAPTER = "default"
+
+
+def a_model(
+    folder: Path, *, dtype: torch.dtype = torch.float64, fused: bool = True, **adapter: Any
+) -> LoadedModel:
+    """The same adapter with the same values, fused or not."""
+    loaded = load_model(
+        model_plan(folder),
+        adapter_plan(**{"kind": "lora", **adapter}),
+        kernel_plan(),
+        vocabulary=None,
+        device=torch.device("cpu"),
+        seed=0,
+    )
+    loaded.module.to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for _, parameter in loaded.trainable:
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(noise.to(dtype), alpha=0.1)
+        for name, parameter in loaded.module.named_parameters():
+            if name.endswith("bias") or "norm" in name:  # which are 0 and 1 in a fresh model
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.add_(noise.to(dtype), alpha=0.3)
+    if fused:
+        assert fuse_blocks(loaded.blocks, ADAPTER) == ""
+        assert isinstance(loaded.blocks[0].forward, FusedForward)
+    return loaded
+
+
+def outcome(loaded: LoadedModel) -> list[Tensor]:
+    """The loss of a batch, and the gradients of everything trained."""
+    loss = loaded.loss_sum(make_batch([documents(20, 11), documents(25)]))
+    trained = [parameter for _, parameter in loaded.trainable]
+    return [loss.detach(), *torch.autograd.grad(loss, trained)]
+
+
+def by_peft(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Tensor]:
+    with monkeypatch.context() as patch:
+        patch.setattr("expert.model.adapters.settle_lora", lambda wrapped, adapter: None)
+        return outcome(a_model(folder, fused=False, **options))
+
+
+def assert_equal(one: list[Tensor], other: list[Tensor], tolerance: float = EXACT) -> None:
+    for ours, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@each("family", ["llama", "qwen3", "mistral", "qwen2"])
+def test_losses_and_gradients_are_those_of_peft(tmp_path, monkeypatch, family):
+    folder = tiny_model(tmp_path / "model", family)
+    assert_equal(outcome(a_model(folder)), by_peft(folder, monkeypatch))
+
+
+def test_layers_with_a_bias_are_as_those_of_peft(tmp_path, monkeypatch):
+    folder = tiny_model(tmp_path / "model", "llama", attention_bias=True, mlp_bias=True)
+    assert_equal(outcome(a_model(folder)), by_peft(folder, monkeypatch))
+
+
+def test_what_is_recomputed_is_the_same(tmp_path):
+    loaded = a_model(tiny_model(tmp_path / "model", "llama"))
+    right = outcome(loaded)
+    recompute(loaded.blocks, LAYERS)
+    assert_equal(outcome(loaded), right, 0)
+
+
+def test_a_second_backward_gives_the_same(tmp_path):
+    loaded = a_model(tiny_model(tmp_path / "model", "qwen3"))
+    assert_equal(outcome(loaded), outcome(loaded), 0)
+
+
+@torch.no_grad()
+def test_an_adapter_that_is_off_is_left_to_transformers(tmp_path):
+    folder = tiny_model(tmp_path / "model", "llama")
+    batch = make_batch([documents(20, 11)])
+    losses = []
+    for fused in (True, False):
+        loaded = a_model(folder, fused=fused)
+        module: Any = loaded.module
+        with module.disable_adapter():
+            losses.append(loaded.loss_sum(batch))
+    assert losses[0] == losses[1]
+
+
+@each(
+    ("family", "adapter", "words"),
+    [
+        ("llama", {"dropout": 0.1}, "dropout"),
+        ("llama", {"kind": "dora"}, "not LoRA alone"),
+        ("llama", {"target_modules": ["q_proj", "v_proj"]}, "not every linear layer"),
+        ("gpt2", {}, "GPT2Block"),
+        ("gemma2", {}, "Gemma2DecoderLayer"),
+    ],
+    ids=str,
+)
+def test_blocks_that_cannot_be_fused_say_why_and_stay_as_they_are(tmp_path, family, adapter, words):
+    loaded = a_model(tiny_model(tmp_path / "model", family), fused=False, **adapter)
+    assert words in why_not(loaded.blocks[0], ADAPTER)
+    assert words in fuse_blocks(loaded.blocks, ADAPTER)
+    assert not isinstance(loaded.blocks[0].forward, FusedForward)
+
+
+def test_what_is_saved_is_what_other_blocks_save(tmp_path):
+    folder = tiny_model(tmp_path / "model", "llama")
+    for name, fused in (("one", True), ("other", False)):
+        save_trained(a_model(folder, dtype=torch.float32, fused=fused), tmp_path / name)
+    files = [tmp_path / name / "adapter_model.safetensors" for name in ("one", "other")]
+    assert files[0].read_bytes() == files[1].read_bytes()

@@ -1,0 +1,135 @@
+"""The Triton kernels of fused blocks against the same written with torch.
+
+With a card they run on it (`make gpu-test`); without one, by Triton's interpreter if that is asked
+for (TRITON_INTERPRET=1) and Triton is installed, which CPU builds of torch come without.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from expert.model.fused import kernels
+from tests.each import each
+
+ROWS, WIDTH, HEADS, INNER = 5, 96, (6, 2), 1500
+# Two roundings, of values whose sums differ in order.
+CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2**-6}
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    pytest.importorskip("triton", reason="CPU builds of torch come without Triton")
+    if torch.cuda.is_available():
+        yield "cuda"
+        return
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("no card; TRITON_INTERPRET=1 runs Triton's interpreter instead")
+    monkeypatch.setattr(kernels, "INTERPRETED", True)
+    kernels._kernel.cache_clear()
+    yield "cpu"
+    kernels._kernel.cache_clear()
+
+
+def drawn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def both_ways(
+    run: Callable[..., list[Tensor]], given: list[Any], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the kernels make of copies of `given`, and torch."""
+
+    def copies() -> list[Any]:
+        return [part.clone().to(device) if isinstance(part, Tensor) else part for part in given]
+
+    found = run(*copies())
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "_uses_triton", lambda tensor: False)
+        right = run(*copies())
+    for one, other in zip(found, right, strict=True):
+        close = CLOSE.get(other.dtype, 2e-6)
+        torch.testing.assert_close(one, other, rtol=close, atol=close)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+def test_kernels_on_a_card(dtype, monkeypatch):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA card")
+    all_kernels(dtype, "cuda", monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+def test_kernels_do_what_torch_does(dtype, device, monkeypatch):
+    all_kernels(dtype, device, monkeypatch)
+
+
+def all_kernels(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    norms(dtype, device, monkeypatch)
+    for normed in (False, True):
+        rotations(dtype, normed, device, monkeypatch)
+    swiglus(dtype, device, monkeypatch)
+
+
+def norms(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = drawn(ROWS, WIDTH, dtype=dtype), drawn(WIDTH, dtype=dtype)
+    gradient, added = (drawn(ROWS, WIDTH, dtype=dtype, seed=seed) for seed in (1, 2))
+
+    def run(x: Tensor, weight: Tensor, gradient: Tensor, added: Tensor) -> list[Tensor]:
+        out, back = (torch.zeros(ROWS, WIDTH + 8, dtype=dtype, device=device) for _ in range(2))
+        inverse = kernels.norm(x, weight, 1e-6, out[:, :WIDTH])
+        kernels.norm_backward(gradient, x, weight, inverse, added, back[:, :WIDTH])
+        return [out, inverse, back]
+
+    both_ways(run, [x, weight, gradient, added], device, monkeypatch)
+
+
+def rotations(
+    dtype: torch.dtype, normed: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    width = 16
+    queries, keys = HEADS
+    qkv = drawn(ROWS, (queries + 2 * keys) * width, dtype=dtype)
+    angles = drawn(ROWS, width // 2, dtype=torch.float32)
+    cos, sin = (torch.cat((part, part), 1).to(dtype) for part in (angles.cos(), angles.sin()))
+    weights = [drawn(width, dtype=dtype, seed=seed) for seed in (3, 4)]
+    shapes = [(1, count, ROWS, width) for count in (queries, keys, keys)]
+    gradients = [drawn(*shape, dtype=dtype, seed=5) for shape in shapes]
+    gradients[0] = gradients[0].transpose(1, 2).contiguous().transpose(1, 2)
+
+    def run(qkv: Tensor, cos: Tensor, sin: Tensor, *more: Tensor) -> list[Tensor]:
+        by = (more[0], more[1]) if normed else None
+        made = kernels.rotate(qkv, cos, sin, by, 1e-6, HEADS)
+        out = torch.zeros_like(qkv)
+        kernels.rotate_backward(tuple(more[2:]), qkv, cos, sin, by, 1e-6, HEADS, out)
+        return [made, out]
+
+    both_ways(run, [qkv, cos, sin, *weights, *gradients], device, monkeypatch)
+
+
+def swiglus(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, gradient = drawn(ROWS, 2 * INNER, dtype=dtype), drawn(ROWS, INNER, dtype=dtype)
+
+    def run(both: Tensor, gradient: Tensor) -> list[Tensor]:
+        return [kernels.swiglu(both), kernels.swiglu_backward(both, gradient), gradient]
+
+    both_ways(run, [both, gradient], device, monkeypatch)
+
+
+@each("dtype", [torch.float64, torch.float32])
+def test_gradients_written_by_hand_are_those_of_autograd(dtype):
+    generator = torch.Generator().manual_seed(3)
+    both = torch.randn(4, 6, dtype=dtype, generator=generator, requires_grad=True)
+    gradient = torch.randn(4, 3, dtype=dtype, generator=generator)
+    made = torch.nn.functional.silu(both[:, :3]) * both[:, 3:]
+    (right,) = torch.autograd.grad(made, both, gradient)
+    found = kernels.swiglu_backward(both.detach(), gradient)
+    torch.testing.assert_close(found, right)
+    torch.testing.assert_close(gradient, made.detach())
