@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from expert.core.quiet import quiet_bitsandbytes, quiet_onednn
-from expert.manifest.schema.kinds import ADAPTERS
+from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32
 from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape
 from expert.model.adapters import AdaLoraRanks, add_adapter
 from expert.model.attention import (
@@ -251,8 +251,8 @@ def _dtype_beside_the_base(
     adapter: AdapterPlan, asked: torch.dtype | None, of_the_base: torch.dtype
 ) -> torch.dtype:
     """The dtype in which adapters and soft prompts are trained."""
-    if adapter.type == "adalora":
-        return torch.float32  # its pruning reads the trained weights and gradients themselves
+    if adapter.type in IN_FLOAT32:
+        return torch.float32
     return of_the_base if asked is None else asked
 
 
