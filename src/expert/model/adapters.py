@@ -84,6 +84,14 @@ def adapter_config(model: Any, plan: AdapterPlan, *, total_steps: int | None) ->
     return peft.LoraConfig(r=rank, use_dora=plan.type == "dora", **common)
 
 
+def saved_weights(module: nn.Module, plan: AdapterPlan) -> dict[str, Tensor]:
+    """What is saved of the module, as it is before anything else is done to it."""
+    if plan.type == "full":
+        state: dict[str, Tensor] = module.state_dict(keep_vars=True)
+        return state
+    return {name: value for name, value in module.named_parameters() if value.requires_grad}
+
+
 def adalora_schedule(rank: int, total_steps: int | None) -> dict[str, int]:
     """Ranks and steps of AdaLoRA: half as much rank again at first, nothing pruned in the first
     tenth, and a last quarter to train with the ranks that are left."""
@@ -237,3 +245,8 @@ class AdaLoraRanks:
         # PEFT makes all three together, and the one that is not kept is written before it is read.
         allocator.ipt = {name: torch.zeros_like(v) for name, v in allocator.exp_avg_ipt.items()}
         self.config.rank_pattern = pattern or None
+
+
+def ranks_of(wrapped: Any, plan: AdapterPlan) -> AdaLoraRanks | None:
+    """The pruning of the plan's adapter, where it prunes."""
+    return AdaLoraRanks(wrapped) if plan.type == "adalora" else None

@@ -50,7 +50,7 @@ def made_for_tiny(
     spec: BaseModelSpec, config: TrainingConfig, shape: ModelShape | None
 ) -> Iterator[tuple[str, str]]:
     """Values of the plan that suit `tiny` and not this base, each with what to do."""
-    if spec.name == TINY or not takes(config.adapter_type, "rank"):
+    if spec.name == TINY or not takes(config.adapter_type, "alpha"):
         return
     if shape is not None and shape.parameters <= LIKE_TINY_PARAMETERS:
         return
