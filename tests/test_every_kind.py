@@ -10,12 +10,15 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from expert.core.rundir import RunFolder
 from expert.data.read.csv_rows import SEPARATORS, read_csv
 from expert.data.records import Row
+from expert.jobs.train import _removed_if_unused
 from expert.judging.domain import JUDGES, WRITTEN, domain_of
 from expert.judging.oracles.oracle import JudgeOptions, oracle_for
 from expert.manifest.migrate.values import OTHER_TRACKERS
 from expert.manifest.peers.unsupported_keys import answer_to
+from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.kinds import (
     ADAPTERS,
     OPTIMIZERS,
@@ -23,6 +26,7 @@ from expert.manifest.schema.kinds import (
     AdapterType,
     Optimizer,
     Scheduler,
+    SchedulerOptions,
     Tracker,
 )
 from expert.manifest.schema.manifest import Adapter
@@ -67,6 +71,13 @@ def planned(name: str, **config: Any) -> RunPlan:
 )
 def test_every_name_of_the_manifest_has_a_row_and_every_row_a_name(names, table):
     assert set(names) == set(table)
+
+
+def test_every_option_of_a_row_is_a_key_of_the_manifest():
+    of_schedules = {option for kind in SCHEDULES.values() for option in kind.options}
+    of_adapters = {option for kind in ADAPTERS.values() for option in kind.options}
+    assert of_schedules == set(SchedulerOptions.model_fields)
+    assert of_adapters <= set(TrainingConfig.model_fields)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -138,6 +149,15 @@ def test_every_tracker_is_planned_and_opened_and_no_longer_refused(name, tmp_pat
         pytest.skip(str(error))
     tracker({"event": "step", "step": 1, "loss": 1.0})
     tracker.close()
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_run_that_never_began_leaves_nothing_of_a_tracker(name, tmp_path):
+    folder = RunFolder.create(tmp_path, "demo")
+    (folder.path / TRACKERS[name].folder).mkdir()
+    with pytest.raises(KeyboardInterrupt), _removed_if_unused(folder):
+        raise KeyboardInterrupt
+    assert not folder.path.exists()
 
 
 @pytest.mark.parametrize("domain", JUDGES)
