@@ -75,7 +75,6 @@ def test_the_places_in_it_are_those_of_the_architecture(run: RunFolder):
         "plan": "plan.json",
         "environment": "environment.json",
         "events": "events.jsonl",
-        "tensorboard": "tensorboard",
         "checkpoints": "checkpoints",
         "final": "final",
         "validation": "validation.json",
@@ -313,13 +312,13 @@ def test_a_folder_nobody_wrote_to_is_removed_and_no_other(tmp_path: Path):
     unused, used = (RunFolder.create(tmp_path, name) for name in ("a", "b"))
     with unused.locked():
         pass
-    (unused.tensorboard / "events").mkdir(parents=True)
+    (unused.path / "curves" / "events").mkdir(parents=True)
     used.write_json("plan.json", {})
-    used.tensorboard.mkdir()
+    (used.path / "curves").mkdir()
     for folder in (unused, used, RunFolder(tmp_path / "nowhere")):
-        folder.remove_if_unused()
+        folder.remove_if_unused(["curves"])
     assert [path.name for path in tmp_path.iterdir()] == [used.path.name]
-    assert used.tensorboard.is_dir()
+    assert (used.path / "curves").is_dir()
 
 
 def test_a_manifest_is_named_where_it_still_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

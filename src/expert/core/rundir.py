@@ -10,7 +10,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -148,10 +148,6 @@ class RunFolder:
         return self.path / "events.jsonl"
 
     @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -167,15 +163,16 @@ class RunFolder:
     def lock_file(self) -> Path:
         return self.path / ".lock"
 
-    def remove_if_unused(self) -> None:
+    def remove_if_unused(self, trackers: Iterable[str]) -> None:
         """Take the folder away where no run began in it; anything else is left alone.
 
-        Its lock and an empty log for TensorBoard are made before the plan is written down.
+        Its lock and the empty folders of trackers are made before the plan is written down.
         """
-        made_before = {self.lock_file.name, self.tensorboard.name}
+        empty = set(trackers)
         with suppress(OSError):
-            if {path.name for path in self.path.iterdir()} <= made_before:
-                shutil.rmtree(self.tensorboard, ignore_errors=True)
+            if {path.name for path in self.path.iterdir()} <= {self.lock_file.name, *empty}:
+                for name in empty:
+                    shutil.rmtree(self.path / name, ignore_errors=True)
                 self.lock_file.unlink(missing_ok=True)
                 self.path.rmdir()
 

@@ -209,5 +209,7 @@ def _removed_if_unused(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        folder.remove_if_unused()
+        from expert.telemetry.trackers import TRACKERS
+
+        folder.remove_if_unused(kind.folder for kind in TRACKERS.values())
         raise

@@ -22,8 +22,8 @@ from expert.manifest.migrate.aliases import (
     SHAPE_ALIASES,
 )
 from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES
-from expert.manifest.schema.config import Tracker
 from expert.manifest.schema.expectations import schema
+from expert.manifest.schema.kinds import Tracker
 
 Schema = dict[str, Any]
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from expert.manifest.schema.kinds import ADAPTERS
 from expert.model.errors import ModelError
 from expert.model.lora.dora import settle_dora
 from expert.model.lora.lora import settle_lora
@@ -37,9 +38,12 @@ def add_adapter(
     model.requires_grad_(plan.type == "full")
     if plan.type in ("full", "none"):
         return model
-    if plan.type == "lokr" and quantization in QUANTISED:
-        what = f"lokr cannot be trained on {quantization} base weights: PEFT has no such layer"
-        fix = "use quantization: none, or lora, dora, ia3 or adalora"
+    if not ADAPTERS[plan.type].quantised and quantization in QUANTISED:
+        what = (
+            f"{plan.type} cannot be trained on {quantization} base weights: PEFT has no such layer"
+        )
+        able = [name for name, kind in ADAPTERS.items() if kind.quantised]
+        fix = f"use quantization: none, or {_listed(able)}"
         raise ModelError("training.config.adapter_type", what, fix)
     peft: Any = importlib.import_module("peft")
     config = adapter_config(model, plan, total_steps=total_steps)
@@ -78,6 +82,14 @@ def adapter_config(model: Any, plan: AdapterPlan, *, total_steps: int | None) ->
         return peft.AdaLoraConfig(**adalora_schedule(rank, total_steps), **common)
     assert plan.type in ("lora", "dora"), f"adapter_type: {plan.type} is not built here"
     return peft.LoraConfig(r=rank, use_dora=plan.type == "dora", **common)
+
+
+def saved_weights(module: nn.Module, plan: AdapterPlan) -> dict[str, Tensor]:
+    """What is saved of the module, as it is before anything else is done to it."""
+    if plan.type == "full":
+        state: dict[str, Tensor] = module.state_dict(keep_vars=True)
+        return state
+    return {name: value for name, value in module.named_parameters() if value.requires_grad}
 
 
 def adalora_schedule(rank: int, total_steps: int | None) -> dict[str, int]:
@@ -139,6 +151,10 @@ def matched(asked: list[str], layers: dict[str, nn.Module], key: str) -> list[st
     return list(asked)
 
 
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
 def _last(name: str) -> str:
     return name.rsplit(".", 1)[-1]
 
@@ -154,9 +170,10 @@ def _are_conv1d(targets: list[str], layers: dict[str, nn.Module], kind: str) -> 
         what = "the targets mix two kinds of linear layers; one adapter cannot cover both"
         raise ModelError(_TARGETS, what, "name layers of one kind")
     turned = kinds == {False}
-    if turned and kind == "lokr":
-        what = "lokr does not support transposed weights such as GPT-2's"
-        raise ModelError("training.config.adapter_type", what, "use lora, dora, ia3 or adalora")
+    if turned and not ADAPTERS[kind].transposed:
+        what = f"{kind} does not support transposed weights such as GPT-2's"
+        able = [name for name, each in ADAPTERS.items() if each.transposed]
+        raise ModelError("training.config.adapter_type", what, f"use {_listed(able)}")
     return turned
 
 
@@ -228,3 +245,8 @@ class AdaLoraRanks:
         # PEFT makes all three together, and the one that is not kept is written before it is read.
         allocator.ipt = {name: torch.zeros_like(v) for name, v in allocator.exp_avg_ipt.items()}
         self.config.rank_pattern = pattern or None
+
+
+def ranks_of(wrapped: Any, plan: AdapterPlan) -> AdaLoraRanks | None:
+    """The pruning of the plan's adapter, where it prunes."""
+    return AdaLoraRanks(wrapped) if plan.type == "adalora" else None

@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from expert.core.quiet import quiet_bitsandbytes, quiet_onednn
-from expert.manifest.schema.kinds import ADAPTERS
+from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32
 from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape
-from expert.model.adapters import AdaLoraRanks, add_adapter
+from expert.model.adapters import AdaLoraRanks, add_adapter, ranks_of, saved_weights
 from expert.model.attention import (
     IMPLEMENTATIONS,
     attention_kwargs,
@@ -105,7 +105,7 @@ class LoadedModel:
         return replace(
             self,
             trainable=_trainable(self.module, self.soft_prompts),
-            weights=_weights(self.module, self.adapter),
+            weights=saved_weights(self.module, self.adapter),
             is_spread=True,
         )
 
@@ -241,9 +241,9 @@ def load_model(
         decoder=decoder,
         soft_prompts=prompts,
         trainable=_trainable(module, prompts),
-        weights=_weights(module, adapter),
+        weights=saved_weights(module, adapter),
         blocks=list(blocks),
-        ranks=AdaLoraRanks(module) if adapter.type == "adalora" else None,
+        ranks=ranks_of(module, adapter),
     )
 
 
@@ -251,8 +251,8 @@ def _dtype_beside_the_base(
     adapter: AdapterPlan, asked: torch.dtype | None, of_the_base: torch.dtype
 ) -> torch.dtype:
     """The dtype in which adapters and soft prompts are trained."""
-    if adapter.type == "adalora":
-        return torch.float32  # its pruning reads the trained weights and gradients themselves
+    if adapter.type in IN_FLOAT32:
+        return torch.float32
     return of_the_base if asked is None else asked
 
 
@@ -317,14 +317,6 @@ def _trainable(module: nn.Module, prompts: SoftPrompts | None) -> list[tuple[str
         return own
     named = zip(prompts.names, prompts.prompts, strict=True)
     return own + [(f"soft_prompts.{name}", parameter) for name, parameter in named]
-
-
-def _weights(module: nn.Module, adapter: AdapterPlan) -> dict[str, Tensor]:
-    """What is saved of the module, as it is before anything else is done to it."""
-    if adapter.type == "full":
-        state: dict[str, Tensor] = module.state_dict(keep_vars=True)
-        return state
-    return {name: value for name, value in module.named_parameters() if value.requires_grad}
 
 
 def _load_base(

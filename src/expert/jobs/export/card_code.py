@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from expert.core.install import how_to_get_it
 from expert.jobs.sample.decoding import settle_decoding
 from expert.jobs.sample.sample import prompt_text
+from expert.manifest.schema.kinds import IN_FLOAT32
 from expert.manifest.schema.manifest import CHAR_GPT
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _model(plan: RunPlan, source: str, *, quantised: str, adapter: bool) -> list
 def keeps_adapter_dtype(plan: RunPlan) -> bool:
     """Whether adapters stay in the base's dtype: PEFT would make float32 of bfloat16. Beside a
     float16 base, and for AdaLoRA, that is what was trained."""
-    return plan.kernels.precision == "bf16" and plan.adapter.type != "adalora"
+    return plan.kernels.precision == "bf16" and plan.adapter.type not in IN_FLOAT32
 
 
 def _adapter_dtype(plan: RunPlan) -> str:

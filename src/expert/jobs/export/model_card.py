@@ -145,7 +145,8 @@ def _settings(
 ) -> list[tuple[str, str]]:
     adapter, optim, data = plan.adapter, plan.optim, plan.data
     rows = f", {counted(plan.length.rows, 'row')}" if plan.length.rows else ""
-    rank = f", rank {adapter.rank}, alpha {adapter.alpha:g}" if adapter.rank else ""
+    rank = f", rank {adapter.rank}" if adapter.rank else ""
+    rank += f", alpha {adapter.alpha:g}" if adapter.alpha else ""
     comes_with = ", which comes with Expert" if plan.model.place == "built-in" else ""
     versions = known.environment.get("versions") or {}
     used = [

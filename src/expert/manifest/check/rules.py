@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from expert.core.errors import Problem
 from expert.manifest.notices import Kind, Notice
 from expert.manifest.schema.config import TrainingConfig
-from expert.manifest.schema.kinds import SCHEDULES
+from expert.manifest.schema.kinds import ADAPTERS, SCHEDULES, takes
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.manifest.text.item import Item
 
@@ -69,11 +69,8 @@ def _adapter(manifest: Manifest, found: Findings) -> None:
     config = manifest.training.config
     given = config.model_fields_set
     kind = config.adapter_type
-    for key in ("rank", "alpha"):
-        if key in given and kind == "ia3" and getattr(config, key) != "auto":
-            found.wrong(f"training.config.{key}", "ia3 has no " + key, "remove it")
-    if kind == "ia3" and "dropout" in given and config.dropout not in ("auto", 0):
-        found.superseded("dropout", "ia3 has no dropout")
+    if kind in ADAPTERS:
+        _adapter_options(config, found)
     if kind in ("full", "none"):
         reason = "all weights are trained" if kind == "full" else "only soft prompts are trained"
         for key in ("rank", "alpha", "dropout", "target_modules"):
@@ -82,10 +79,11 @@ def _adapter(manifest: Manifest, found: Findings) -> None:
     if kind == "none" and not manifest.soft_prompts:
         what = "none trains only soft prompts, but there are none"
         found.wrong("training.config.adapter_type", what, "add soft_prompts or choose an adapter")
-    if config.feedforward_modules and kind != "ia3":
+    feedforward = takes(kind, "feedforward_modules")
+    if config.feedforward_modules and not feedforward:
         found.superseded("feedforward_modules", f"only for ia3; {kind} uses target_modules")
     targets = config.target_modules
-    if config.feedforward_modules and kind == "ia3" and isinstance(targets, list):
+    if config.feedforward_modules and feedforward and isinstance(targets, list):
         stray = sorted(set(config.feedforward_modules) - set(targets))
         if stray:
             what = f"{', '.join(stray)} not among target_modules"
@@ -98,8 +96,8 @@ def _adapter(manifest: Manifest, found: Findings) -> None:
         if kind == "full" and is_quantised and model.name != CHAR_GPT:
             what = f"adapter_type full cannot train an {model.quantization} base"
             found.wrong(path, what, "use quantization: none, or an adapter_type")
-        if kind == "lokr" and is_quantised:
-            what = f"lokr does not work on an {model.quantization} base"
+        if kind in ADAPTERS and not ADAPTERS[kind].quantised and is_quantised:
+            what = f"{kind} does not work on an {model.quantization} base"
             found.wrong(path, what, "use quantization: none, or adapter_type: lora")
         for position, adapter in enumerate(model.adapters):
             is_dora = adapter.type == "lora" and adapter.use_dora
@@ -107,6 +105,15 @@ def _adapter(manifest: Manifest, found: Findings) -> None:
             if released and released != kind:
                 text = f"released as {released}; adapter_type {kind} is trained instead"
                 found.report("warning", f"base_models[{number}].adapters[{position}].type", text)
+
+
+def _adapter_options(config: TrainingConfig, found: Findings) -> None:
+    kind, given = config.adapter_type, config.model_fields_set
+    for key in ("rank", "alpha"):
+        if key in given and not takes(kind, key) and getattr(config, key) != "auto":
+            found.wrong(f"training.config.{key}", f"{kind} has no {key}", "remove it")
+    if not takes(kind, "dropout") and "dropout" in given and config.dropout not in ("auto", 0):
+        found.superseded("dropout", f"{kind} has no dropout")
 
 
 def _char_model(manifest: Manifest, found: Findings) -> None:
@@ -161,8 +168,8 @@ def _schedule(manifest: Manifest, found: Findings) -> None:
     allowed = SCHEDULES[config.lr_scheduler].options
     for key in sorted(config.lr_scheduler_kwargs.model_fields_set):
         if key not in allowed and getattr(config.lr_scheduler_kwargs, key) is not None:
-            takes = f"{config.lr_scheduler} takes {' and '.join(allowed) or 'no options'}"
-            found.wrong(f"training.config.lr_scheduler_kwargs.{key}", takes, "remove it")
+            what = f"{config.lr_scheduler} takes {' and '.join(allowed) or 'no options'}"
+            found.wrong(f"training.config.lr_scheduler_kwargs.{key}", what, "remove it")
     if config.warmup_ratio is not None and config.warmup_steps:
         found.superseded("warmup_steps", f"warmup_ratio {config.warmup_ratio:g} takes precedence")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from expert.manifest.migrate.migration import Entries, Migration
-from expert.manifest.schema.config import Tracker
+from expert.manifest.schema.kinds import Tracker
 from expert.manifest.text.item import Item, shown
 
 _QWEN = ("qwen", "qwen2", "qwen2.5", "qwen3")

@@ -7,6 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from expert.manifest.schema.kinds import (
+    AdapterType,
+    Optimizer,
+    Scheduler,
+    SchedulerOptions,
+    Tracker,
+)
 from expert.manifest.schema.types import (
     AUTO,
     Auto,
@@ -24,29 +31,12 @@ from expert.manifest.schema.types import (
     Text,
 )
 
-AdapterType = Literal["lora", "dora", "ia3", "lokr", "adalora", "full", "none"]
-Scheduler = Literal["linear", "cosine", "constant", "polynomial", "cosine_with_restarts"]
-Optimizer = Literal["adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "sgd"]
 Attention = Literal["eager", "sdpa", "flash", "flex"]
 Checkpointing = Literal["none", "selective", "full"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Cadence = Literal["no", "steps", "epoch"]
 ModuleList = Annotated[list[Text], Field(min_length=1)]
-Tracker = Literal["tensorboard"]
 Metric = Literal["eval_loss", "eval_perplexity", "eval_token_accuracy"]
-
-
-class SchedulerOptions(StrictSection):
-    """Options of a learning-rate schedule."""
-
-    num_cycles: PositiveNumber | None = None
-    """Cosine waves over the run (cosine, cosine_with_restarts)."""
-    power: PositiveNumber | None = None
-    """Exponent of the decay (polynomial)."""
-    lr_end: NumberFromZero | None = None
-    """Rate at the end (polynomial)."""
-    min_lr: NumberFromZero | None = None
-    """Lowest rate (cosine)."""
 
 
 class CheckpointingOptions(StrictSection):

@@ -1,11 +1,18 @@
-"""Optimizers, schedules and adapters by name: one row each, with all that other files ask of them.
-
-The names that a manifest may use are the Literals of config.py; a test holds both together.
-"""
+"""Optimizers, schedules, adapters and trackers: the names a manifest may use, and of each what the
+other files ask of it, in one row. A test holds names and rows together."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
+
+from expert.manifest.schema.types import NumberFromZero, PositiveNumber, StrictSection
+
+# --- optimizers: built in training/optim.py ------------------------------------------------------
+
+Optimizer = Literal["adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "sgd"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,21 +21,6 @@ class OptimizerKind:
 
     title: str
     state_bytes: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleKind:
-    """The options a schedule takes, and whether it can be followed without a known last step."""
-
-    options: tuple[str, ...] = ()
-    needs_end: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdapterKind:
-    """Whether an adapter has a rank (and so an alpha)."""
-
-    rank: bool = True
 
 
 # Two 8-bit moments, and a float32 scale per 256 of each.
@@ -40,6 +32,33 @@ OPTIMIZERS = {
     "paged_adamw_8bit": OptimizerKind(title="paged 8-bit AdamW", state_bytes=_EIGHT_BIT),
     "sgd": OptimizerKind(title="SGD", state_bytes=4),  # momentum
 }
+
+# --- learning-rate schedules: their curves are in training/schedule.py ---------------------------
+
+Scheduler = Literal["linear", "cosine", "constant", "polynomial", "cosine_with_restarts"]
+
+
+class SchedulerOptions(StrictSection):
+    """Options of a learning-rate schedule."""
+
+    num_cycles: PositiveNumber | None = None
+    """Cosine waves over the run (cosine, cosine_with_restarts)."""
+    power: PositiveNumber | None = None
+    """Exponent of the decay (polynomial)."""
+    lr_end: NumberFromZero | None = None
+    """Rate at the end (polynomial)."""
+    min_lr: NumberFromZero | None = None
+    """Lowest rate (cosine)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleKind:
+    """The options a schedule takes, and whether it can be followed without a known last step."""
+
+    options: tuple[str, ...] = ()
+    needs_end: bool = True
+
+
 SCHEDULES = {
     "linear": ScheduleKind(),
     "cosine": ScheduleKind(options=("num_cycles", "min_lr")),
@@ -47,11 +66,85 @@ SCHEDULES = {
     "polynomial": ScheduleKind(options=("power", "lr_end")),
     "constant": ScheduleKind(needs_end=False),
 }
+
+# --- adapters: built in model/adapters.py --------------------------------------------------------
+
+AdapterName = Literal["lora", "dora", "ia3", "lokr", "adalora"]
+AdapterType = Literal[AdapterName, "full", "none"]
+ReleasedAdapter = Literal[AdapterName, "lora-fa"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterKind:
+    """What an adapter trains of a layer, and where it is not like LoRA."""
+
+    weights: Callable[[int, int, int], int]
+    """How many weights of a layer are trained, by rank, inputs and outputs."""
+    rate: float = 2e-4
+    """The usual learning rate."""
+    options: tuple[str, ...] = ("rank", "alpha", "dropout")
+    """Keys of training.config that it takes besides target_modules."""
+    quantised: bool = True
+    """Works on an int4 or int8 base."""
+    transposed: bool = True
+    """Works on weights that are kept as [in, out], such as GPT-2's."""
+    in_float32: bool = False
+    """Trained in float32, whatever the precision of the base."""
+    not_captured: str = ""
+    """Why its passes cannot be captured as CUDA graphs; empty: they can."""
+
+
+def _pair(rank: int, inputs: int, outputs: int) -> int:
+    return rank * (inputs + outputs)
+
+
+def _pair_with_magnitude(rank: int, inputs: int, outputs: int) -> int:
+    return _pair(rank, inputs, outputs) + outputs
+
+
+def _pair_with_singular_values(rank: int, inputs: int, outputs: int) -> int:
+    """Of half as many ranks again: the least useful ones are given up during the run."""
+    first = rank + (rank + 1) // 2
+    return _pair(first, inputs, outputs) + first
+
+
+def _kronecker_factors(rank: int, inputs: int, outputs: int) -> int:
+    """Factors near the square root of the layer, one of them of low rank."""
+    left_in, left_out = _divisor(inputs), _divisor(outputs)
+    right_in, right_out = inputs // left_in, outputs // left_out
+    return left_in * left_out + min(right_in * right_out, rank * (right_in + right_out))
+
+
+def _divisor(width: int) -> int:
+    """The divisor of `width` nearest below its square root."""
+    return next(d for d in range(math.isqrt(width), 0, -1) if width % d == 0)
+
+
 ADAPTERS = {
-    "lora": AdapterKind(),
-    "dora": AdapterKind(),
-    "lokr": AdapterKind(),
-    "adalora": AdapterKind(),
-    "ia3": AdapterKind(rank=False),
+    "lora": AdapterKind(weights=_pair),
+    "dora": AdapterKind(weights=_pair_with_magnitude),
+    "ia3": AdapterKind(
+        weights=lambda rank, inputs, outputs: outputs,
+        rate=5e-3,
+        options=("feedforward_modules",),
+    ),
+    "lokr": AdapterKind(weights=_kronecker_factors, quantised=False, transposed=False),
+    "adalora": AdapterKind(
+        weights=_pair_with_singular_values,
+        in_float32=True,  # its pruning reads the trained weights and gradients themselves
+        not_captured="AdaLoRA's penalty depends on the targets of each batch",
+    ),
 }
-WITH_RANK = tuple(name for name, kind in ADAPTERS.items() if kind.rank)
+
+
+IN_FLOAT32 = tuple(name for name, kind in ADAPTERS.items() if kind.in_float32)
+
+
+def takes(adapter: str, option: str) -> bool:
+    """Whether an adapter has such an option; full and none, which are no adapters, have none."""
+    return adapter in ADAPTERS and option in ADAPTERS[adapter].options
+
+
+# --- trackers: opened in telemetry/trackers.py ---------------------------------------------------
+
+Tracker = Literal["tensorboard"]

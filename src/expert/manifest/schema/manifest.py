@@ -8,6 +8,7 @@ from pydantic import Field
 
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.dataset import DatasetSpec, Decoding
+from expert.manifest.schema.kinds import ReleasedAdapter
 from expert.manifest.schema.types import (
     AUTO,
     Auto,
@@ -49,7 +50,7 @@ class CharGptShape(StrictSection):
 class Adapter(Section):
     """A released adapter. training.config decides what is trained and falls back to this."""
 
-    type: Literal["lora", "dora", "ia3", "lokr", "adalora", "lora-fa"] | None = None
+    type: ReleasedAdapter | None = None
     """Kind of adapter."""
     target_modules: list[Text] | None = None
     """Layers that have it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from expert.manifest.schema.kinds import ADAPTERS
 from expert.planning.choose.length import likely_pass_seconds
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.memory.fitting import budget_of, peak_bytes
@@ -47,8 +48,9 @@ def _cannot_capture(draft: PlanDraft) -> str:
         return "sharded weights are gathered for each pass, which is not captured"
     if not (draft.packed or draft.is_char_model):
         return "padded rows vary in width: each width would be captured again"
-    if draft.config.adapter_type == "adalora":
-        return "AdaLoRA's penalty depends on the targets of each batch"
+    adapter = ADAPTERS.get(draft.config.adapter_type)
+    if adapter is not None and adapter.not_captured:
+        return adapter.not_captured
     shape = draft.model.architecture  # the character model has a dropout of its own
     drops = draft["adapter.dropout"] or (shape is not None and bool(shape.dropout))
     if draft["kernels.checkpointing"] != "none" and drops:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from expert.manifest.schema.kinds import WITH_RANK
+from expert.manifest.schema.kinds import ADAPTERS, takes
 from expert.manifest.schema.manifest import CharGptShape
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.models.resolve import basename
@@ -16,8 +16,8 @@ from expert.planning.models.shapes import PROJECTIONS
 DEFAULT_RANK = 16
 # Layers that some Llama-like models have in place of, or besides, the usual seven.
 FUSED_PROJECTIONS = {"qkv_proj", "gate_up_proj", "embed_tokens", "lm_head"}
-DEFAULT_RATES = {"full": 2e-5, "ia3": 5e-3, "none": 5e-3}
-ADAPTER_RATE = 2e-4
+FULL_RATE = 2e-5
+PROMPT_RATE = 5e-3
 SCRATCH_RATE = 1e-3
 DEFAULT_WARMUP_RATIO = 0.03
 STREAMED_SAVE_STEPS = 500
@@ -97,12 +97,14 @@ def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
     config, released = draft.config, draft.released_adapter
     kind, rank = config.adapter_type, 0
     draft.pass_on("adapter.type", "adapter_type")
-    if kind in WITH_RANK:
+    if takes(kind, "rank"):
         rank = _or_released(draft, "rank", released.r, DEFAULT_RANK, "the usual rank")
+    else:
+        draft.settle("adapter.rank", None, f"{kind} has none", "manifest")
+    if takes(kind, "alpha"):
         _or_released(draft, "alpha", released.alpha, 2 * rank, "twice the rank")
     else:
-        for key in ("rank", "alpha"):
-            draft.settle(f"adapter.{key}", None, f"{kind} has none", "manifest")
+        draft.settle("adapter.alpha", None, f"{kind} has none", "manifest")
     if kind in ("full", "none"):
         draft.settle("adapter.dropout", 0.0, f"{kind}: no adapter", "manifest")
         draft.settle("adapter.target_modules", None, f"{kind}: no adapter", "manifest")
@@ -111,12 +113,11 @@ def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
         modules = released.target_modules or None
         because = "adapters on every linear layer train best"
         _or_released(draft, "target_modules", modules, "all-linear", because)
-    is_ia3 = kind == "ia3"
-    feedforward = (
-        (config.feedforward_modules or released.feedforward_modules or []) if is_ia3 else []
-    )
-    because = "ia3 layers scaled at their input" if is_ia3 else f"{kind} has none"
-    draft.settle("adapter.feedforward_modules", feedforward if is_ia3 else [], because, "manifest")
+    feedforward, because = list[str](), f"{kind} has none"
+    if takes(kind, "feedforward_modules"):
+        feedforward = config.feedforward_modules or released.feedforward_modules or []
+        because = f"{kind} layers scaled at their input"
+    draft.settle("adapter.feedforward_modules", feedforward, because, "manifest")
     prompts = [
         prompt.model_dump(include={"name", "tokens", "init_method", "init_text"})
         for prompt in draft.manifest.soft_prompts
@@ -151,8 +152,11 @@ def settle_optimisation(draft: PlanDraft) -> None:
     """Rate, schedule, decay, clipping and seed; the optimizer itself is chosen elsewhere."""
     config = draft.config
     kind = config.adapter_type
-    rate = SCRATCH_RATE if draft.is_char_model else DEFAULT_RATES.get(kind, ADAPTER_RATE)
-    because = "usual from scratch" if draft.is_char_model else f"usual for {kind}"
+    rate, because = SCRATCH_RATE, "usual from scratch"
+    if not draft.is_char_model:
+        others = {"full": FULL_RATE, "none": PROMPT_RATE}
+        rate = ADAPTERS[kind].rate if kind in ADAPTERS else others[kind]
+        because = f"usual for {kind}"
     draft.choose("optim.learning_rate", "learning_rate", rate, because, "preset")
     draft.pass_on("optim.scheduler", "lr_scheduler")
     options = config.lr_scheduler_kwargs.model_dump(exclude_none=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from expert.manifest.schema.config import TrainingConfig
-from expert.manifest.schema.kinds import WITH_RANK
+from expert.manifest.schema.kinds import ADAPTERS, takes
 from expert.manifest.schema.manifest import BaseModelSpec
-from expert.planning.choose.recipe import ADAPTER_RATE, DEFAULT_RANK
+from expert.planning.choose.recipe import DEFAULT_RANK
 from expert.planning.models.resolve import TINY
 from expert.planning.models.shapes import ModelShape
 
@@ -38,11 +38,11 @@ def starting_point(name: str, shape: ModelShape | None) -> StartingPoint:
         # Of 360 rows of dates it answers all held-out ones with this scale; with alpha 64 it does
         # not move far enough in as many steps.
         return StartingPoint(32, 512, SMALL_RATE, "tiny needs large steps: alpha / r is 16")
-    twice = int(USUAL_SCALE * DEFAULT_RANK)
+    twice, usual = int(USUAL_SCALE * DEFAULT_RANK), ADAPTERS["lora"].rate
     if shape is None:
-        return StartingPoint(DEFAULT_RANK, twice, ADAPTER_RATE, "usual for LoRA; size not known")
+        return StartingPoint(DEFAULT_RANK, twice, usual, "usual for LoRA; size not known")
     size = f"usual for LoRA on {shape.parameters / 1e9:.2g} billion parameters"
-    rate = SMALL_RATE if shape.parameters < SMALL_PARAMETERS else ADAPTER_RATE
+    rate = SMALL_RATE if shape.parameters < SMALL_PARAMETERS else usual
     return StartingPoint(DEFAULT_RANK, twice, rate, size)
 
 
@@ -50,7 +50,7 @@ def made_for_tiny(
     spec: BaseModelSpec, config: TrainingConfig, shape: ModelShape | None
 ) -> Iterator[tuple[str, str]]:
     """Values of the plan that suit `tiny` and not this base, each with what to do."""
-    if spec.name == TINY or config.adapter_type not in WITH_RANK:
+    if spec.name == TINY or not takes(config.adapter_type, "alpha"):
         return
     if shape is not None and shape.parameters <= LIKE_TINY_PARAMETERS:
         return

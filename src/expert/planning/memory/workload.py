@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from expert.manifest.schema.kinds import ADAPTERS
 from expert.planning.models.shapes import ModelShape
 
 
@@ -70,28 +70,8 @@ class Workload:
             return shape.parameters + soft
         if self.adapter == "none":
             return soft
-        return shape.layers * sum(map(self._adapter_size, self.target_sizes().values())) + soft
-
-    def _adapter_size(self, size: tuple[int, int]) -> int:
-        rows, columns = size
-        if self.adapter == "ia3":
-            return columns
-        if self.adapter == "lokr":
-            # Kronecker factors near the square root of the layer, one of them of low rank.
-            left = _factor(rows) * _factor(columns)
-            right_in, right_out = rows // _factor(rows), columns // _factor(columns)
-            return left + min(right_in * right_out, self.rank * (right_in + right_out))
-        # AdaLoRA begins with half as many ranks again and gives up the least useful ones.
-        rank = self.rank + (self.rank + 1) // 2 if self.adapter == "adalora" else self.rank
-        size_of_pair = rank * (rows + columns)
-        if self.adapter == "dora":
-            return size_of_pair + columns  # a magnitude per output
-        return size_of_pair + (rank if self.adapter == "adalora" else 0)
-
-
-def _factor(width: int) -> int:
-    """The divisor of `width` nearest below its square root, as LoKr splits a layer."""
-    return next(d for d in range(math.isqrt(width), 0, -1) if width % d == 0)
+        of_layer, sizes = ADAPTERS[self.adapter].weights, self.target_sizes().values()
+        return shape.layers * sum(of_layer(self.rank, *size) for size in sizes) + soft
 
 
 def flops_per_token(work: Workload, mean_document: float) -> float:
