@@ -17,7 +17,7 @@ def test_clean_data_is_a_table_and_exits_with_0(run, tmp_path):
     assert (ran.code, ran.err) == (0, "")
     rows = [[cell.strip() for cell in line.split("  ") if cell] for line in ran.out.splitlines()]
     table = {cells[0]: cells[1:] for cells in rows if cells}
-    assert ran.out.startswith("counter: prompt template chatml\n")
+    assert ran.out.startswith("counter  (prompt template: chatml)\n")
     assert table["rows read"] == ["120", wording("drawn-from-train")]
     assert table["examples"] == ["108", "12"]
     assert table[wording("also-in-train")] == ["–", "0"]

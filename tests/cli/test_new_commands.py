@@ -22,7 +22,7 @@ def test_columns_of_a_file_are_shown(run: Runner, tmp_path):
     rows.write_text('{"q": "a", "a": "{}"}\n', encoding="utf-8")
     parts = ("--map", "instruction=q", "--map", "response=a")
     asked = ("new", "mine", "--from", str(rows), *parts, "-o", str(tmp_path))
-    assert "instruction: q, response: a" in run(*asked).out
+    assert "instruction=q, response=a" in run(*asked).out
     again = run(*asked)
     assert again.code == 2
     assert wording("is-there-already") in again.err
