@@ -35,7 +35,7 @@ def test_columns_that_no_commas_separate_are_reported(run, tmp_path):
     as_json = json.loads(run("dataset", "check", "-m", str(file), "--json").out)
     assert as_json["notes"] == [
         wording("semicolons-separate-its-columns"),
-        "rows.csv: instruction: Question, response: Answer",
+        "rows.csv: instruction=Question, response=Answer",
     ]
 
 

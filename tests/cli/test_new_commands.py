@@ -11,7 +11,7 @@ from tests.wording import wording
 def test_a_new_expert_is_checked_and_planned_with_the_commands_it_names(run: Runner, tmp_path):
     ran = run("new", "mine", "--template", "sql", "--output", str(tmp_path))
     assert ran.code == 0
-    assert wording("made-expert-for-sql", mine=tmp_path / "mine") in ran.out
+    assert f"{tmp_path / 'mine'}  (answers: sql)" in ran.out
     [plan] = [line for line in ran.out.splitlines() if line.startswith("  expert plan")]
     assert run(*plan.split()[1:]).code == 0
     assert run("manifest", "check", "--strict", str(tmp_path / "mine" / "manifest.json")).code == 0
