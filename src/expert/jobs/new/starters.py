@@ -185,8 +185,8 @@ def readme_of(name: str, starter: Starter, data: str, has_answers: bool, base: s
         rows = "Every row has a prompt, optional\ninput, and an answer."
         last = "expert validate --expert ."
     larger = (
-        "\n`tiny` is a toy model, and these settings suit no other. For a real one, make the folder "
-        f"again:\n`expert new {name} --from ROWS --model Qwen/Qwen3-0.6B`.\n"
+        "\n`tiny` is a toy model, and these settings suit no other. For a real one, make the "
+        f"folder again:\n`expert new {name} --from ROWS --model Qwen/Qwen3-0.6B`.\n"
     )
     return f"""# {name}
 
