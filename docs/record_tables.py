@@ -174,7 +174,8 @@ def answers(record: Record) -> str:
     ]
     text = (
         f"{record['model']}: prompts padded to the longest, with a growing key-value cache; "
-        "prompts without padding, with a fixed cache; the same with the decoding step as a CUDA graph."
+        "prompts without padding, with a fixed cache; the same with the decoding step as a CUDA "
+        "graph."
     )
     head = ("rows", "how", "tokens/s", "times as fast", "same answers")
     where = _place(record["environment"])
