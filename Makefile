@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 DEMO := experts/expert-json
 DEMO_OUT := build/demo
 
-demo: $(READY)        ## rows, tokens, a trained expert, the gate, a ladder, a report; about 4 minutes without a GPU
+demo: $(READY)        ## train, validate, benchmark and report an example; about 4 minutes without a GPU
 	@$(BIN)/python $(DEMO)/make_data.py --rows 8000 --seed 7
 	@$(BIN)/expert pretokenize --manifest $(DEMO)/manifest.json
 	@$(BIN)/expert train --manifest $(DEMO)/manifest.json --output $(DEMO_OUT)/runs
@@ -35,23 +35,23 @@ demo: $(READY)        ## rows, tokens, a trained expert, the gate, a ladder, a r
 	@echo "      expert sample $(DEMO_OUT)/runs --prompt 'Write this record as JSON. Input: city=rome; code=7'"
 	@echo "      expert new my-expert --from YOUR-ROWS.jsonl"
 
-experts: $(READY)     ## all four trained with `tiny`, judged beside their base; about 10 minutes without a GPU
+experts: $(READY)     ## train and validate all four examples with `tiny`; about 10 minutes without a GPU
 	@$(BIN)/python benchmarks/every_expert.py --out build/experts.json
 
 test: $(READY)        ## the test suite: CPU only, offline, minutes
 	@# Each worker takes a run of neighbouring files, whose trained runs are then made once.
 	@$(BIN)/python -m pytest -q -n auto --dist worksteal
 
-slow-test: $(READY)   ## the long property tests and real models
+slow-test: $(READY)   ## long property tests and real models
 	@HYPOTHESIS=search $(BIN)/python -m pytest -q -n auto -m slow
 
-gpu-test: $(READY)    ## what needs a CUDA card; skips with a reason where there is none
+gpu-test: $(READY)    ## tests that need a CUDA card; skipped with a reason where there is none
 	@$(BIN)/python -m pytest -q -m gpu
 
 BENCH  := .venv-bench
 DATA   ?= ../shared/data
 
-bench-data:           ## preparation against TRL's, then feeding; DATA=folder with sql/, cypher/ and tokenizers/qwen3
+bench-data:           ## data preparation against TRL, then loading; DATA=folder with sql/, cypher/ and tokenizers/qwen3
 	@test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
 	@$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check \
 		-c constraints.txt -e . torch==2.13.0 transformers==5.17.0 trl==1.16.0 datasets
@@ -60,13 +60,13 @@ bench-data:           ## preparation against TRL's, then feeding; DATA=folder wi
 	@$(BENCH)/bin/python benchmarks/data_loading.py --tokenizer $(DATA)/tokenizers/qwen3 \
 		--out docs/benchmarks/data-loading.json $(DATA)/sql/train.jsonl $(DATA)/cypher/train.jsonl
 
-check: $(READY)       ## read only: ruff, formatting, spelling, types
+check: $(READY)       ## ruff, formatting, spelling, types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/codespell
 	@$(BIN)/mypy
 
-fix: $(READY)         ## write: formatting and what ruff can mend
+fix: $(READY)         ## write: formatting and what ruff can fix
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 

@@ -28,13 +28,13 @@ HEAD = """# Commands
 
 <!-- made by docs/draw_cli.py, do not edit -->
 
-Every command of `expert` (also installed as `expert-cli`), as `--help` tells it. The
-[training guide](TRAINING_GUIDE.md) shows them at work, with what they print.
+Every command of `expert` (also installed as `expert-cli`), as in `--help`. The
+[training guide](TRAINING_GUIDE.md) shows them with their output.
 
 `--set PATH=VALUE` overrides any key of the manifest for this call, as in `--set epochs=1` or
 `--set base_models[0].quantization=int4`; it may be given several times. Where a command takes a
-RUN, a folder of runs stands for the newest of them. `--json` writes the result to standard output
-and progress to standard error. `-h` and `--help` are understood everywhere.
+RUN, a folder of runs means the newest of them. `--json` writes the result to standard output
+and progress to standard error. Every command has `-h` and `--help`.
 """
 
 

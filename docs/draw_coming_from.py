@@ -22,8 +22,8 @@ FILE = Path(__file__).parent / "COMING_FROM.md"
 BEGIN = "<!-- names: made by docs/draw_coming_from.py, do not edit -->"
 END = "<!-- end of names -->"
 TITLES = {
-    "superseded": "Keys that nothing is lost without",
-    "warning": "Keys that are warned of: they change something there and nothing here",
+    "superseded": "Keys that are accepted and not needed here",
+    "warning": "Keys that are accepted with a warning: they have no effect here",
     None: "Keys that are refused",
 }
 
@@ -48,9 +48,9 @@ def tables() -> str:
         *_spellings(),
     ]
     parts += [
-        "### Keys that become another by a rule\n",
+        "### Keys that are converted\n",
         f"{_listed([*CONVERTED, *SPECIAL])}.\n",
-        "### Sections whose keys are read as if they stood alone\n",
+        "### Sections whose keys are read as if they were at the top level\n",
         f"{_listed([*SECTIONS, 'optimizer', 'lr_scheduler'])}.\n",
     ]
     for kind, title in TITLES.items():
@@ -92,7 +92,7 @@ def _answers(kind: str | None) -> Iterable[str]:
         if answer.kind == kind:
             found.setdefault(answer, []).append(f"{start}*")
     last = " | what to do" if kind is None else ""
-    yield f"| keys | what is so here{last} |"
+    yield f"| keys | reason{last} |"
     yield f"|---|---{'|---' if kind is None else ''}|"
     for answer, keys in found.items():
         fix = f" | {_plain(answer.fix)}" if kind is None else ""

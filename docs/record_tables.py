@@ -8,6 +8,18 @@ from typing import Any
 GB = 1e9
 SHAPES = {"qwen3-0.6b": "Qwen3-0.6B", "llama-8b": "Llama-3.1-8B"}
 AS_PEFT = "PEFT's sum"
+# What the records call a way of running, and what it is.
+STEPPING = {
+    "run": "eager",
+    "recorded": "CUDA graph",
+    "compiled": "compiled",
+    "compiled, recorded": "compiled, CUDA graph",
+}
+ANSWERING = {
+    "growing": "growing cache",
+    "fixed": "fixed cache",
+    "recorded": "fixed cache, CUDA graph",
+}
 
 Record = dict[str, Any]
 
@@ -32,10 +44,9 @@ def training_speed(record: Record) -> str:
     first, *_, last = (run["environment"] for run in record["runs"])
     when = f"{_card(first)[:-1]} to {last['date'][:10]})"
     text = (
-        "LoRA (one case: DoRA) on all projections, real rows at length 2048, random weights of the "
-        "real shape. Padding does not count as tokens. Memory is that of the process where it was "
-        "recorded, else what the allocator held. `in 24GB` and `in 32GB` were held to that with "
-        "`--vram`."
+        "LoRA (one case: DoRA) on all projections, real rows at length 2048, random weights at the "
+        "real model size. Padding does not count as tokens. Memory is that of the process where it "
+        "was recorded, else the allocator's. `in 24GB` and `in 32GB`: limited with `--vram`."
     )
     parts = [f"### Training on one {when}", text, _table(head, rows)]
     parts += [*map(_beside_peers, record["runs"]), *map(_rounded_once, record["runs"])]
@@ -51,7 +62,7 @@ def _beside_peers(run: Record) -> str:
         name, rate = peer["peer"], peer["tokens_per_second"]
         told.append(
             f"{name.upper()} {peer['versions'][name]} with the same model, adapter, base and rows, "
-            f"in the same sitting ({_settings(peer['settings'])}): {rate:,.0f} tokens/s. "
+            f"in the same session ({_settings(peer['settings'])}): {rate:,.0f} tokens/s. "
             f"`{peer['beside']}` is {ours[peer['beside']] / rate:.2f} times as fast."
         )
     return "\n\n".join(told)
@@ -65,8 +76,8 @@ def _rounded_once(run: Record) -> str:
         ours = case.replace(f", {AS_PEFT}", " compiled")
         if case.endswith(AS_PEFT) and ours in rates:
             told.append(
-                f"LoRA added inside the product, which rounds once, against LoRA added as PEFT "
-                f"does it, in one sitting: {rates[ours]:,.0f} and {rates[case]:,.0f} tokens/s "
+                f"LoRA added inside the matmul, which rounds once, against LoRA added as PEFT "
+                f"does it, in the same session: {rates[ours]:,.0f} and {rates[case]:,.0f} tokens/s "
                 f"(`{ours}`)."
             )
     return "\n\n".join(told)
@@ -149,24 +160,24 @@ def rounding(record: Record) -> str:
 
 def answers(record: Record) -> str:
     """What `validate` and `sample` do: many prompts answered, in each way there is."""
-    ways = ("growing", "fixed", "recorded")
     rows = [
         (
             one["rows"],
-            way,
+            ANSWERING[way],
             f"{one[way]['tokens_per_second']:,.0f}",
             f"{one[way]['times_as_fast']:.2f}",
             f"{one[way]['same_answers']} of {one['prompts']}",
         )
         for one in record["results"]
-        for way in ways
+        for way in ANSWERING
         if way in one
     ]
     text = (
-        f"{record['model']}: prompts padded to the longest and a cache that grows; read by their "
-        "own lengths into memory that stays; the same, a step recorded as a CUDA graph."
+        f"{record['model']}: prompts padded to the longest, with a growing key-value cache; "
+        "prompts without padding, with a fixed cache; the same with the decoding step as a CUDA "
+        "graph."
     )
-    head = ("rows", "way", "tokens/s", "times as fast", "the same answers")
+    head = ("rows", "how", "tokens/s", "times as fast", "same answers")
     where = _place(record["environment"])
     return f"### Answers on {where}\n\n{text}\n\n{_table(head, rows)}"
 
@@ -356,12 +367,12 @@ def four_experts(record: Record) -> str:
                 _both(one, "loss", ".4f"),
             )
         )
-    head = ("rows", "tokens/s", "plain", "times as fast", "right", "tokens right", "loss")
+    head = ("rows", "tokens/s", "baseline", "times as fast", "right", "tokens right", "loss")
     text = (
-        f"{record['model']}: the manifests as they are against the baseline of the benchmark, four "
-        f"rows at once; both learn the same rows and answer the same {record['judged_rows']} "
-        "held-out ones. Rates of some steps, alone on the card. Of both: as the manifest says / "
-        "the baseline."
+        f"{record['model']}: the manifests as they are against the baseline of the benchmark with "
+        "a micro-batch size of four; both train on the same rows and answer the same "
+        f"{record['judged_rows']} held-out ones. Throughput was measured over some steps, alone on "
+        "the card. In the last columns: manifest / baseline."
     )
     title = f"### The experts on one {_card(record['environment'])}"
     return f"{title}\n\n{text}\n\n{_table(head, rows)}"
@@ -378,7 +389,7 @@ def small_updates(record: Record) -> str:
     rows = [
         (
             one["case"],
-            one["way"],
+            STEPPING[one["way"]],
             f"{one['tokens_per_second']:,.0f}",
             f"{one['milliseconds']:.1f}",
             f"{plain[one['case']] / one['milliseconds']:.1f}",
@@ -386,10 +397,10 @@ def small_updates(record: Record) -> str:
         )
         for one in record["results"]
     ]
-    head = ("a step", "way", "tokens/s", "ms", "times as fast", "loss")
+    head = ("a step", "how", "tokens/s", "ms", "times as fast", "loss")
     text = (
-        "Updates so small that a card waits for its host, which launches thousands of kernels: "
-        "run, recorded as CUDA graphs, compiled, both. Made-up rows, random weights."
+        "Steps so short that the GPU waits for the host, which launches thousands of kernels. "
+        "Generated rows, random weights."
     )
     title = f"### Short steps on one {_card(record['environment'])}"
     return f"{title}\n\n{text}\n\n{_table(head, rows)}"

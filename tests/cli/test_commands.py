@@ -20,6 +20,13 @@ from tests.wording import wording
 EXAMPLE_FILES = sorted([*EXAMPLES.rglob("*.yaml"), *EXAMPLES.rglob("manifest.json")])
 
 
+@pytest.mark.parametrize("command", ["", "train", "manifest check"])
+def test_help_shows_no_value_beside_a_switch(run, command):
+    out = run(*command.split(), "--help").out
+    assert "--help" in out
+    assert "bool" not in out
+
+
 def test_help_names_every_command_and_every_exit_code(run):
     ran = run("--help")
     assert ran.code == 0

@@ -17,7 +17,7 @@ def test_clean_data_is_a_table_and_exits_with_0(run, tmp_path):
     assert (ran.code, ran.err) == (0, "")
     rows = [[cell.strip() for cell in line.split("  ") if cell] for line in ran.out.splitlines()]
     table = {cells[0]: cells[1:] for cells in rows if cells}
-    assert ran.out.startswith("counter: prompt template chatml\n")
+    assert ran.out.startswith("counter  (prompt template: chatml)\n")
     assert table["rows read"] == ["120", wording("drawn-from-train")]
     assert table["examples"] == ["108", "12"]
     assert table[wording("also-in-train")] == ["–", "0"]
@@ -35,7 +35,7 @@ def test_columns_that_no_commas_separate_are_reported(run, tmp_path):
     as_json = json.loads(run("dataset", "check", "-m", str(file), "--json").out)
     assert as_json["notes"] == [
         wording("semicolons-separate-its-columns"),
-        "rows.csv: instruction: Question, response: Answer",
+        "rows.csv: instruction=Question, response=Answer",
     ]
 
 

@@ -199,3 +199,22 @@ def test_a_script_beside_the_manifest_is_not_reported_to_make_files_that_are_els
     assert ran.code == 2
     assert wording("no-such-file") in ran.err
     assert "make_data.py" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("rows.csv", "prompt,response\nSay: hi,hi\n"),
+        ("rows.jsonl", lines(ROWS)),
+        ("rows.json", json.dumps(ROWS)),
+        ("rows.txt", "a: b: c\n"),
+    ],
+)
+def test_rows_named_in_place_of_a_manifest_are_answered_with_the_command_that_makes_one(
+    run, tmp_path, name, text
+):
+    file = tmp_path / name
+    file.write_text(text, encoding="utf-8")
+    ran = run("train", str(file))
+    assert ran.code == 2
+    assert wording("data-file-not-manifest", file=file) in ran.err

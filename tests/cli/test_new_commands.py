@@ -11,7 +11,7 @@ from tests.wording import wording
 def test_a_new_expert_is_checked_and_planned_with_the_commands_it_names(run: Runner, tmp_path):
     ran = run("new", "mine", "--template", "sql", "--output", str(tmp_path))
     assert ran.code == 0
-    assert wording("made-expert-for-sql", mine=tmp_path / "mine") in ran.out
+    assert f"{tmp_path / 'mine'}  (answers: sql)" in ran.out
     [plan] = [line for line in ran.out.splitlines() if line.startswith("  expert plan")]
     assert run(*plan.split()[1:]).code == 0
     assert run("manifest", "check", "--strict", str(tmp_path / "mine" / "manifest.json")).code == 0
@@ -22,7 +22,7 @@ def test_columns_of_a_file_are_shown(run: Runner, tmp_path):
     rows.write_text('{"q": "a", "a": "{}"}\n', encoding="utf-8")
     parts = ("--map", "instruction=q", "--map", "response=a")
     asked = ("new", "mine", "--from", str(rows), *parts, "-o", str(tmp_path))
-    assert "instruction: q, response: a" in run(*asked).out
+    assert "instruction=q, response=a" in run(*asked).out
     again = run(*asked)
     assert again.code == 2
     assert wording("is-there-already") in again.err

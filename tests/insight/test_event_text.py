@@ -207,7 +207,7 @@ def test_a_run_shows_whether_its_tokens_were_there_and_why():
     hit = {"event": "data", "split": "train", "hit": True, "because": "made from the same data"}
     miss = {"event": "data", "split": "test", "hit": False, "because": "the tokenizer changed"}
     assert lines_of(hit) == [(wording("train-tokens-made-from"), "dim")]
-    assert lines_of(miss) == [("test: tokens prepared: the tokenizer changed", "dim")]
+    assert lines_of(miss) == [("test: rows tokenised: the tokenizer changed", "dim")]
 
 
 def test_threads_kept_by_a_resumed_run_are_reported_where_torch_would_take_others():

@@ -73,6 +73,15 @@ def test_a_cpu_run_leaves_out_what_a_gpu_would_show_and_shows_why(tmp_path: Path
     assert wording("mfu-peak-processor-not") in words_of(page)
 
 
+def test_a_run_without_a_gpu_shows_the_peak_memory_of_its_process(tmp_path: Path):
+    events = usual()
+    for event in events:
+        if event["event"] == "step":
+            event["cpu_peak_memory_bytes"] = 3 * 2**29
+    cards = cards_of(page_of(write_run(tmp_path / "run", events)))
+    assert cards["Peak memory"].value == "1.5 GiB"
+
+
 def test_a_gpu_run_has_utilisation_memory_and_power(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", usual(gpu=True), gpu=True))
     assert set(figures_of(page)) >= FIGURES | GPU_FIGURES

@@ -59,7 +59,7 @@ def test_test_rows_of_their_own_may_be_used_whatever_became_of_the_training_rows
     folder = own_run(tmp_path, test_path="test.jsonl")
     append_a_row(tmp_path)
     done = validate(folder, device="cpu", min_accuracy=0.0, limit=2)
-    assert done.test_set == "2 of 16 of test rows: test.jsonl"
+    assert done.test_set == "2 of 16: test rows: test.jsonl"
 
 
 def test_a_named_test_set_may_be_used_whatever_became_of_the_training_rows(tmp_path):

@@ -80,7 +80,7 @@ def test_the_interval_and_the_comparison_count_each_conversation_once(tmp_path):
 def test_a_limit_counts_answers_and_the_part_says_of_how_many(tmp_path):
     rows = rows_file(tmp_path, [talk(f"a {n}", YES, "b", YES) for n in range(6)])
     done = validate(learnt(), test_set=rows, device="cpu", limit=4)
-    assert done.test_set.startswith("4 of 12 of ")
+    assert done.test_set.startswith("4 of 12: ")
     assert done.partial == {"test_set": str(rows), "of": 12}
     assert [each.case.id for each in done.reached.cases] == [
         "talks.jsonl:1, turn 2",

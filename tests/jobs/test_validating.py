@@ -62,7 +62,7 @@ def test_a_gate_that_fails_says_why_and_the_answers_are_kept():
     assert not done.gate.passed
     assert done.gate.reasons == ("accuracy 0.0% is below 95.0%",)
     assert done.domain == "text"
-    assert done.test_set.startswith("3 of 5 of ")
+    assert done.test_set.startswith("3 of 5: ")
     found = written(finished("lora"))
     assert found["gate"]["passed"] is False
     assert len(found["cases"]) == 3

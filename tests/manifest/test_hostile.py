@@ -217,7 +217,7 @@ def test_a_file_one_byte_too_large_is_refused_and_the_largest_is_read(tmp_path: 
     path.write_text(MINIMAL + "#" * (MAX_BYTES - len(MINIMAL)))
     assert read_document(path).root.get("base_model") is not None
     path.write_text(path.read_text() + "#")
-    assert _refusal(path) == wording("file-has-bytes-manifest")
+    assert _refusal(path) == wording("file-has-bytes-manifest", file=path)
 
 
 # --- anything at all --------------------------------------------------------------------------

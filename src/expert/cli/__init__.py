@@ -1,1 +1,1 @@
-"""Talks to a person: one file for each command, what it takes and how it shows it."""
+"""The commands: options, help and output, one file for each command."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -77,8 +78,27 @@ def plain_message(message: str, option: str | None = None) -> str:
     return message
 
 
+def _plain_flags(options: Iterable[Any]) -> None:
+    """Switches take no value, so help shows no `<bool>` beside them."""
+    for option in options:
+        if getattr(option, "is_flag", False) and option.metavar is None:
+            option.metavar = ""
+
+
 class _Commands(TyperGroup):
     """Lists commands in the order of use, and explains refused values in plain words."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        options = super().get_params(ctx)
+        _plain_flags(options)
+        return options
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            for one in (command, *getattr(command, "commands", {}).values()):
+                _plain_flags(one.get_params(ctx))
+        return command
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=IN_ORDER_OF_USE.index)

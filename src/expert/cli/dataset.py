@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from expert.jobs.datasets.hub_copies import Caches
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+_OF_THE_TOKENIZER = "the tokenizer's chat template"
 
 
 @app.callback()
@@ -100,7 +101,8 @@ def _show_report(report: DatasetReport, console: Console) -> None:
     facts = [_facts(split, report.max_seq_length) for split in report.splits]
     if facts:
         table = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
-        title = f"{report.name}: prompt template {report.template}"
+        template = _OF_THE_TOKENIZER if report.template == "tokenizer" else report.template
+        title = f"{report.name}  (prompt template: {template})"
         columns = ("", *(split.name for split in report.splits))
         show_sheet(Sheet(columns, [table], title=title), console)
     for note in report.notes:
@@ -133,7 +135,7 @@ def _facts(split: SplitReport, max_seq_length: int) -> dict[str, str]:
         "left out": dropped or "0",
     }
     if split.split_off:
-        read = {**dict.fromkeys(read, "–"), "rows read": "drawn from train"}
+        read = {**dict.fromkeys(read, "–"), "rows read": "split from train"}
     return {
         **read,
         "examples": f"{lengths['examples']:,}",

@@ -145,8 +145,7 @@ def presets() -> None:
 def clear_cuda_cache(
     as_json: Annotated[bool, json_option("Print cards and processes as JSON.")] = False,
 ) -> None:
-    """Show which processes hold GPU memory and what would free it; no command can clear another
-    process's cache."""
+    """Show which processes hold GPU memory; only they can free it."""
     from expert.jobs.gpu_memory import gpu_memory
 
     found = gpu_memory()

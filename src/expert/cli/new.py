@@ -71,11 +71,11 @@ def new(
 def _lines(made: NewExpert) -> Iterator[Line]:
     """What was made, from which rows, and the next commands."""
     what = "tool calls" if made.calls else made.template
-    yield f"✓ made {made.folder}: an expert for {what}", "bold green"
+    yield f"✓ made {made.folder}  (answers: {what})", "bold green"
     if made.columns:
-        parts = ", ".join(f"{part}: {column}" for part, column in made.columns.items())
+        parts = ", ".join(f"{part}={column}" for part, column in made.columns.items())
         left = ", ".join(f"{n} (in {counted(rows, 'row')})" for n, rows in made.unused.items())
-        yield f"  rows in {made.data}: {parts}{f'; not used: {left}' if left else ''}", ""
+        yield f"  columns of {made.data}: {parts}{f'; not used: {left}' if left else ''}", ""
         if made.warning:
             yield f"  warning: {made.warning}", "yellow"
         if made.bad_rows:

@@ -197,7 +197,7 @@ def show_plan(plan: RunPlan, console: Console, *, everything: bool) -> None:
     sections: dict[str, list[Sequence[str]]] = {}
     for one in rows:
         if everything or _matters(one):
-            row = (one.path, _value(one), one.because, one.source)
+            row = (one.path, _value(one), one.because.removeprefix("unknown: "), one.source)
             sections.setdefault(one.path.split(".")[0], []).append(row)
     columns, title = ("key", "value", "because", "source"), f"{plan.expert} on {cards_of(plan)}"
     show_sheet(Sheet(columns, list(sections.values()), title, dim=("source",)), console)

@@ -155,7 +155,7 @@ def _facts(split: PreparedSplit, train: PreparedSplit) -> dict[str, str]:
         "left out": dropped or "0",
     }
     if split is not train and split.folders == train.folders:  # held out of the training rows
-        read = {"rows read": "drawn from train", "bad rows": "–", "left out": "–"}
+        read = {"rows read": "split from train", "bad rows": "–", "left out": "–"}
     avoided = f"{count(packed.padding_avoided)} tokens"
     if packed.padding_avoided < 0:  # against rows padded to the longest of a batch
         avoided = "none: few rows per step leave sequences emptier; a larger batch_size fills them"

@@ -43,8 +43,7 @@ def report(
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     as_json: Annotated[bool, json_option("Print what was written as JSON.")] = False,
 ) -> None:
-    """Write one HTML page about a run, and the same as Markdown: verdict, curves, reasons,
-    hashes."""
+    """Write a page about a run, as HTML and Markdown: verdict, curves, settings, environment."""
     from expert.jobs.report import report as report_job
 
     named = runs or []

@@ -127,8 +127,7 @@ def validate(
     device: WhereToCompute = Device.auto,
     as_json: Annotated[bool, json_option("Print the contents of validation.json.")] = False,
 ) -> None:
-    """Judge an expert's answers with parsers and databases, or open text by its loss against the
-    base model; exit code 5 if the gate fails."""
+    """Score answers to held-out rows and decide the quality gate; exit code 5 if it fails."""
     from expert.jobs.validate.validate import validate as validate_job
 
     if run is not None and expert is not None:

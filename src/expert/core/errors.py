@@ -18,13 +18,13 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 EXIT_MEANINGS = {
-    EXIT_OK: "done; a reader that leaves a pipe changes no code",
-    EXIT_INTERNAL: "a fault of Expert itself; the details were written to a file that is named",
+    EXIT_OK: "done, also where the output is piped into a command that stops reading",
+    EXIT_INTERNAL: "a bug in Expert; the message names a file with the details",
     EXIT_USAGE: "the command line or the manifest is wrong; every problem is listed",
-    EXIT_DOES_NOT_FIT: "the plan does not fit the card; the table says by how much",
-    EXIT_RUN_FAILED: "the run could not continue and nothing was left to try; checkpoints are kept",
-    EXIT_GATE_FAILED: "the expert was validated and is not good enough; the reasons are listed",
-    EXIT_NO_SPACE: "the disk has no room for a checkpoint; the ones before are whole",
+    EXIT_DOES_NOT_FIT: "the plan does not fit the GPU; the table shows by how much",
+    EXIT_RUN_FAILED: "the run failed and could not recover; saved checkpoints are kept",
+    EXIT_GATE_FAILED: "the expert fails its quality gate; the reasons are listed",
+    EXIT_NO_SPACE: "the disk is too full for a checkpoint; earlier ones are intact",
     EXIT_INTERRUPTED: "stopped with Ctrl-C; a run can be resumed",
     EXIT_TERMINATED: "stopped with SIGTERM; a run can be resumed",
 }

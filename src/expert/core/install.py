@@ -60,7 +60,7 @@ def how_to_get_it(of: Origin | None = None) -> str:
     public = found.kind == "url" and "://" in found.source and "file://" not in found.source
     if found.kind == "index" or public:
         return f"`{pip_install(of=found, windows=False)}`"
-    return "from a clone of its repository: `pip install -e .` in it"
+    return "`pip install -e .` in a clone of its repository"
 
 
 def _names_us(file: Path) -> bool:

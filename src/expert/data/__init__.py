@@ -1,1 +1,1 @@
-"""Rows to batches: read, examples, segments, tokens, index, batches."""
+"""Rows to batches: read, format, tokenise, pack, load."""

@@ -1,1 +1,1 @@
-"""What a run was and why: read from its folder alone, without torch."""
+"""Explains a run from its folder, without torch: diagnosis, report, benchmark tables."""

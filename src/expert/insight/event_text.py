@@ -344,7 +344,7 @@ _WRITERS: Mapping[str, Callable[[Event], list[Line]]] = {
     "data": _line(
         "dim",
         lambda event: str(event.get("split", "data")),
-        lambda event: "prepared tokens reused" if event.get("hit") else "tokens prepared",
+        lambda event: "cache hit" if event.get("hit") else "rows tokenised",
         _text("{because}"),
         gap=": ",
     ),

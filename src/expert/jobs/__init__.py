@@ -1,1 +1,1 @@
-"""One name for each command: what it does, without how it is shown."""
+"""What each command does, apart from how it is shown."""

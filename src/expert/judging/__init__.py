@@ -1,1 +1,1 @@
-"""What an answer must be: cases, judges for each domain, the score and the gate."""
+"""Scores answers: test cases, a judge for each type of answer, the quality gate."""

@@ -148,7 +148,7 @@ def _of_tokens(demands: Demands, now: ModelResult, base: ModelResult) -> Part:
 def _of_regression(demands: Demands, now: ModelResult, before: ModelResult) -> Part:
     """Scores or accuracy where both have them, else the loss on the held-out rows."""
     most = f"by more than {demands.max_regression:.0%} of it"
-    asked = f"not worse than the baseline {most}"
+    asked = f"at most {demands.max_regression:.0%} worse than the baseline"
     mean = (
         (now.scores.mean if now.scores else None),
         (before.scores.mean if before.scores else None),

@@ -1,1 +1,1 @@
-"""What was asked: reads, checks, migrates and explains manifests of every layout."""
+"""Reads, checks, converts and explains config files of every layout."""

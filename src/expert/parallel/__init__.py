@@ -1,1 +1,1 @@
-"""The engine that the loop drives, the world it runs in, CUDA graphs."""
+"""Engines for one GPU or many, process groups, CUDA graphs."""

@@ -1,1 +1,1 @@
-"""Decides: from a manifest and a machine to a plan with a reason for every value."""
+"""Turns a manifest and a machine into a plan, with a reason for every value."""

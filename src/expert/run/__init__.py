@@ -1,1 +1,1 @@
-"""What several commands share: opens a manifest once, builds the model."""
+"""Shared by several commands: opens a manifest once, builds the model."""

@@ -1,1 +1,1 @@
-"""Times, rates, GPU and CPU counters, trackers such as TensorBoard."""
+"""Timings, throughput, GPU and CPU counters, trackers such as TensorBoard."""

@@ -1,1 +1,1 @@
-"""Knows how to learn: one loop, one step, optimizer, schedule, checkpoints, recovery."""
+"""The training loop: step, optimizer, schedule, checkpoints, recovery."""

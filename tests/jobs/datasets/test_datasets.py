@@ -582,6 +582,6 @@ def test_columns_that_are_used_and_those_that_are_not_are_told(tmp_path):
     file = an_expert(tmp_path)
     write(tmp_path / "train.jsonl", lines([{**row, "id": 1} for row in ROWS]))
     assert check_dataset(file).notes == [
-        "train.jsonl: instruction: instruction, input: input, response: output; "
+        "train.jsonl: instruction=instruction, input=input, response=output; "
         "not used: id (in 120 rows)"
     ]

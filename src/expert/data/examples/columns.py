@@ -115,7 +115,7 @@ class Columns:
 
     def told(self, seen: ColumnSurvey) -> str:
         """Which columns are read and which are not, in words."""
-        used = ", ".join(f"{part}: {column}" for part, column in self.used().items())
+        used = ", ".join(f"{part}={column}" for part, column in self.used().items())
         unused = (f"{n} (in {counted(rows, 'row')})" for n, rows in self.unused(seen).items())
         left = ", ".join(unused)
         return f"{used}; not used: {left}" if left else used

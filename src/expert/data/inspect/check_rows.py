@@ -64,7 +64,7 @@ class DatasetReport:
         """In one line, where nothing keeps the data from being prepared."""
         count = sum(not line.startswith(" ") for line in self.warnings())
         if not count:
-            return "✓ nothing is wrong with the data"
+            return "✓ no problems found in the data"
         words = "1 warning: look at it" if count == 1 else f"{count} warnings: look at them"
         return f"✓ usable, {words} before training"
 

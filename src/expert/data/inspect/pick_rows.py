@@ -1,4 +1,4 @@
-"""Which rows a check shows: the first, the longest, some that are drawn, those at given lines."""
+"""Which rows a check shows: the first, the longest, random ones, those at given lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCREEN_TOKENS = 400
 """About as many tokens of a row are shown: a screen full."""
 JSON_TOKENS = 20_000
 """Of a row in JSON: a row may be a text of a hundred megabytes."""
-FIRST, LONGEST, DRAWN, ASKED = "the first", "the longest", "drawn", "asked for"
+FIRST, LONGEST, DRAWN, ASKED = "the first", "the longest", "random", "asked for"
 
 
 class NoSuchRow(ExpertError):

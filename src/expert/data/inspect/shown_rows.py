@@ -64,7 +64,7 @@ class ShownRow:
     place: str
     split: str
     because: str
-    """Why this row is shown: the first, the longest, one that was drawn or asked for."""
+    """Why this row is shown: the first, the longest, a random one or one asked for."""
     tokens: int | None = None
     trained_tokens: int | None = None
     lost_tokens: int = 0

@@ -221,7 +221,7 @@ def _why_missing(folder: Path, recipe: Recipe, made_for: str) -> str:
         folder.parent.glob(f"*/{RECIPE}"), key=lambda path: path.stat().st_mtime, reverse=True
     )
     if not neighbours:
-        return "nothing was prepared yet"
+        return "first use of this data"
     for neighbour in neighbours:
         try:
             other = json.loads(neighbour.read_text(encoding="utf-8"))

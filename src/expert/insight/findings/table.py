@@ -21,8 +21,8 @@ WOULD_NOT_START = "the run would not start"
 # fmt: off
 LOOKED_AT = (
     Rule(name="no-gpu", title="there is no GPU to train on",
-         consequence="training runs on the CPU: fine for the built-in models, hopeless for a "
-                     "billion weights",
+         consequence="training runs on the CPU: fine for the built-in models, far too slow "
+                     "for a billion parameters",
          fix="expert machine shows what is seen; --gpu NAME checks for a card elsewhere"),
     Rule(name="gpu", title="there is a GPU", severity="good"),
     Rule(name="several-gpus", title="a run uses one card unless it is told otherwise",

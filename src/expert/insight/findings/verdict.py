@@ -294,9 +294,9 @@ def padding_fix(found: Evidence) -> str:
 def free_cores_fix(threads: int, cores: int, others: float) -> str:
     """What gives every thread a core: fewer threads, or fewer neighbours."""
     if threads < 2:
-        return "end what else is running, or train on a machine with free cores"
+        return "stop the other processes, or train on a machine with free cores"
     fewer = max(1, min(threads - 1, int(cores - others + 0.5)))
-    return f"OMP_NUM_THREADS={fewer} expert train …, or end what else is running"
+    return f"OMP_NUM_THREADS={fewer} expert train …, or stop the other processes"
 
 
 def _computing(found: Evidence, step: StepAnatomy) -> Verdict:

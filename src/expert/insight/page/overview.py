@@ -135,7 +135,10 @@ def _mfu(run: RunFacts) -> Measured:
 
 def _memory(run: RunFacts) -> Measured:
     if run.memory_peak is None:
-        return "not measured" if run.on_gpu else "measured on GPUs only"
+        host = [size for size in run.column("cpu_peak_memory_bytes") if size is not None]
+        if run.on_gpu or not host:
+            return "not measured"
+        return Tile(name="Peak memory", value=gib(max(host)), note="RAM of the process")
     size, whose = run.memory_peak
     planned = number(run.record.planned("memory.peak_bytes"))
     note = whose + (f"; planned {gib(planned)}" if planned else "")

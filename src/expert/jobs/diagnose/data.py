@@ -110,7 +110,7 @@ def _why_not_prepared(line: Line) -> str:
     from expert.data.tokens.prepare import look
 
     if not line.cache.folder.exists():
-        return "nothing was prepared yet"
+        return "first use of this data"
     for source in line.sources_of("train"):
         recipe, folder = recipe_of(line, source, "train")
         reason = look(folder, recipe, made_for=f"train {source.name}")

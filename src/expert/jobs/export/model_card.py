@@ -50,12 +50,12 @@ def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
         _head(plan, done, base, known.manifest),
         f"# {plan.expert}\n",
         _what(plan, done, base),
-        "## Loading it\n",
+        "## Usage\n",
         loading_code(plan, done, base, known.asking),
         _about_loading(plan, done, base),
-        "## How it was trained\n",
+        "## Training\n",
         _table(_settings(plan, done, base, known)),
-        "## How well\n",
+        "## Evaluation\n",
         _table([*_answers(known.verdict), *_losses(known.events)]),
         "Losses are sums over all tokens trained on, divided once. The logits of this export, "
         f"loaded as above ({_dtype(plan, done)}), were compared with those of the trained model on "
@@ -121,10 +121,10 @@ def _about_loading(plan: RunPlan, done: Exported, base: PortableBase) -> str:
         return ""
     notes = [base.note] if base.note and done.kind == "adapter" else []
     template = plan.model.prompt_template or "tokenizer"
-    of = " of the tokenizer (chatml where it has none)" if template == "tokenizer" else ""
+    named = "the tokenizer's chat template" if template == "tokenizer" else f"template `{template}`"
     notes.append(
-        f"`prompt` is what the template `{template}`{of} writes in front of an answer. Loaded in "
-        "another dtype, or asked in other words, it answers otherwise."
+        f"`prompt` was written by {named}, as in training. With another prompt format or dtype, "
+        "answers differ."
     )
     if done.kind == "adapter" and plan.model.quantization == "int8":
         notes.append(
@@ -248,7 +248,7 @@ def _answers(verdict: SavedVerdict | None) -> list[tuple[str, str]]:
     bar = f", {verdict.low_bar}" if verdict.low_bar else ""
     rows.append(("quality gate", f"{gate} ({verdict.checkpoint}){bar}"))
     if verdict.demands:
-        rows.append(("it asks for", "; ".join(verdict.demands)))
+        rows.append(("required", "; ".join(verdict.demands)))
     return rows
 
 

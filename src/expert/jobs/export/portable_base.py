@@ -45,7 +45,7 @@ def portable_base(model: ModelPlan, *, needed: bool = True) -> PortableBase:
     name = short_name(model)
     if model.place == "built-in":
         line = f'base = f"{{folder}}/{COPY}"  # {name} comes with Expert; this is a copy'
-        note = f"The base, `{name}`, comes with Expert and is on no hub: `{COPY}/` is a copy of it."
+        note = f"The base, `{name}`, comes with Expert, not from the Hub; `{COPY}/` is a copy."
         return PortableBase(name, None, (), (line,), note)
     if model.name == SMOLLM2:
         return _smollm2(name)

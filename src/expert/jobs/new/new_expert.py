@@ -303,7 +303,7 @@ def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str])
 def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
     """The beginning of a file or folder; CannotMake where it cannot be read."""
     if not data.exists():
-        hub = "a data set of the hub is named in a manifest: training.dataset.path"
+        hub = "for a dataset of the Hub write a manifest by hand, with dataset: owner/name"
         raise CannotMake(f"--from {data}: there is no such file  ({hub})")
     if data.is_file() and suffix_format(data) is None:
         raise CannotMake(

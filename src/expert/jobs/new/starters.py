@@ -182,12 +182,11 @@ def readme_of(name: str, starter: Starter, data: str, has_answers: bool, base: s
     """What to do with the folder, in few words."""
     rows, last = "The model is trained on every row as a whole.", 'expert sample . --prompt "…"'
     if has_answers:
-        rows = "Every row has a request, perhaps some material,\nand an answer."
+        rows = "Every row has a prompt, optional\ninput, and an answer."
         last = "expert validate --expert ."
     larger = (
-        "\nThe settings are for `tiny`, which needs larger steps than any other model. For a "
-        f"larger one make\nthe folder again: `expert new {name} --from ROWS --model "
-        "smollm2-135m`, or `--model Qwen/Qwen3-0.6B`.\n"
+        "\n`tiny` is a toy model, and these settings suit no other. For a real one, make the "
+        f"folder again:\n`expert new {name} --from ROWS --model Qwen/Qwen3-0.6B`.\n"
     )
     return f"""# {name}
 

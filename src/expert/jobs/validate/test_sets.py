@@ -94,7 +94,7 @@ class TestSet:
             kept.setdefault(row, []).extend([case] if case is not None else [])
         return replace(
             self,
-            name=f"{most} of {count} of {self.name}",
+            name=f"{most} of {count}: {self.name}",
             examples=tuple(self.examples[row] for row in kept),
             cases=tuple(map(tuple, kept.values())),
             part_of=self,

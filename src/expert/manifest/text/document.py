@@ -11,7 +11,10 @@ from typing import Literal
 from expert.core.errors import ManifestError, Problem
 from expert.manifest.text.item import Item, shown
 
-ROWS = (".csv", ".tsv", ".jsonl", ".txt", ".md", ".parquet", ".arrow")
+ROWS = (
+    *(".csv", ".tsv", ".jsonl", ".txt", ".md", ".parquet", ".arrow"),
+    *(".xlsx", ".xls", ".ods", ".gz", ".zst"),
+)
 """Names of files that hold rows and are named by mistake."""
 # The largest manifest seen in the wild has 13 kB; a megabyte is a mistake or an attack.
 MAX_BYTES = 1_000_000
@@ -48,8 +51,22 @@ def read_document(path: Path) -> Document:
     A folder means the manifest in it.
     """
     path = manifest_in(path) or path
-    source = str(path)
-    text = _decode(source, _read_bytes(path, source))
+    raw = _read_bytes(path, str(path))
+    try:
+        return _parsed(raw, path, str(path))
+    except ManifestError:
+        if path.name.lower().endswith(ROWS):
+            raise _data_file(str(path)) from None
+        raise
+
+
+def _data_file(source: str) -> ManifestError:
+    fix = f"expert new NAME --from {source} makes a manifest for it"
+    return ManifestError(source, [Problem("", "this is a data file, not a manifest", fix)])
+
+
+def _parsed(raw: bytes, path: Path, source: str) -> Document:
+    text = _decode(source, raw)
     if path.suffix.lower() in {".yaml", ".yml"}:
         kind: Format = "yaml"
     elif path.suffix.lower() == ".json":
@@ -77,9 +94,10 @@ def parse_document(
         what = "the file is empty"
         if root.value is not None:
             what = f"got {shown(root.plain())}, expected an object"
-        fix = "add a name, a base model and a data set"
-        if source.lower().endswith(ROWS):
-            fix = f"this is a data file: expert new NAME --from {source} makes a manifest for it"
+        fix = "add a name, a base model and a dataset"
+        many = root.value if kind == "json" and isinstance(root.value, list) else []
+        if many and all(isinstance(each.value, dict) for each in many):
+            raise _data_file(source)
         raise ManifestError(source, [Problem("", what, fix, root.line)])
     return Document(source, folder, kind, root, problems, closing)
 
@@ -112,7 +130,7 @@ def _read_bytes(path: Path, source: str) -> bytes:
             Problem(
                 "",
                 f"the file has {size:,} bytes; a manifest has at most {MAX_BYTES:,}",
-                "is this a data file?",
+                f"if these are rows: expert new NAME --from {source}",
             )
         ],
     )

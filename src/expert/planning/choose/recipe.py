@@ -109,7 +109,7 @@ def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
         draft.settle("adapter.dropout", 0.0, f"{kind}: no adapter", "manifest")
         draft.settle("adapter.target_modules", None, f"{kind}: no adapter", "manifest")
     else:
-        _or_released(draft, "dropout", released.dropout, 0.0, "the fast kernels have none")
+        _or_released(draft, "dropout", released.dropout, 0.0, "the fast kernels have no dropout")
         modules = released.target_modules or None
         because = "adapters on every linear layer train best"
         _or_released(draft, "target_modules", modules, "all-linear", because)

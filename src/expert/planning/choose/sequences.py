@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from expert.core.errors import ExpertError
+from expert.core.text import counted
 from expert.planning.decisions import Source
 from expert.planning.draft import KEPT, SET, PlanDraft
 from expert.planning.models.presets import char_gpt_batch
@@ -180,8 +181,8 @@ def settle_step(draft: PlanDraft) -> Step:
     draft.settle(path, made.sequences, because)
     because = "max_seq_length"
     if made.length < length:
-        hold = "1 holds" if made.sequences == 1 else f"{made.sequences} hold"
-        because = f"so that {hold} {examples} rows on average"
+        hold = counted(made.sequences, "sequence")
+        because = f"{hold} of this length: {examples} rows on average"
     draft.settle(long, made.length, because)
     return Step(made.sequences, length if survey.longest_tokens is None else made.length)
 

@@ -16,7 +16,7 @@ SMALL_PARAMETERS = 1_000_000_000
 SMALL_RATE = 5e-4
 """What the experts of this repository train SmolLM2-135M with."""
 LIKE_TINY_PARAMETERS = 30_000_000
-"""`tiny` has 8 million parameters; models up to this size need large steps as it does."""
+"""`tiny` has 4 million parameters; models up to this size need large steps as it does."""
 USUAL_SCALE, LARGEST_SCALE = 2.0, 8.0
 """alpha / r: 2 is usual, 4 is seen; `tiny` has 16."""
 LARGEST_RATE = 1e-3
@@ -37,12 +37,15 @@ def starting_point(name: str, shape: ModelShape | None) -> StartingPoint:
     if name == TINY:
         # Of 360 rows of dates it answers all held-out ones with this scale; with alpha 64 it does
         # not move far enough in as many steps.
-        return StartingPoint(32, 512, SMALL_RATE, "tiny needs large steps: alpha / r is 16")
-    twice, usual = int(USUAL_SCALE * DEFAULT_RANK), ADAPTERS["lora"].rate
+        toy = "4 million parameters, to try things out; choose a real one with --model"
+        return StartingPoint(32, 512, SMALL_RATE, f"{toy} Qwen/Qwen3-0.6B")
+    twice, rate = int(USUAL_SCALE * DEFAULT_RANK), ADAPTERS["lora"].rate
+    usual = f"rank {DEFAULT_RANK} and alpha {twice}, usual for LoRA"
     if shape is None:
-        return StartingPoint(DEFAULT_RANK, twice, usual, "usual for LoRA; size not known")
-    size = f"usual for LoRA on {shape.parameters / 1e9:.2g} billion parameters"
-    rate = SMALL_RATE if shape.parameters < SMALL_PARAMETERS else usual
+        unknown = f"{usual}; not a model known by name, so check its spelling"
+        return StartingPoint(DEFAULT_RANK, twice, rate, unknown)
+    size = f"{usual} on {shape.parameters / 1e9:.2g} billion parameters"
+    rate = SMALL_RATE if shape.parameters < SMALL_PARAMETERS else rate
     return StartingPoint(DEFAULT_RANK, twice, rate, size)
 
 
