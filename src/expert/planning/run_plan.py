@@ -54,6 +54,8 @@ class KernelPlan(Slice):
     cudnn_benchmark: bool
     deterministic: bool = False
     cuda_graphs: bool = False
+    loss_chunk: int | None = None
+    """Rows of logits that the fused loss holds at once; None: by the vocabulary alone."""
 
 
 class DataPlan(Slice):

@@ -173,6 +173,10 @@ def workload_of(plan: RunPlan) -> Workload | None:
         engine=parallel.engine,
         shards=parallel.shard_ranks,
         offload=parallel.offload,
+        loss_rows=kernels.loss_chunk,
+        captured=kernels.cuda_graphs,
+        evaluated_rows=plan.batch.eval_batch if kernels.cuda_graphs else None,
+        evaluated_row_tokens=plan.data.max_seq_length if kernels.cuda_graphs else None,
     )
 
 
