@@ -9,7 +9,7 @@ from expert.core.text import counted
 from expert.planning.choose.communication import sending_seconds
 from expert.planning.choose.cuda_graphs import PATH as GRAPHS
 from expert.planning.choose.cuda_graphs import choose_capture
-from expert.planning.choose.fastest import Way, limit_of, most_of_a_rank
+from expert.planning.choose.fastest import Way, limit_of, most_of_a_rank, split_of
 from expert.planning.decisions import Source
 from expert.planning.draft import KEPT, SET, PlanDraft
 from expert.planning.memory.calibration import workload_as_dict
@@ -20,7 +20,6 @@ from expert.planning.memory.fitting import (
     budget_of,
     estimate_here,
     eval_bytes,
-    even_split,
     fits,
     largest_batch,
     peak_bytes,
@@ -179,7 +178,7 @@ def _settle_micro_batch(
         micro, because = largest, f"the most that fits {gib}; less if a step has fewer"
     else:
         share = draft.cluster.share_of(sequences)
-        micro, steps = even_split(share, largest)
+        micro, steps = split_of(draft, share, largest)
         because = f"up to {largest} fit {gib}"
         if largest == most:
             because = f"{whole} fits {gib}"
@@ -187,7 +186,7 @@ def _settle_micro_batch(
             because = f"a CPU is fastest with about {CPU_PLACES_AT_ONCE:,} tokens at once"
         found = draft.measured(path)
         if found is not None and fit.fits and found[0] < micro:
-            micro, steps = even_split(share, found[0])
+            micro, steps = split_of(draft, share, found[0])
             because, source = f"a micro-batch of {found[0]} was {found[1]}", "measurement"
     if not fit.fits:
         because = f"not even this fits {gib}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from expert.core.text import counted
 from expert.planning.choose.cuda_graphs import choose_capture
+from expert.planning.choose.fastest import split_of
 from expert.planning.choose.length import total_tokens
 from expert.planning.choose.rates import COLD_COMPILE, WARM_COMPILE
 from expert.planning.choose.sequences import FULL_ENOUGH
@@ -14,7 +15,6 @@ from expert.planning.compilations import CompileTime, expected_compile
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.measurements import ranks_of, rows_alike
-from expert.planning.memory.fitting import even_split
 from expert.planning.memory.workload import Workload
 
 PATH = "kernels.compile"
@@ -133,7 +133,7 @@ def _seconds(draft: PlanDraft, work: Workload | None, sequences: int | None) -> 
 def compile_time(draft: PlanDraft, work: Workload) -> CompileTime:
     """Seconds that compiling is expected to take here."""
     share = draft.cluster.share_of(draft["batch.sequences_per_update"] or work.rows)
-    shape = replace(work, rows=even_split(share, work.rows)[0])
+    shape = replace(work, rows=split_of(draft, share, work.rows)[0])
     known = draft.compilations if draft.target.is_this_machine else ()
     return expected_compile(known, shape, draft.card_key, cold=COLD_COMPILE, warm=WARM_COMPILE)
 

@@ -71,6 +71,11 @@ def limit_of(draft: PlanDraft, base: Workload, most: int) -> int:
     return worth_at_once(on_gpu=draft.on_gpu, even=even, row_tokens=base.row_tokens, most=most)
 
 
+def split_of(draft: PlanDraft, sequences: int, largest: int) -> tuple[int, int]:
+    """Rows at once and passes that make up so many sequences."""
+    return even_split(sequences, largest, on_gpu=draft.on_gpu)
+
+
 def pass_time_of(draft: PlanDraft, work: Workload, passes: int) -> PassTime | None:
     """What one of so many passes of a step takes; None where the card's peak is not known."""
     peak = peaks_of(draft, work.precision)[0] if draft.on_gpu else None
@@ -100,7 +105,7 @@ def _pass_tokens(draft: PlanDraft, work: Workload, passes: int) -> float:
 
 
 def _timed(draft: PlanDraft, fit: Fit, sequences: int | None) -> Way:
-    rows, passes = even_split(most_of_a_rank(draft, sequences), fit.work.rows)
+    rows, passes = split_of(draft, most_of_a_rank(draft, sequences), fit.work.rows)
     return Way(
         fit=fit, passes=passes, time=pass_time_of(draft, replace(fit.work, rows=rows), passes)
     )
@@ -116,13 +121,15 @@ def _with_more_rows(draft: PlanDraft, way: Way, sequences: int | None) -> Way:
     if way.fit.work.captured and drops(draft):  # then no block can be checkpointed
         return way
     budget = int(MARGIN * budget_of(draft))
-    for rows in _more_rows(way.fit.work.rows, most):
+    for rows in _more_rows(draft, way.fit.work.rows, most):
         work = replace(way.fit.work, rows=rows, accumulates=rows < most, recomputed_blocks=0)
         work = fewest_recomputed(draft, work, budget)
         if peak_bytes(draft, work) > budget or not has_host_memory(draft, work):
             break
         other = _timed(draft, Fit(work, True), sequences)
-        unused = peak_bytes(draft, found.fit.work) < LITTLE_USED * budget_of(draft)
+        at_once = split_of(draft, most, found.fit.work.rows)[0]
+        taken = peak_bytes(draft, replace(found.fit.work, rows=at_once))
+        unused = taken < LITTLE_USED * budget_of(draft)
         if other.step_seconds < (AS_FAST if unused else WORTH) * found.step_seconds:
             found = replace(other, checkpointed_for=rows)
     return found
@@ -134,15 +141,15 @@ def drops(draft: PlanDraft) -> bool:
     return bool(draft["adapter.dropout"] or (shape is not None and shape.dropout))
 
 
-def _more_rows(rows: int, most: int) -> Iterator[int]:
+def _more_rows(draft: PlanDraft, rows: int, most: int) -> Iterator[int]:
     """Micro-batches that are larger and divide a step evenly, from the smallest: some steps up,
     then twice as many each time."""
-    before, largest = even_split(most, rows)[0], rows
+    before, largest = split_of(draft, most, rows)[0], rows
     for tried in range(2 * ROWS_TRIED):
         largest += 1 if tried < ROWS_TRIED else largest
         if largest > most:
             return
-        micro, _ = even_split(most, largest)
+        micro, _ = split_of(draft, most, largest)
         if micro > max(rows, before):
             before = micro
             yield micro
