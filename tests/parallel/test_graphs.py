@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from expert.parallel.graphs import MOST_GRAPHS, WARM_UPS, GraphsUnavailable
+from expert.parallel import graphs
+from expert.parallel.graphs import FIT_TARGETS, MOST_GRAPHS, OFTEN, WARM_UPS, GraphsUnavailable
 from expert.parallel.single_device import SingleDevice
 from expert.training import learner
 from tests.parallel.again import Again, UndoneStep
@@ -178,6 +180,54 @@ def test_every_shape_is_recorded_once_and_not_too_many_of_them():
         for places in range(PLACES, PLACES + MOST_GRAPHS + 3):
             replayed.accumulate(batch(0, places=places), divisor=7)
     assert recorder.recorded == 2 * MOST_GRAPHS
+
+
+class Watched(Model):
+    """Counts the passes that are run on their own: each takes memory beside what is captured."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self.run = 0
+
+    def loss_sum(self, given: Any) -> Tensor:
+        self.run += not isinstance(given, SimpleNamespace)
+        return super().loss_sum(given)
+
+
+def watched(recorder: Any) -> tuple[Watched, SingleDevice]:
+    model = Watched(torch.float32)
+    learns = learner.OptimizerLearner(model.named, optim_plan(), device=CPU, capture=recorder)
+    return model, SingleDevice(model, learns, device=CPU, capture=recorder)
+
+
+def test_once_a_shape_is_captured_no_number_of_targets_is_run_beside_it(monkeypatch):
+    """As at the end of an epoch, where few rows are left and the rest of the batch is padding."""
+    monkeypatch.setattr(graphs, "TARGETS_IN_STEPS_OF", 2)
+    recorder = Again()
+    (one, plain), (model, replayed) = engine(torch.float32, None), watched(recorder)
+    for number, targets in enumerate((6, 6, 6, 6, 1, 6, 9, 3, 11, 1, 6)):
+        losses = []
+        for each in (plain, replayed):
+            torch.manual_seed(number)
+            losses.append(float(each.accumulate(batch(number, targets=targets), divisor=7)))
+            each.step(step=number + 1, rate=1e-2, max_norm=1.0)
+        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert model.run == WARM_UPS
+    assert recorder.recorded == 2 * (FIT_TARGETS + 1)  # 6, then 10, then all places
+    torch.testing.assert_close(one.head, model.head, rtol=1e-5, atol=1e-6)
+
+
+def test_fewer_targets_are_captured_for_themselves_where_they_come_often(monkeypatch):
+    monkeypatch.setattr(graphs, "TARGETS_IN_STEPS_OF", 2)
+    recorder = Again()
+    model, replayed = watched(recorder)
+    for number in range(WARM_UPS + 1):
+        replayed.accumulate(batch(number, targets=9), divisor=7)
+    for number in range(OFTEN):
+        replayed.accumulate(batch(number, targets=3), divisor=7)
+    assert recorder.recorded == 2
+    replayed.accumulate(batch(50, targets=3), divisor=7)
+    assert (recorder.recorded, model.run) == (4, WARM_UPS)
 
 
 def test_what_cannot_be_recorded_says_so():

@@ -155,13 +155,14 @@ def test_a_changed_plan_is_estimated_again_for_what_it_runs_now():
 
 
 def test_a_plan_for_a_card_that_was_probed_says_so(tmp_path):
-    before = plan(manifest())
+    config = {"gradient_checkpointing": False}
+    before = plan(manifest(config))
     found = package_version("torch").value
     work = workload_of(before)
     assert work is not None
     probe = probe_of(work, card=before.target, torch=found)
     remember(probe, tmp_path / "memory-probes.json")
-    after = plan(manifest(), environ={"EXPERT_HOME": str(tmp_path)})
+    after = plan(manifest(config), environ={"EXPERT_HOME": str(tmp_path)})
     assert after.batch.micro_batch > before.batch.micro_batch  # activations took half
     _, because, source = decision(after, "memory.peak_bytes")
     assert because.endswith(wording("calibrated-by-a-run"))

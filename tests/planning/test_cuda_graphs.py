@@ -6,8 +6,11 @@ import json
 
 import pytest
 
+from expert.planning.memory.calibration import workload_of
+from expert.planning.memory.memory import estimate
+from expert.planning.survey import Survey
 from tests.each import each
-from tests.planning.planning import manifest, plan
+from tests.planning.planning import GIB, manifest, plan
 from tests.wording import wording
 
 
@@ -43,9 +46,10 @@ def test_recomputed_blocks_that_draw_nothing_are_captured(tmp_path):
 
 
 def test_where_memory_is_short_nothing_is_captured(tmp_path):
-    _, roomy = decided(tmp_path)
-    needed = roomy.memory.peak_bytes / 2**30
-    found, made = decided(tmp_path, vram_limit=f"{1.1 * needed:.2f}GB")
+    _, plain = decided(tmp_path, gradient_checkpointing=False, use_cuda_graphs=False)
+    needed = plain.memory.peak_bytes / 2**30
+    config = {"gradient_checkpointing": False, "vram_limit": f"{1.01 * needed / 0.95:.2f}GB"}
+    found, made = decided(tmp_path, **config)
     assert made.fits
     assert (found.value, found.because[:17]) == (False, wording("memory-short-for-i"))
 
@@ -76,3 +80,84 @@ def test_what_cannot_be_captured_is_not_and_says_why(tmp_path, config, because):
     found, made = decided(tmp_path, use_cuda_graphs=True, **config)
     assert (found.value, found.source) == (False, "fallback")
     assert any(because in remark.text for remark in made.remarks if remark.kind == "warning")
+
+
+def long_rows(card="h200", model="Qwen3-0.6B", survey=None, **config):
+    """Steps of 16 sequences of 2,048 real tokens, or as `survey` says."""
+    rows = survey or Survey(4000, 4000 * 480, "counted", longest_tokens=1900)
+    usual = {"batch_size": 67, "epochs": 1000, "max_steps": 400, "dropout": 0.0}
+    data = manifest({**usual, **config}, base_models=[{"name": model}])
+    return plan(data, card, survey=rows)
+
+
+@each(
+    ("config", "captured"),
+    [
+        # 32k tokens at once: 57,576 tokens/s with graphs and 58,289 without, on an H200.
+        ({"torch_compile": False}, False),
+        ({"torch_compile": True}, False),
+        # One sequence at once, as a card with 8 GB has room for: the GPU was 45 % busy.
+        ({"torch_compile": False, "micro_batch_size": 1}, True),
+        ({"torch_compile": True, "micro_batch_size": 1}, True),
+        ({"torch_compile": False, "batch_size": 2}, True),
+    ],
+)
+def test_passes_are_captured_where_the_time_of_computing_them_is_shorter(config, captured):
+    assert long_rows(**config).kernels.cuda_graphs is captured
+
+
+def test_short_rows_of_a_small_model_are_captured():
+    """16 rows of 220 tokens: eight times as fast (docs/benchmarks/small-updates-h200.json)."""
+    short = Survey(4000, 4000 * 220, "counted", longest_tokens=400)
+    for compiled in (False, True):
+        config = {"batch_size": 16, "torch_compile": compiled}
+        made = long_rows(model="SmolLM2-135M", survey=short, **config)
+        assert made.kernels.cuda_graphs
+
+
+def test_the_character_model_is_captured_in_small_batches_only():
+    """At 64 blocks 1.8 times as fast as compiled alone (ladder-char-gpt-h200.json)."""
+    data = manifest({"adapter_type": "full"}, base_models=[{"name": "char-gpt"}])
+    corpus = Survey(None, 1_100_000, "counted")
+
+    def captured(batch):
+        data["training"]["config"] |= {"batch_size": batch, "epochs": 100, "torch_compile": True}
+        return plan(data, "h200", survey=corpus).kernels.cuda_graphs
+
+    assert [captured(batch) for batch in (64, 128, 512)] == [True, True, False]
+
+
+def test_what_captured_passes_keep_and_what_runs_beside_them_is_in_the_peak():
+    """0.6B with 32k tokens at once reserved 55.2 GiB and its context 0.8: the plan without graphs
+    is 4 % above. Beside it an evaluation has room; the last batch of an epoch is captured too, and
+    takes nothing more (it once took all of it again, 108.9 GiB)."""
+    config = {"torch_compile": False, "eval_batch_size": 16}
+    plain, captured = (long_rows(use_cuda_graphs=on, **config) for on in (False, True))
+    assert plain.memory.peak_bytes == pytest.approx(1.04 * (55.2 + 0.82) * GIB, rel=0.02)
+    parts = captured.memory.parts
+    assert parts is not None
+    assert plain.memory.parts is not None
+    assert {"evaluation", "captured_gradients"} == parts.keys() - plain.memory.parts.keys()
+    more = captured.memory.peak_bytes - plain.memory.peak_bytes
+    beside = parts["evaluation"] + parts["captured_gradients"]
+    assert more == pytest.approx(1.05 * beside, rel=0.01)  # with the allocator's own share
+    assert 2 * GIB < more < 8 * GIB
+    work = workload_of(captured)  # as a run estimates again after a fallback
+    assert work is not None
+    assert estimate(work).total == pytest.approx(captured.memory.peak_bytes, rel=1e-6)
+
+
+def test_where_both_fit_fewer_rows_are_evaluated_beside_captured_passes():
+    config = {"torch_compile": True, "micro_batch_size": 1, "vram_limit": "8GB"}
+    plain, captured = (long_rows(use_cuda_graphs=on, **config) for on in (False, True))
+    assert plain.batch.eval_batch > captured.batch.eval_batch >= captured.batch.micro_batch
+    assert captured.fits
+
+
+def test_captured_passes_that_do_not_fit_are_run_instead_and_that_is_said(tmp_path):
+    _, plain = decided(tmp_path, gradient_checkpointing=False, use_cuda_graphs=False)
+    config = {"vram_limit": f"{1.01 * plain.memory.peak_bytes / GIB / 0.95:.2f}GB"}
+    found, made = decided(tmp_path, use_cuda_graphs=True, gradient_checkpointing=False, **config)
+    assert (found.value, found.source) == (False, "fallback")
+    told = [remark.text for remark in made.remarks if remark.kind == "warning"]
+    assert any(wording("memory-short-for-i") in text for text in told)

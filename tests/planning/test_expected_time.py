@@ -14,14 +14,8 @@ import pytest
 
 from expert.core.text import duration_range
 from expert.manifest.schema.manifest import CharGptShape
-from expert.planning.choose.expected_time import (
-    RunShape,
-    cpu_rate,
-    expected_time,
-    gpu_rate,
-    known_rate,
-    scaled,
-)
+from expert.planning.choose.expected_time import expected_time, scaled
+from expert.planning.choose.rates import RunShape, cpu_rate, gpu_rate, known_rate
 from expert.planning.machine.cards import find_card
 from expert.planning.memory.workload import Workload, flops_per_token
 from expert.planning.models.known_models import find_known_model

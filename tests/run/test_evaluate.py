@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from expert.data.feed.run_data import RunData, split_batches
+from expert.data.feed.run_data import RunData, evaluation_shape, split_batches
 from expert.data.feed.streaming import divided
 from expert.planning.run_plan import RunPlan
 from expert.run.build import Built, build
@@ -77,3 +77,25 @@ def test_the_batches_of_an_evaluation_hold_every_row_once(opened):
     with split_batches(plan, data.validation, rows=3, device=CPU) as batches:
         bins = [number for batch in batches for number in batch.bins]
     assert sorted(bins) == list(range(data.validation.index.bins))
+
+
+def test_all_evaluations_of_a_compiled_run_have_one_shape_and_the_same_loss(opened):
+    plan, data, built = opened
+    assert data.validation is not None
+    values = {"data.trim": False, "kernels.compile": True}
+    compiled = plan.with_values(values, "to compare", "machine")
+    splits = [data.validation, replace(data.validation, index=divided(data.validation.index, 1))]
+    shape = evaluation_shape(compiled, splits, rows=3)
+    assert evaluation_shape(plan, splits, rows=3) is None
+    shapes, losses = set(), []
+    for one in (shape, None):
+        for split in splits:
+            with split_batches(compiled, split, rows=3, device=CPU, shape=one) as batches:
+                kept = []
+                for batch in batches:
+                    kept.append(built.engine.evaluate(batch)[0].item())
+                    if one is not None:
+                        shapes.add((*batch.tokens.shape, *batch.boundaries.shape, batch.whole_rows))
+            losses.append(sum(kept))
+    assert len(shapes) == 1
+    assert losses[:2] == pytest.approx(losses[2:], rel=1e-6)  # float32 sums over other shapes

@@ -9,7 +9,13 @@ import pytest
 from expert.planning.measurements import measurements_file, read_rates
 from expert.run.open import plan
 from expert.run.session import run_rate
-from expert.run.session.run_rate import LEAST_SECONDS, LEAST_UPDATES, settled_rate
+from expert.run.session.run_rate import (
+    LEAST_SECONDS,
+    LEAST_UPDATES,
+    compile_seconds,
+    found_compiled,
+    settled_rate,
+)
 from tests.each import each
 from tests.insight.records import CPU, evidence, finished_events, planned, record, step_events
 from tests.jobs.runs import base_model, events_of, run, write_expert
@@ -77,3 +83,34 @@ def test_an_undisturbed_run_that_is_long_enough_has_a_rate():
 )
 def test_a_run_that_was_short_or_disturbed_has_none(others, changes):
     assert reached(*others, **changes) is None
+
+
+@each(
+    ("counted", "found"),
+    [
+        ({}, None),
+        ({"inductor": {"fxgraph_cache_miss": 2}}, False),
+        ({"inductor": {"fxgraph_cache_hit": 2}, "aot_autograd": {"autograd_cache_hit": 1}}, True),
+        ({"inductor": {"fxgraph_cache_hit": 2, "fxgraph_cache_miss": 1}}, False),
+    ],
+)
+def test_torch_tells_whether_it_had_compiled_everything_before(counted, found):
+    from collections import Counter, defaultdict
+
+    import torch._dynamo.utils as utils
+
+    with pytest.MonkeyPatch.context() as patch:
+        counters = defaultdict(Counter, {name: Counter(kinds) for name, kinds in counted.items()})
+        patch.setattr(utils, "counters", counters)
+        assert found_compiled() is found
+
+
+def test_only_a_run_that_compiled_once_and_changed_nothing_tells_what_compiling_takes():
+    compiled = {"event": "compiled", "time": 99.0, "step": 1, "seconds": 31.5}
+    fell_back = {"event": "fell_back", "time": 99.5, "step": 1, "reason": "x"}
+
+    def told(*events: dict[str, Any]) -> float | None:
+        return compile_seconds(record(finished_events(step_events(20), *events), planned()))
+
+    assert told(compiled) == 31.5
+    assert told() is told(compiled, fell_back) is told(compiled, compiled) is None

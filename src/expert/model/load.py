@@ -124,6 +124,7 @@ class LoadedModel:
                 batch.target_places,
                 batch.targets,
                 fused=self.kernels.fused_loss,
+                chunk=self.kernels.loss_chunk,
                 kernel=kernel_for(batch.tokens.device),
                 **self._head_options(),
             )
@@ -147,6 +148,7 @@ class LoadedModel:
                     batch.labels,
                     batch.target_places,
                     batch.targets,
+                    chunk=self.kernels.loss_chunk,
                     **self._head_options(),
                 )
             )

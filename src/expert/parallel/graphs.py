@@ -3,6 +3,10 @@
 A small model on a fast card waits for its host: thousands of kernels are launched one by one, and
 each takes longer to launch than to run. A CUDA graph holds all launches of a pass. A captured pass
 reads and writes the memory it was captured with: batches are copied into it, gradients out of it.
+
+That memory is kept. A pass that is run beside it takes as much again, so that once a shape of batch
+is captured none of its batches is: one with fewer targets, as the last of an epoch, is replayed
+with positions that have no label, and one with more is captured without being run first.
 """
 
 from __future__ import annotations
@@ -25,11 +29,15 @@ WARM_UPS = 2
 """Passes of a shape before it is captured: kernels are compiled, chosen and given their workspace
 while they run for the first time, none of which can be captured."""
 MOST_GRAPHS = 8
-"""Shapes that are captured; each has its own gradients. Batches of a run have one shape, or two
-where the last batch of a step is smaller."""
+"""Shapes that are captured; each has its own gradients. All batches of a run have one shape."""
 TARGETS_IN_STEPS_OF = 8192
 """The number of target positions is known on the host and captured with the graph; positions
 without a label fill it up. 8192 is a chunk of the fused loss or less."""
+OFTEN = 16
+"""Batches with fewer targets than were captured before these are captured too: the last batch of
+an epoch does not come as often."""
+FIT_TARGETS = 2
+"""Numbers of targets that a shape is captured for; a third one is all that a batch has room for."""
 
 
 Made = list[Tensor | None]
@@ -140,6 +148,7 @@ class Captured:
     """The passes of one shape, and the memory they read and write."""
 
     batch: SimpleNamespace
+    """Its `targets` are as many as the passes compute: a batch may have fewer."""
     divisor: Tensor
     loss: Tensor
     share: Tensor
@@ -166,23 +175,35 @@ class CapturedPasses:
     def __init__(self, passes: Passes, capture: Capture) -> None:
         self._passes, self._capture = passes, capture
         self._met: dict[Hashable, int] = {}
-        self._captured: dict[Hashable, Captured] = {}
+        self._captured: dict[Hashable, list[Captured]] = {}
 
     def of(self, batch: Any) -> Captured | None:
         """The captured passes for a batch; None while its shape is run without a graph."""
-        key = _key(batch)
-        found = self._captured.get(key)
-        if found is not None:
-            return found
-        met = self._met[key] = self._met.get(key, 0) + 1
-        if met <= WARM_UPS or len(self._captured) >= MOST_GRAPHS:
-            return None
-        made = self._captured[key] = self._made(batch)
-        return made
+        shape, targets = _shape(batch), _targets(batch)
+        known = self._captured.get(shape)
+        if known is None:
+            if self._meet(shape) <= WARM_UPS or len(self._captured) >= MOST_GRAPHS:
+                return None
+            known = self._captured[shape] = []
+        enough = [each for each in known if each.batch.targets >= targets]
+        best = min(enough, key=lambda each: int(each.batch.targets), default=None)
+        if best is not None and best.batch.targets > targets:
+            often = self._meet((shape, targets)) > OFTEN and len(known) < FIT_TARGETS
+            best = None if often else best
+        if best is None:
+            # Other targets are more rounds of the same kernels, which have run: no warm-up.
+            most = int(batch.target_places.shape[0])
+            best = self._made(batch, targets if len(known) < FIT_TARGETS else most)
+            known.append(best)
+        return best
 
-    def _made(self, batch: Any) -> Captured:
+    def _meet(self, what: Hashable) -> int:
+        self._met[what] = self._met.get(what, 0) + 1
+        return self._met[what]
+
+    def _made(self, batch: Any, targets: int) -> Captured:
         passes = self._passes
-        fixed = _fixed(batch)
+        fixed = _fixed(batch, targets)
         divisor = torch.ones((), device=batch.tokens.device)
         shares: list[Tensor] = []  # the newest, with all that its backward needs
 
@@ -226,12 +247,12 @@ def _taken(parameters: Iterable[Tensor]) -> Made:
     return found
 
 
-def _key(batch: Any) -> Hashable:
+def _shape(batch: Any) -> Hashable:
     shapes = tuple(
         None if (tensor := getattr(batch, name)) is None else tuple(tensor.shape)
         for name in TENSORS
     )
-    return shapes, batch.whole_rows, _targets(batch)
+    return shapes, batch.whole_rows
 
 
 def _targets(batch: Any) -> int:
@@ -240,10 +261,10 @@ def _targets(batch: Any) -> int:
     return min(int(batch.target_places.shape[0]), steps * TARGETS_IN_STEPS_OF)
 
 
-def _fixed(batch: Any) -> SimpleNamespace:
+def _fixed(batch: Any, targets: int) -> SimpleNamespace:
     """A batch of this shape whose memory stays where it is."""
     tensors = {
         name: None if (tensor := getattr(batch, name)) is None else tensor.clone()
         for name in TENSORS
     }
-    return SimpleNamespace(**tensors, whole_rows=batch.whole_rows, targets=_targets(batch))
+    return SimpleNamespace(**tensors, whole_rows=batch.whole_rows, targets=targets)

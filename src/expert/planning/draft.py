@@ -10,6 +10,7 @@ from typing import Any, Literal
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.manifest import CHAR_GPT, Adapter, BaseModelSpec, Manifest
+from expert.planning.compilations import Compilation
 from expert.planning.decisions import Decision, Remark, Source
 from expert.planning.machine.links import ONE_PROCESS, Cluster
 from expert.planning.machine.target import Target
@@ -45,6 +46,8 @@ class PlanDraft:
     calibrations: Calibrations
     plain_text: bool | None = None
     """Whether the rows are texts without answers; None where nobody knows yet."""
+    compilations: tuple[Compilation, ...] = ()
+    """What compiling took on this machine."""
     kept: Kept = Kept()
     cluster: Cluster = ONE_PROCESS
     best: MeasuredRate | None = None

@@ -11,20 +11,19 @@ from pathlib import Path
 from expert.core.errors import ExpertError
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.choose.batching import settle_fit
-from expert.planning.choose.cuda_graphs import choose_graphs
+from expert.planning.choose.compiling import choose_compile
+from expert.planning.choose.cuda_graphs import settle_graphs_without_sizes
 from expert.planning.choose.expected_time import settle_expected_time
+from expert.planning.choose.fused_blocks import choose_fused_blocks
 from expert.planning.choose.kernels import (
     choose_attention,
-    choose_blocks_again,
-    choose_compile,
-    choose_fused_blocks,
+    choose_loss_chunk,
     choose_optimizer,
     choose_precision,
     choose_switches,
     choose_tf32,
 )
 from expert.planning.choose.length import (
-    likely_seconds,
     settle_arithmetic,
     settle_disk,
     settle_length,
@@ -39,6 +38,7 @@ from expert.planning.choose.recipe import (
 )
 from expert.planning.choose.sequences import settle_sequences, settle_step, settle_widths
 from expert.planning.choose.starting_points import made_for_tiny
+from expert.planning.compilations import compilations_file, read_compilations
 from expert.planning.draft import SET, Kept, PlanDraft
 from expert.planning.machine.host import package_version
 from expert.planning.machine.links import choose_cluster, share_of_target
@@ -97,6 +97,7 @@ def make_plan(
         survey=survey or survey_data(dataset, folder, characters=is_char_model),
         rates=tuple(read_rates(measurements_file(environ))) if use_measurements else (),
         calibrations=calibrations_of(target.name, torch, calibrations_file(environ)),
+        compilations=read_compilations(compilations_file(environ)),
         plain_text=plain_text,
         kept=kept or Kept(),
     )
@@ -121,13 +122,14 @@ def _settle_all(draft: PlanDraft) -> None:
     settle_sequences(draft)
     draft.best = _best(draft)
     choose_switches(draft)
+    choose_loss_chunk(draft)
     choose_optimizer(draft)
     step = settle_step(draft)
     settle_length(draft)
     _settle_loader(draft)
     work = _workload(draft, rank=rank, targets=targets, places=step.places)
-    choose_fused_blocks(draft, draft.resolved.shape)
-    choose_compile(draft, likely_seconds(draft, work))
+    choose_fused_blocks(draft, work, step.sequences)
+    choose_compile(draft, work, step.sequences)
     choose_attention(draft)
     if work is not None:
         compiled, attention = draft["kernels.compile"], draft["kernels.attention"]
@@ -135,8 +137,8 @@ def _settle_all(draft: PlanDraft) -> None:
         work = replace(work, compiled=compiled, attention=attention, fused_blocks=fused)
     work = settle_fit(draft, work, step.sequences)
     settle_engine(draft, work)
-    choose_blocks_again(draft, likely_seconds(draft, work))
-    choose_graphs(draft, work)
+    if work is None:
+        settle_graphs_without_sizes(draft)
     settle_widths(draft)
     settle_optimisation(draft)
     for path, text in made_for_tiny(draft.model, draft.config, draft.resolved.shape):
@@ -205,6 +207,7 @@ def _workload(
         soft_tokens=draft.soft_tokens,
         prefetch=draft["loader.prefetch"],
         compiled=False,
+        loss_rows=draft["kernels.loss_chunk"],
     )
 
 

@@ -55,6 +55,8 @@ class KernelPlan(Slice):
     deterministic: bool = False
     cuda_graphs: bool = False
     fused_blocks: bool = False
+    loss_chunk: int | None = None
+    """Rows of logits that the fused loss holds at once; None: by the vocabulary alone."""
 
 
 class DataPlan(Slice):

@@ -133,7 +133,7 @@ def _batches_of(plan: RunPlan, sequences: int, most: int) -> dict[str, int]:
     share = plan.parallel.share_of(sequences)
     micro = min(plan.batch.micro_batch, share)
     if _source_of(plan, "batch.micro_batch") != "manifest":
-        micro, _ = even_split(share, most)
+        micro, _ = even_split(share, most, on_gpu=plan.kernels.device == "cuda")
     return {
         "batch.sequences_per_update": sequences,
         "batch.micro_batch": micro,

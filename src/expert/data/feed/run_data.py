@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -226,6 +226,27 @@ def has_whole_rows(split: PreparedSplit) -> bool:
     return bool(np.diff(split.index.bin_offsets).max(initial=0) <= 1)
 
 
+class EvaluationShape(NamedTuple):
+    """The one shape of all evaluations of a run."""
+
+    batch: BatchShape
+    whole_rows: bool
+
+
+def evaluation_shape(
+    plan: RunPlan, splits: Sequence[PreparedSplit], *, rows: int, world: World = ALONE
+) -> EvaluationShape | None:
+    """What the batches of all these splits have in common, so that the blocks are compiled for one
+    shape; None where each split has its own, which is faster where nothing is compiled. The first
+    split is not padded up to a large batch."""
+    if not plan.kernels.compile or is_padded(plan) or len(splits) < 2:
+        return None
+    rows = min(rows, -(-splits[0].index.bins // world.size))
+    found = [BatchShape.for_index(split.index, rows) for split in splits]
+    length, documents = (max(getattr(s, k) for s in found) for k in ("length", "max_documents"))
+    return EvaluationShape(BatchShape(rows, length, documents), all(map(has_whole_rows, splits)))
+
+
 @contextmanager
 def split_batches(
     plan: RunPlan,
@@ -234,11 +255,12 @@ def split_batches(
     rows: int,
     device: torch.device,
     world: World = ALONE,
+    shape: EvaluationShape | None = None,
 ) -> Iterator[Iterator[Batch]]:
     """All batches of a split once, those of one rank; where they vary in width, longest first."""
     index, store = split.index, split.open()
     # A small split is not padded up to a large batch.
-    rows = min(rows, -(-index.bins // world.size))
+    rows = shape.batch.rows if shape else min(rows, -(-index.bins // world.size))
     bins = np.arange(index.bins)
     if is_padded(plan) or plan.data.trim:
         # Longest first: what does not fit shows at once, and rows of one length pad each other.
@@ -261,12 +283,12 @@ def split_batches(
     )
     feed = PackedFeed(
         works,
-        BatchShape.for_index(index, rows),
+        shape.batch if shape else BatchShape.for_index(index, rows),
         batches_per_update=1,
         device=device,
         pad_id=PAD_ID,
         soft=index.soft_tokens > 0,
-        whole_rows=has_whole_rows(split),
+        whole_rows=shape.whole_rows if shape else has_whole_rows(split),
         pin=plan.loader.pin_memory,
         trim=plan.data.trim,
         world=world,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from expert.core.rundir import named_manifest
@@ -35,8 +36,6 @@ CLIPPED_LINES = 10
 FAR_CLIPPED = 10.0
 """Gradients so many times the limit: what is left of them is their direction alone."""
 LONG_RUN_SECONDS = 24 * 3600
-LIKELY_SHARE_OF_PEAK = 0.4
-"""As planning/choose/kernels.py estimates where no rate was measured."""
 
 
 def failed(found: Evidence) -> Seen | None:
@@ -291,8 +290,8 @@ def no_warm_up(found: Evidence) -> Seen | None:
 
 
 def long_run(found: Evidence) -> Seen | None:
-    at_peak = (found.amount("length.seconds_at_peak") or 0) / LIKELY_SHARE_OF_PEAK
-    seconds = found.amount("length.seconds") or at_peak
+    expected = found.planned("length.expected_seconds") or (0.0, 0.0)
+    seconds = found.amount("length.seconds") or math.sqrt(expected[0] * expected[1])
     if found.before is None or seconds <= LONG_RUN_SECONDS:
         return None
     tokens = (found.amount("length.tokens_per_epoch") or 0) * (found.amount("length.epochs") or 0)

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import CONFIG, Rule, Seen, seen
-from expert.planning.choose.kernels import COMPILE_PAYS_AFTER_SECONDS, COMPILED, NOT_RECOMPUTED
+from expert.planning.choose.kernels import COMPILED, NOT_RECOMPUTED
+from expert.planning.choose.rates import COLD_COMPILE
 from expert.planning.machine.cards import card_named
 from expert.planning.memory.calibration import workload_of
 from expert.planning.memory.memory import activation_bytes
@@ -28,6 +29,8 @@ LOSS_SHARE = 0.1
 """Logits that take a tenth of the budget would hold more rows at once."""
 FUSED_GAIN, TF32_GAIN, BF16_GAIN, CARD_GAIN, DEQUANTISING_GAIN = 1.05, 1.5, 2.0, 10.0, 1.2
 """What guides to the RTX 4080 Super, 4090 and 5090 state for one switch alone; not measured."""
+WON_BACK_SECONDS = COLD_COMPILE / (1 - 1 / COMPILED)
+"""Of training without compilation, after which it would have been the faster one."""
 COMPILES_FROM = (7, 0)
 """The oldest card that Triton compiles for."""
 
@@ -137,7 +140,7 @@ def kernel_fell_back(found: Evidence) -> Seen | None:
 
 def compiled_too_briefly(found: Evidence) -> Seen | None:
     spent = found.anatomy.run
-    short = spent.training < COMPILE_PAYS_AFTER_SECONDS
+    short = spent.training < WON_BACK_SECONDS
     if not found.run.of("finished") or not short:
         return None
     if spent.compiling <= spent.training or spent.compiling < 1:
@@ -157,7 +160,7 @@ def compile_off(found: Evidence) -> Seen | None:
     asked, who = found.asked("kernels.compile"), found.who("kernels.compile")
     if found.before is None:
         trained = found.anatomy.run.training
-        if not asked or trained < COMPILE_PAYS_AFTER_SECONDS:
+        if not asked or trained < WON_BACK_SECONDS:
             return None
         return seen(f"{who}; {span(trained)} of training", gain=COMPILED)
     if not asked:

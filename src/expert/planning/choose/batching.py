@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from expert.core.text import counted
 from expert.planning.choose.communication import sending_seconds
-from expert.planning.choose.length import likely_pass_seconds
+from expert.planning.choose.cuda_graphs import PATH as GRAPHS
+from expert.planning.choose.cuda_graphs import choose_capture
+from expert.planning.choose.fastest import Way, limit_of, most_of_a_rank, split_of
 from expert.planning.decisions import Source
 from expert.planning.draft import KEPT, SET, PlanDraft
 from expert.planning.memory.calibration import workload_as_dict
@@ -18,8 +20,6 @@ from expert.planning.memory.fitting import (
     budget_of,
     estimate_here,
     eval_bytes,
-    even_split,
-    find_fit,
     fits,
     largest_batch,
     peak_bytes,
@@ -34,39 +34,44 @@ CHECKPOINTING = "kernels.checkpointing"
 
 
 def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -> Workload | None:
-    """Settle quantisation, checkpointing and batches; returns the workload that will run."""
-    examples = draft["batch.examples_per_update"]
-    most = draft.cluster.share_of(min(sequences or examples, examples))
+    """Settle quantisation, checkpointing, batches and CUDA graphs; returns what will run."""
+    most = most_of_a_rank(draft, sequences)
     if base is None:
         _settle_without_shape(draft, most, sequences)
         return None
-    even = draft.packed or draft.is_char_model
-    limit = worth_at_once(on_gpu=draft.on_gpu, even=even, row_tokens=base.row_tokens, most=most)
-    fit = find_fit(draft, base, most, limit=limit)
-    fit = _with_fewer_micro_batches(draft, fit, most)
+    captured = choose_capture(draft, base, sequences)
+    fit = _with_fewer_micro_batches(draft, captured.way, most)
     _settle_quantization(draft, fit)
-    _settle_checkpointing(draft, fit)
+    _settle_checkpointing(draft, fit, captured.way.checkpointed_for)
     _advise(draft, fit)
-    work = _settle_micro_batch(draft, fit, (most, limit), sequences)
+    draft.settle(GRAPHS, captured.value, captured.because, captured.source)
+    if captured.warning:
+        draft.warn(GRAPHS, captured.warning)
+    work = _settle_micro_batch(draft, fit, (most, limit_of(draft, base, most)), sequences)
     # Only training rows are packed so that they make whole steps; others fill what they may.
     places = draft["data.max_seq_length"]
     largest = worth_at_once(
-        on_gpu=draft.on_gpu, even=even, row_tokens=places, most=LARGEST_EVAL_BATCH
+        on_gpu=draft.on_gpu,
+        even=draft.packed or draft.is_char_model,
+        row_tokens=places,
+        most=LARGEST_EVAL_BATCH,
     )
-    _settle_eval_batch(draft, replace(work, row_tokens=places), largest)
+    rows = _settle_eval_batch(draft, replace(work, row_tokens=places), largest)
+    if work.captured:
+        work = replace(work, evaluated_rows=rows, evaluated_row_tokens=places)
     _settle_memory(draft, work)
     return work
 
 
-def _with_fewer_micro_batches(draft: PlanDraft, fit: Fit, most: int) -> Fit:
+def _with_fewer_micro_batches(draft: PlanDraft, way: Way, most: int) -> Fit:
     """Sharded weights are sent for each micro-batch. Where that takes longer than computing it,
     every block is checkpointed, if that gives room for larger ones."""
+    fit = way.fit
     free = draft.config.gradient_checkpointing == draft.config.micro_batch_size == "auto"
     if not free or not fit.fits or fit.work.engine != "sharded" or fit.work.rows >= most:
         return fit
-    computing = likely_pass_seconds(draft, fit.work)
     sending = sending_seconds(fit.work, draft.cluster)
-    if computing is None or sending is None or sending <= computing:
+    if way.time is None or sending is None or sending <= way.time.computing:
         return fit
     work = replace(fit.work, recomputed_blocks=fit.work.shape.layers)
     rows = largest_batch(draft, work, most, int(MARGIN * budget_of(draft)))
@@ -106,7 +111,8 @@ def _settle_asked_quantization(draft: PlanDraft, chosen: str) -> None:
         draft.settle(path, asked if asked in ("bf16", "fp16") else chosen, SET, "manifest")
 
 
-def _settle_checkpointing(draft: PlanDraft, fit: Fit) -> None:
+def _settle_checkpointing(draft: PlanDraft, fit: Fit, rows: int) -> None:
+    """`rows`: of the micro-batch that blocks are checkpointed for."""
     layers, count = fit.work.shape.layers, fit.work.recomputed_blocks
     kind = "none" if count == 0 else ("full" if count == layers else "selective")
     asked, found = draft.config.gradient_checkpointing, draft.measured(CHECKPOINTING)
@@ -122,7 +128,7 @@ def _settle_checkpointing(draft: PlanDraft, fit: Fit) -> None:
     elif fit.work.engine == "sharded" and count == layers and fit.work.rows > 1:
         because = "sending weights takes longer than computing: a larger micro-batch sends less"
     elif count:
-        rows = fit.work.rows if draft.config.micro_batch_size != "auto" else 1
+        rows = fit.work.rows if draft.config.micro_batch_size != "auto" else rows
         because = f"as few blocks as needed to fit a micro-batch of {rows} in {_gib(draft)}"
     else:
         because = f"everything fits {_gib(draft)} without it"
@@ -172,7 +178,7 @@ def _settle_micro_batch(
         micro, because = largest, f"the most that fits {gib}; less if a step has fewer"
     else:
         share = draft.cluster.share_of(sequences)
-        micro, steps = even_split(share, largest)
+        micro, steps = split_of(draft, share, largest)
         because = f"up to {largest} fit {gib}"
         if largest == most:
             because = f"{whole} fits {gib}"
@@ -180,7 +186,7 @@ def _settle_micro_batch(
             because = f"a CPU is fastest with about {CPU_PLACES_AT_ONCE:,} tokens at once"
         found = draft.measured(path)
         if found is not None and fit.fits and found[0] < micro:
-            micro, steps = even_split(share, found[0])
+            micro, steps = split_of(draft, share, found[0])
             because, source = f"a micro-batch of {found[0]} was {found[1]}", "measurement"
     if not fit.fits:
         because = f"not even this fits {gib}"
@@ -206,10 +212,12 @@ def _settle_accumulation(
     draft.settle(path, steps, f"{steps} × {each}{on_each} make up {whole} of a step")
 
 
-def _settle_eval_batch(draft: PlanDraft, work: Workload, largest: int) -> None:
+def _settle_eval_batch(draft: PlanDraft, work: Workload, largest: int) -> int:
     path, budget = "batch.eval_batch", budget_of(draft)
 
     def too_large(rows: int) -> bool:
+        if work.captured:  # it lies beside what was captured
+            return peak_bytes(draft, replace(work, evaluated_rows=rows)) > budget
         return eval_bytes(draft, replace(work, rows=rows)) > budget
 
     asked = draft.config.eval_batch_size
@@ -217,14 +225,18 @@ def _settle_eval_batch(draft: PlanDraft, work: Workload, largest: int) -> None:
         draft.settle(path, asked, SET, "manifest")
         if too_large(asked):
             draft.warn(path, f"an evaluation batch of {asked} will not fit")
-        return
-    rows = 1
+        return int(asked)
+    rows, because = 1, f"no backward, so as many as fit, at most {largest}"
+    if work.captured:
+        # Beside captured passes: as many as are trained, more where memory is plentiful.
+        rows, budget = work.rows, budget // 2
+        because = "beside captured passes, which keep their memory"
     while 2 * rows <= largest and not too_large(2 * rows):
         rows *= 2
-    because = f"no backward, so as many as fit, at most {largest}"
+    budget = budget_of(draft)
     if too_large(1):
         because = "not even one fits in evaluation"
-    draft.settle(path, rows, because)
+    return int(draft.settle(path, rows, because))
 
 
 def _settle_budget(draft: PlanDraft) -> int:

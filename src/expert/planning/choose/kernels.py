@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from expert.core.text import counted
 from expert.planning.draft import SET, PlanDraft
-from expert.planning.models.shapes import PROJECTIONS, ModelShape
+from expert.planning.memory.fitting import budget_of
+from expert.planning.memory.memory import chunk_for
 
 AMPERE = (8, 0)
 HOPPER = (9, 0)
-TRITON_LEAST = (7, 0)
 COMPILED = 1.3
-"""Compiled blocks ran 1.3x (8B) to 2.0x (0.6B) as fast on an H200 with LoRA, two steps timed each
-(docs/benchmarks/memory-h200.json). One card, one family: for others run expert benchmark."""
+"""Compiled blocks ran 1.24x (8B), 1.33x (1B) and 2.16x (0.6B) as fast on an H200 with LoRA, side by
+side (choose/rates.py). One card: for others run expert benchmark."""
 NOT_RECOMPUTED = 1.35
 """Checkpointing all blocks cost LoRA 1.35-1.46x of the time (docs/benchmarks/memory-h200.json)."""
-COMPILE_PAYS_AFTER_SECONDS = 120
-"""The first compiled step took 7-18 s there. At 1.3x, 18 s are won back after 80 s; other cards
-compile no faster, so two minutes it is."""
-COMPILE_PAYS_FROM_FILL = 0.7
-"""Compiled blocks need a fixed batch width and ran 1.3-2.0x as fast; batches of varying width leave
-out what is empty."""
-FEW_EXAMPLES = 1000
-FEW_STEPS = 50
 
 
 def choose_precision(draft: PlanDraft) -> None:
@@ -143,113 +134,6 @@ def _measured_attention(draft: PlanDraft) -> tuple[str, str] | None:
     return found if able and draft["kernels.compile"] == bool(then and then[0]) else None
 
 
-def choose_fused_blocks(draft: PlanDraft, shape: ModelShape | None) -> None:
-    """Blocks with LoRA by kernels of our own: as fast as compiled ones, from the first step on."""
-    path, asked = "kernels.fused_blocks", draft.config.fused_blocks
-    obstacle = _cannot_fuse(draft, shape)
-    if obstacle:
-        fell_back = asked is True
-        draft.settle(path, False, obstacle, "fallback" if fell_back else "machine")
-        if fell_back:
-            draft.warn(path, f"fused_blocks: true, but {obstacle}")
-        return
-    draft.choose(path, "fused_blocks", False, "only if asked for")
-
-
-def choose_blocks_again(draft: PlanDraft, likely_seconds: float | None) -> None:
-    """Where weights turn out to be quantised or spread over ranks, blocks stay as they are."""
-    if not draft["kernels.fused_blocks"]:
-        return
-    because = "weights that are spread over ranks stay as they lie"
-    if draft["model.quantization"] != "none":
-        because = "quantised base weights are unpacked layer by layer"
-    elif draft["parallel.engine"] != "sharded":
-        return
-    draft.settle("kernels.fused_blocks", False, because)
-    choose_compile(draft, likely_seconds)
-
-
-def _cannot_fuse(draft: PlanDraft, shape: ModelShape | None) -> str:
-    """Why blocks cannot be computed by kernels of our own, or nothing."""
-    if draft.config.adapter_type != "lora":
-        return "they are made for LoRA alone"
-    if draft.model.quantization in ("int4", "int8", "fp8"):
-        return "quantised base weights are unpacked layer by layer"
-    if draft["adapter.dropout"]:
-        return "dropout gives every layer another input"
-    if draft["kernels.precision"] == "fp16":
-        return "beside float16 weights adapters are float32"
-    targets = draft["adapter.target_modules"]
-    if targets != "all-linear" and not set(targets or ()) >= set(PROJECTIONS):
-        return "not every linear layer has an adapter"
-    if shape is None or not shape.llama_blocks:
-        return "the model's blocks are of another kind than Llama's, Mistral's and Qwen's"
-    if draft.target.windows:
-        return "Triton does not ship for Windows"
-    if draft.config.torch_compile is True:
-        return "torch_compile: true compiles the model's own blocks"
-    return ""
-
-
-def choose_compile(draft: PlanDraft, likely_seconds: float | None) -> None:
-    """Per-block compilation where it pays: not for runs of two minutes, nor for padded rows."""
-    config, path = draft.config, "kernels.compile"
-    padded = not draft.packed and not draft.is_char_model  # blocks of characters are equally long
-    obstacle = _cannot_compile(draft)
-    if config.torch_compile != "auto":
-        draft.settle(path, config.torch_compile, SET, "manifest")
-        if config.torch_compile and obstacle:
-            draft.warn(path, f"{obstacle}: compilation may fall back")
-        if config.torch_compile and padded:
-            text = "padded rows vary in width, and each width is compiled again: use packing"
-            draft.warn(path, text)
-    elif draft["kernels.fused_blocks"]:
-        draft.settle(path, False, "fused blocks need no compiling")
-    else:
-        obstacle = obstacle or _compile_does_not_pay(draft, likely_seconds, padded=padded)
-        found = draft.measured(path)
-        if not obstacle and found is not None:
-            draft.settle(path, *found, "measurement")
-        elif obstacle:
-            draft.settle(path, False, obstacle)
-        else:
-            because = "fixed shapes: 1.3-2.0x as fast on an H200, after 7-18 s of compiling"
-            draft.settle(path, True, because)
-    because = "more effort gains little on single blocks"
-    draft.choose("kernels.compile_mode", "torch_compile_mode", "default", because, "preset")
-    draft.pass_on("kernels.compile_backend", "torch_compile_backend")
-
-
-def _cannot_compile(draft: PlanDraft) -> str:
-    """Why compilation does not work or pay here at all, or nothing."""
-    if not draft.on_gpu:
-        return "compiling is not worth it on a CPU"
-    if draft.target.windows:
-        return "Triton does not ship for Windows"
-    if not draft.has_capability(TRITON_LEAST):
-        return f"{draft.card_words} is older than Triton supports (7.0)"
-    return ""
-
-
-def _compile_does_not_pay(draft: PlanDraft, seconds: float | None, *, padded: bool) -> str:
-    """Why compiling would cost more than it saves, or nothing."""
-    if padded:
-        return "padded rows vary in width: each width would be compiled again"
-    if seconds is not None and seconds < COMPILE_PAYS_AFTER_SECONDS:
-        return f"the run is too short: about {seconds:.0f} s, compiling takes 20 s"
-    steps = draft["length.total_steps"]
-    if seconds is None and steps is not None and steps < FEW_STEPS:
-        return f"the run is too short: {counted(steps, 'step')}"
-    known = draft.survey.packed
-    if known is not None and known.fill < COMPILE_PAYS_FROM_FILL:
-        full = f"sequences long enough for the longest row are {known.fill:.0%} full"
-        return f"{full}: batches of varying width are faster, and each would be compiled again"
-    rows = draft.survey.rows
-    if seconds is None and rows is not None and rows * draft.config.epochs < FEW_EXAMPLES:
-        return f"the run is too short: {counted(rows, 'row')}"
-    return ""
-
-
 def choose_optimizer(draft: PlanDraft) -> None:
     """Fused AdamW on a GPU, or what was asked for."""
     path, key = "optim.optimizer", "optim"
@@ -260,6 +144,18 @@ def choose_optimizer(draft: PlanDraft) -> None:
         draft.choose(path, key, "adamw_torch_fused", "one kernel for all weights")
     else:
         draft.choose(path, key, "adamw_torch", "no GPU")
+
+
+def choose_loss_chunk(draft: PlanDraft) -> None:
+    """Rows of logits that the fused loss holds at once: fewer on a card with little memory."""
+    path, shape = "kernels.loss_chunk", draft.resolved.shape
+    if shape is None or not draft.on_gpu or not draft["kernels.fused_loss"]:
+        draft.settle(path, None, "by the vocabulary", "preset")
+        return
+    budget = budget_of(draft)
+    rows = chunk_for(shape.vocab, budget)
+    because = f"logits take a small part of {budget / 2**30:.1f} GiB"
+    draft.settle(path, rows, because if rows else "by the vocabulary")
 
 
 def choose_switches(draft: PlanDraft) -> None:

@@ -10,13 +10,11 @@ from expert.core.text import counted
 from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.planning.decisions import Remark
 from expert.planning.draft import PlanDraft
-from expert.planning.machine.cards import Card
+from expert.planning.machine.cards import CARDS, MEMORY_TOLERANCE, Card
 from expert.planning.measurements import MeasuredRate, find_rate, ranks_of, speed_settings
 from expert.planning.memory.workload import Workload, flops_per_token
 
 MAX_STEPS = "length.max_steps"
-# Well-tuned loops reach 35-65 % of a card's bf16 peak; this only decides whether a run is short.
-LIKELY_SHARE_OF_PEAK = 0.4
 # A cached token is an int32 and a bit of mask; a document two offsets.
 CACHE_BYTES_PER_TOKEN = 5
 CACHE_BYTES_PER_ROW = 16
@@ -109,6 +107,25 @@ def peak_of(card: Card, precision: str) -> float | None:
     return rate * 1e12 if rate else None
 
 
+def peaks_of(draft: PlanDraft, precision: str) -> tuple[tuple[float, float] | None, str]:
+    """Peak of the card and its name; of a card that is known by its memory alone, from the slowest
+    to the fastest of those that have as much. None with the reason where nobody knows."""
+    peak, size = peak_flops(draft, precision), draft.target.budget_bytes
+    if peak is not None:
+        return (peak, peak), draft.target.name
+    if draft.target.card is None and not draft.target.is_this_machine:
+        found = [
+            (peak_of(card, precision), card.name)
+            for card in CARDS
+            if abs(card.memory_gib * 2**30 / size - 1) <= MEMORY_TOLERANCE
+        ]
+        known = sorted((peak, name) for peak, name in found if peak is not None)
+        if known:
+            (slow, first), (fast, last) = known[0], known[-1]
+            return (slow, fast), f"cards with as much memory, {first} to {last}"
+    return None, f"the peak of {draft.target.name} is not known"
+
+
 def seconds_at_peak(draft: PlanDraft, work: Workload | None) -> float | None:
     """Time the arithmetic alone takes at the full peak of all cards: no run can be faster."""
     tokens = total_tokens(draft)
@@ -117,24 +134,6 @@ def seconds_at_peak(draft: PlanDraft, work: Workload | None) -> float | None:
         return None
     flops = flops_per_token(work, draft.mean_document(work.row_tokens))
     return tokens * flops / (peak * draft.cluster.ranks)
-
-
-def likely_seconds(draft: PlanDraft, work: Workload | None) -> float | None:
-    """A rough length of the run, only to tell a short run from a long one."""
-    tokens = total_tokens(draft)
-    if draft.best is not None and tokens is not None:
-        return tokens / (draft.best.tokens_per_second * draft.cluster.ranks)
-    floor = seconds_at_peak(draft, work)
-    return floor / LIKELY_SHARE_OF_PEAK if floor is not None else None
-
-
-def likely_pass_seconds(draft: PlanDraft, work: Workload) -> float | None:
-    """What computing a micro-batch takes, roughly; None where the card's peak is not known."""
-    peak = peak_flops(draft, work.precision)
-    if peak is None:
-        return None
-    flops = flops_per_token(work, draft.mean_document(work.row_tokens))
-    return work.tokens * flops / (LIKELY_SHARE_OF_PEAK * peak)
 
 
 def rate_of_this(draft: PlanDraft, ranks: int | None = None) -> MeasuredRate | None:

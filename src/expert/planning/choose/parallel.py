@@ -9,8 +9,9 @@ from typing import Any
 
 from expert.core.text import counted, gib, percent, span
 from expert.planning.choose.communication import Traffic, reached_by, traffic_of
-from expert.planning.choose.expected_time import computing_rate, known_rate, run_shape
+from expert.planning.choose.expected_time import computing_rate, run_shape
 from expert.planning.choose.length import rate_of_this, total_tokens
+from expert.planning.choose.rates import known_rate
 from expert.planning.decisions import Decision, Remark, Source
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.machine.links import LINKS

@@ -128,7 +128,7 @@ def kind_of(work: Workload) -> str:
         work.quantization,
         work.precision,
         work.attention,
-        "fused blocks" if work.fused_blocks else "compiled" if work.compiled else "uncompiled",
+        "fused blocks" if work.is_fused else "compiled" if work.compiled else "uncompiled",
         f"{recomputed if work.recomputed_blocks else 'none'} recomputed",
         "fused loss" if work.fused_loss else "whole logits",
     )
@@ -174,6 +174,10 @@ def workload_of(plan: RunPlan) -> Workload | None:
         engine=parallel.engine,
         shards=parallel.shard_ranks,
         offload=parallel.offload,
+        loss_rows=kernels.loss_chunk,
+        captured=kernels.cuda_graphs,
+        evaluated_rows=plan.batch.eval_batch if kernels.cuda_graphs else None,
+        evaluated_row_tokens=plan.data.max_seq_length if kernels.cuda_graphs else None,
     )
 
 

@@ -222,14 +222,19 @@ def most_at_once(plan: RunPlan, calibrations: Calibrations, sequences: int) -> i
     return max(1, min(limit, _most(sequences, lambda rows: peak(rows) <= budget)))
 
 
-def even_split(sequences: int, largest: int) -> tuple[int, int]:
+def even_split(sequences: int, largest: int, *, on_gpu: bool = False) -> tuple[int, int]:
     """(micro-batch, accumulation) that make up `sequences`, as even as possible.
 
     A divisor keeps every micro-batch the same shape; it is taken where one is near, so that it
-    costs at most half as many steps again.
+    costs at most half as many steps again. On a GPU what is left over of a micro-batch is computed
+    as padding: there the split with the least of it is taken, 4 × 4 of 16 rather than 6 + 6 + 4.
     """
     largest = min(largest, sequences)
     steps = math.ceil(sequences / largest)
+    if on_gpu:
+        more = range(steps, min(int(1.5 * steps), steps + LONGEST_SEARCH) + 1)
+        steps = min(more, key=lambda count: count * math.ceil(sequences / count))
+        return math.ceil(sequences / steps), steps
     nearest = max(1, math.ceil(2 * largest / 3), largest - LONGEST_SEARCH)
     for divisor in range(largest, nearest - 1, -1):
         if sequences % divisor == 0 and sequences // divisor <= 1.5 * steps:

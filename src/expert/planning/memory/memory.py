@@ -10,6 +10,12 @@ Everything is bytes. The peak of a step is
     + CUDA context                kernels and library handles, outside the allocator
     + allocator slack             blocks the caching allocator holds but nobody uses
 
+Passes that are captured as CUDA graphs keep all of that between two steps. What runs in between
+takes its own memory beside it:
+
+    + captured gradients          those that leave the pool of the graphs, and those of a second one
+    + evaluation                  one block's tensors and a chunk of logits, with a float32 copy
+
 What a block keeps per token is counted tensor by tensor in `kept_per_token`; the constants that no
 counting gives (context, slack, how much more an uncompiled block keeps) are in `Calibration`, each
 with the measurement it comes from. `benchmarks/memory_peaks.py` takes those measurements,
@@ -30,6 +36,8 @@ MIB = 2**20
 # Workspaces of cuBLAS, inside the allocator: 68 MB beside LoRA, 69 MB beside a full model.
 LIBRARY_BYTES = 66 * MIB
 LOGIT_BYTES = 2**30  # of one chunk of the fused loss, at two bytes a logit
+LOGIT_SHARE = 1 / 32
+"""Of the memory of a small card: 256 MiB of 8 GiB."""
 FEW_WORDS = 512
 
 BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -61,7 +69,7 @@ class Calibration:
 H200 = Calibration()
 
 
-_OF_SEVERAL = ("gathered_weights", "gradient_sum")
+_NOT_ALWAYS = ("gathered_weights", "gradient_sum", "captured_gradients", "evaluation")
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,10 @@ class MemoryEstimate:
     """Blocks that are whole while they compute, of weights that are sharded."""
     gradient_sum: int = 0
     """Buffers in which gradients are summed over ranks."""
+    captured_gradients: int = 0
+    """Of passes that are captured: those that others leave with them, and those taken out."""
+    evaluation: int = 0
+    """What an evaluation takes beside captured passes, which keep their memory."""
 
     @property
     def allocated(self) -> int:
@@ -95,9 +107,9 @@ class MemoryEstimate:
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
-        """By purpose; those of several cards only where there are several."""
+        """By purpose; those of several cards, and of captured passes, only where there are any."""
         sizes = {name: int(getattr(self, name)) for name in self.__dataclass_fields__}
-        return {name: size for name, size in sizes.items() if size or name not in _OF_SEVERAL}
+        return {name: size for name, size in sizes.items() if size or name not in _NOT_ALWAYS}
 
 
 RESTING = (
@@ -125,6 +137,11 @@ def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
         "workspace": max(0, workspace_bytes(work) - loss),
         "loss": loss,
     }
+    if work.captured:
+        parts |= {
+            "captured_gradients": captured_gradient_bytes(work),
+            "evaluation": evaluation_bytes(work, calibration),
+        }
     parts = shared_parts(parts, work, BYTES_OF[work.precision])
     sizes = {
         name: int((calibration.resting if name in RESTING else calibration.moving) * size)
@@ -192,6 +209,22 @@ def gradient_bytes(work: Workload) -> int:
     return (2 if narrow else 4) * work.trainable_parameters
 
 
+def captured_gradient_bytes(work: Workload) -> int:
+    """Gradients of a second captured pass, for batches with more targets; and outside of them what
+    is accumulated, where that is not counted with the masters of an adapter."""
+    narrow = work.precision == "bf16" and not work.trains_everything
+    return (2 if narrow else 4 + 4) * work.trainable_parameters
+
+
+def evaluation_bytes(work: Workload, calibration: Calibration = H200) -> int:
+    """One block's tensors, the hidden states and a chunk of logits, in float32 too."""
+    s, tokens = work.shape, work.evaluated_tokens
+    width = BYTES_OF[work.precision]
+    block = kept_per_token(replace(work, recomputed_blocks=0), calibration) + 2 * width * s.hidden
+    rows = min(tokens, loss_chunk_rows(s.vocab, work.loss_rows))
+    return tokens * block + rows * s.vocab * (width if width == 4 else width + 4)
+
+
 def kept_per_token(work: Workload, calibration: Calibration = H200) -> int:
     """Bytes one block keeps per token for its backward, tensor by tensor.
 
@@ -210,7 +243,7 @@ def kept_per_token(work: Workload, calibration: Calibration = H200) -> int:
     s = work.shape
     width = BYTES_OF[work.precision]
     q, k, h, f = s.q_width, s.kv_width, s.hidden, s.ffn
-    if work.fused_blocks:
+    if work.is_fused:
         # Norms and silu(gate) * up are computed again; q and k are kept before their norm too.
         elements = 2.0 * h + q + 2 * k + q + 2 * f + (q + k if s.qk_norm else 0)
         elements += _adapter_elements(work, calibration)
@@ -326,17 +359,31 @@ def loss_bytes(work: Workload) -> int:
     width = BYTES_OF[work.precision]
     hidden = 2 * width * work.tokens * s.hidden
     if work.fused_loss:
-        return hidden + width * min(work.tokens, loss_chunk_rows(s.vocab)) * s.vocab
+        rows = min(work.tokens, loss_chunk_rows(s.vocab, work.loss_rows))
+        return hidden + width * rows * s.vocab
     # Logits and their gradient in 16 bits, and both in float32.
     return hidden + work.tokens * s.vocab * (2 * width + 8)
 
 
-def loss_chunk_rows(vocabulary: int) -> int:
+def loss_chunk_rows(vocabulary: int, planned: int | None = None) -> int:
     """Rows of logits that the fused loss holds at once: a power of two from 256 to 4096, 1 GiB.
 
     Chunks of 2048 to 8192 rows were equally fast on an H200 (46 ms for 32k rows of 152k words).
+    `planned`: what a plan settled for a small card instead.
     """
     if vocabulary <= FEW_WORDS:
         return 1 << 20  # the logits of characters are smaller than the hidden states: all at once
-    rows = LOGIT_BYTES // (2 * vocabulary)
+    return planned or _power_of_two(LOGIT_BYTES // (2 * vocabulary))
+
+
+def chunk_for(vocabulary: int, budget: int) -> int | None:
+    """Rows at once on a card with little memory, where logits should take a small part of it; None
+    where it has room for as many as are fast."""
+    if vocabulary <= FEW_WORDS:
+        return None
+    rows = _power_of_two(int(LOGIT_SHARE * budget) // (2 * vocabulary))
+    return rows if rows < loss_chunk_rows(vocabulary) else None
+
+
+def _power_of_two(rows: int) -> int:
     return max(256, min(4096, 1 << max(0, rows.bit_length() - 1)))

@@ -40,16 +40,33 @@ class Workload:
     """Ranks that hold one copy of the weights between them."""
     offload: bool = False
     """Those shards wait in the memory of the machine."""
+    loss_rows: int | None = None
+    """Rows of logits that the fused loss holds at once; None: by the vocabulary alone."""
+    captured: bool = False
+    """Passes are CUDA graphs, which keep their memory: an evaluation takes its own beside it."""
+    evaluated_rows: int | None = None
+    """Of such an evaluation at once; None: as many as are trained."""
+    evaluated_row_tokens: int | None = None
 
     @property
     def tokens(self) -> int:
         return self.rows * self.row_tokens
+
+    @property
+    def evaluated_tokens(self) -> int:
+        """Of an evaluation at once."""
+        return (self.evaluated_rows or self.rows) * (self.evaluated_row_tokens or self.row_tokens)
 
     def target_sizes(self) -> dict[str, tuple[int, int]]:
         """(in, out) of the adapted layers of a block."""
         sizes = self.shape.linear_sizes()
         chosen = self.targets or frozenset(sizes)
         return {name: size for name, size in sizes.items() if name in chosen}
+
+    @property
+    def is_fused(self) -> bool:
+        """Fused blocks need weights that lie as they are, on one device."""
+        return self.fused_blocks and self.quantization == "none" and self.engine != "sharded"
 
     @property
     def trains_everything(self) -> bool:

@@ -71,7 +71,7 @@ def _remember(
 def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> EvalSums | None:
     """Sums over the first `most` batches, or all; a batch that does not fit is halved, and the
     evaluation starts over."""
-    from expert.data.feed.run_data import split_batches
+    from expert.data.feed.run_data import evaluation_shape, split_batches
     from expert.parallel.group import PeerFailed
     from expert.training.evaluation import evaluate
     from expert.training.recovery import OutOfMemory, plan_after
@@ -82,8 +82,9 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
         rows = plan.batch.eval_batch
         try:
             world = session.group.world
+            shape = evaluation_shape(plan, _evaluated(session), rows=rows, world=world)
             with split_batches(
-                plan, split, rows=rows, device=session.device, world=world
+                plan, split, rows=rows, device=session.device, world=world, shape=shape
             ) as batches:
                 shown = batches if most is not None else _shown(session, split, batches)
                 return evaluate(
@@ -149,16 +150,22 @@ def probe(session: Session) -> None:
                 batch = update.batches[0]
                 built.engine.accumulate(batch, divisor=max(1, batch.targets))
                 built.engine.discard()
-    tested = data.test if session.checkpoints is not None else None
-    for split in (data.validation if session.evaluates else None, tested):
-        if split is not None:
-            began = time.monotonic()
-            sums = _fitting(session, split, most=1)
-            # A card compiles meanwhile, and of padded rows the longest come first.
-            if sums is not None and device.type == "cpu" and not is_padded(session.plan):
-                share = sums.examples / max(1, split.index.examples)
-                _remember(session, split, time.monotonic() - began, share=share)
+    for split in _evaluated(session):
+        began = time.monotonic()
+        sums = _fitting(session, split, most=1)
+        # A card compiles meanwhile, and of padded rows the longest come first.
+        if sums is not None and device.type == "cpu" and not is_padded(session.plan):
+            share = sums.examples / max(1, split.index.examples)
+            _remember(session, split, time.monotonic() - began, share=share)
     del held
+
+
+def _evaluated(session: Session) -> list[PreparedSplit]:
+    """The splits that the run evaluates, in the order it meets them."""
+    data = session.data
+    tested = data.test if session.checkpoints is not None else None
+    found = (data.validation if session.evaluates else None, tested)
+    return [split for split in found if split is not None]
 
 
 def varies_in_width(plan: RunPlan, device: torch.device) -> bool:

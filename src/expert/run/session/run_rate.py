@@ -1,12 +1,14 @@
-"""The rate of a finished run, remembered for the plans of runs like it."""
+"""The rate of a finished run and what compiling it took, remembered for plans of runs like it."""
 
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.insight.findings.evidence import Evidence
+    from expert.insight.record import RunRecord
     from expert.planning.measurements import MeasuredRate
     from expert.run.session.session import Session
 
@@ -16,14 +18,15 @@ LEAST_SECONDS = 10.0
 
 
 def remember_run(session: Session) -> None:
-    """Let later plans count on what this run reached. Only the rate: its settings were compared
-    with nothing."""
+    """Let later plans count on what this run reached, and on what torch has compiled. Only the
+    rate: its settings were compared with nothing."""
     from expert.insight.findings.evidence import Evidence
     from expert.insight.record import read_run
     from expert.insight.step.anatomy import dissect
     from expert.planning.measurements import measurements_file, remember_rate
 
     run = read_run(session.folder.path)
+    _remember_compiling(session, run)
     reached = settled_rate(Evidence(run=run, anatomy=dissect(run)))
     rate = _measured(session, reached) if reached is not None else None
     if rate is None:
@@ -32,6 +35,54 @@ def remember_run(session: Session) -> None:
         remember_rate(measurements_file(), rate)
     except OSError as error:
         session.emit("warning", text=f"the rate was not remembered: {error.strerror}")
+
+
+def _remember_compiling(session: Session, run: RunRecord) -> None:
+    """What the first step took that compiled all blocks, where nothing was changed on the way."""
+    from expert.planning.compilations import compilations_file, remember_compilation
+    from expert.planning.memory.calibration import workload_of
+
+    seconds, work = compile_seconds(run), workload_of(session.plan)
+    warm = found_compiled()
+    if seconds is None or work is None or warm is None or session.plan.kernels.device != "cuda":
+        return
+    try:
+        file, card = compilations_file(), _target(session)[0]
+        remember_compilation(file, work, card, seconds=seconds, warm=warm)
+    except OSError as error:
+        session.emit("warning", text=f"what compiling took was not remembered: {error.strerror}")
+
+
+def compile_seconds(run: RunRecord) -> float | None:
+    """Seconds of the one step that compiled; None where none did, several did or plans changed."""
+    found = [event.get("seconds") for event in run.of("compiled")]
+    changed = run.of("fell_back") or run.of("resumed")
+    return float(found[0]) if len(found) == 1 and found[0] and not changed else None
+
+
+def found_compiled() -> bool | None:
+    """Whether torch found everything that this process compiled among what it has kept; None where
+    it compiled nothing, or does not tell."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    counters: Any = {} if utils is None else utils.counters
+    kinds = (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache"))
+    hits, misses = (
+        sum(counters[of][f"{cache}_{what}"] for of, cache in kinds if of in counters)
+        for what in ("hit", "miss")
+    )
+    return None if not hits and not misses else not misses
+
+
+def _target(session: Session) -> tuple[str, int | None]:
+    """What measurements call the device of a run, and its cores where it is a CPU."""
+    from expert.planning.machine.machine import describe_machine
+    from expert.planning.machine.target import choose_target
+
+    machine = session.start.machine or describe_machine(session.folder.path)
+    device = session.plan.kernels.device
+    target = choose_target(machine, vram=session.start.vram, device=device)
+    card = target.card.slug if target.card else target.name
+    return card, None if target.device == "cuda" else target.cores
 
 
 def settled_rate(found: Evidence) -> float | None:
@@ -48,8 +99,6 @@ def settled_rate(found: Evidence) -> float | None:
 
 def _measured(session: Session, reached: float) -> MeasuredRate | None:
     """The record; None where the rows are not counted, or somebody else was on the card."""
-    from expert.planning.machine.machine import describe_machine
-    from expert.planning.machine.target import choose_target
     from expert.planning.measurements import MeasuredRate, speed_settings
     from expert.planning.models.resolve import basename
 
@@ -58,12 +107,10 @@ def _measured(session: Session, reached: float) -> MeasuredRate | None:
     shared = any(remark.path == "memory.budget_bytes" for remark in plan.remarks)
     if not rows or not tokens or shared or plan.data.tokenize == "late":
         return None
-    machine = session.start.machine or describe_machine(session.folder.path)
-    target = choose_target(machine, vram=session.start.vram, device=plan.kernels.device)
+    card, cores = _target(session)
     settled = {each.path: each for each in plan.decisions}
-    on_gpu = target.device == "cuda"
     return MeasuredRate(
-        card=target.card.slug if target.card else target.name,
+        card=card,
         model=basename(plan.model.name).lower(),
         parameters=plan.model.parameters,
         adapter=plan.adapter.type,
@@ -73,6 +120,6 @@ def _measured(session: Session, reached: float) -> MeasuredRate | None:
         command="expert train",
         max_seq_length=plan.data.max_seq_length,
         packing=plan.data.packing,
-        settings=speed_settings(settled, cores=None if on_gpu else target.cores),
+        settings=speed_settings(settled, cores=cores),
         row_tokens=tokens / rows,
     )

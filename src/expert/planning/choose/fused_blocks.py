@@ -1,0 +1,66 @@
+"""Whether blocks with LoRA are computed by kernels of our own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from expert.planning.choose.cuda_graphs import choose_capture
+from expert.planning.draft import PlanDraft
+from expert.planning.memory.workload import Workload
+from expert.planning.models.shapes import PROJECTIONS
+
+PATH = "kernels.fused_blocks"
+TRITON_LEAST = (8, 0)
+"""bfloat16 in Triton's kernels."""
+
+
+def choose_fused_blocks(draft: PlanDraft, work: Workload | None, sequences: int | None) -> None:
+    """As fast as compiled blocks from the first step on, with less memory: wherever they can."""
+    asked = draft.config.fused_blocks
+    obstacle = _obstacle(draft) or _cannot_lie_so(draft, work, sequences)
+    if not obstacle:
+        because = "as fast as compiled blocks on an H200, without the time to compile"
+        draft.choose(PATH, "fused_blocks", True, because)
+        return
+    fell_back = asked is True
+    draft.settle(PATH, False, obstacle, "fallback" if fell_back else "machine")
+    if fell_back:
+        draft.warn(PATH, f"fused_blocks: true, but {obstacle}")
+
+
+def _obstacle(draft: PlanDraft) -> str:
+    """Why the kernels are not for this model, adapter or card, or nothing."""
+    shape, targets = draft.resolved.shape, draft["adapter.target_modules"]
+    if draft.config.adapter_type != "lora":
+        return "made for LoRA alone"
+    if not draft.on_gpu:
+        return "no GPU"
+    if draft.target.windows:
+        return "Triton does not ship for Windows"
+    if not draft.has_capability(TRITON_LEAST) or draft["kernels.precision"] == "fp16":
+        return "needs bf16"
+    if shape is None or not shape.llama_blocks or shape.head_dim & (shape.head_dim - 1):
+        return "made for blocks like those of Llama, Mistral and Qwen"
+    if targets != "all-linear" and not {_last(name) for name in targets or ()} >= set(PROJECTIONS):
+        return "not every linear layer has an adapter"
+    if draft["adapter.dropout"]:
+        return "dropout gives every layer another input"
+    if draft.config.torch_compile is True:
+        return "torch_compile: true compiles the model's own blocks"
+    return ""
+
+
+def _cannot_lie_so(draft: PlanDraft, work: Workload | None, sequences: int | None) -> str:
+    """Why weights cannot lie as the kernels want them, or nothing."""
+    if work is None:
+        return draft.resolved.shape_from
+    found = choose_capture(draft, replace(work, fused_blocks=True), sequences).way.fit.work
+    if found.quantization != "none":
+        return "quantised base weights are unpacked layer by layer"
+    if found.engine == "sharded":
+        return "weights that are spread over ranks stay as they lie"
+    return ""
+
+
+def _last(name: str) -> str:
+    return name.rsplit(".", 1)[-1]

@@ -1,0 +1,140 @@
+"""What compiling took on this machine, kept for later plans.
+
+torch keeps what it compiled in a folder. A later run with the same card, model, versions and shape
+of step finds it there and compiles in a few seconds, as long as the folder exists.
+"""
+
+from __future__ import annotations
+
+import datetime
+import getpass
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from expert.core.files import alone, write_text_atomically
+from expert.planning.machine.host import package_version
+from expert.planning.measurements import measurements_file, read_records
+from expert.planning.memory.calibration import shape_key
+from expert.planning.memory.workload import Workload
+
+KEPT = 200
+VERSIONS = ("torch", "triton", "transformers", "peft")
+
+
+class Compilation(BaseModel):
+    """The first step of one run, which compiled its blocks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    card: str
+    model: str
+    """Sizes and what is trained of it: what the code that is compiled follows from."""
+    step: str
+    """Rows and tokens at once."""
+    versions: dict[str, str | None]
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    warm: bool
+    """torch had compiled all of it before."""
+    cache: str
+    """Folder in which torch keeps it."""
+    measured_on: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileTime:
+    """Seconds of compiling to be expected, and from when they are known; None: from nowhere."""
+
+    seconds: float
+    warm: bool = False
+    measured_on: str | None = None
+
+
+def compilations_file(environ: Mapping[str, str] = os.environ) -> Path:
+    return measurements_file(environ).parent / "compilations.json"
+
+
+def read_compilations(path: Path) -> tuple[Compilation, ...]:
+    """Every readable record, oldest first; a file that is absent or damaged has none."""
+    return tuple(read_records(path, Compilation))
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> str:
+    """Where torch keeps what it compiles."""
+    asked = environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if asked:
+        return asked
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may have a user without a name
+        user = str(os.getuid()) if hasattr(os, "getuid") else "user"
+    name = re.sub(r'[\\/:*?"<>|]', "_", user)
+    return str(Path(tempfile.gettempdir()) / f"torchinductor_{name}")
+
+
+def model_word(work: Workload) -> str:
+    """The sizes of a model and what is trained of it, in one word."""
+    trained = "+".join(sorted(work.targets)) or "all"
+    what = (work.adapter, str(work.rank), trained, work.quantization, work.precision)
+    recomputed = "recomputed" if work.recomputed_blocks else "kept"
+    return " ".join((shape_key(work.shape), *what, recomputed))
+
+
+def step_word(work: Workload) -> str:
+    return f"{work.rows}x{work.row_tokens}"
+
+
+def installed_versions() -> dict[str, str | None]:
+    return {name: package_version(name).value for name in VERSIONS}
+
+
+def expected_compile(
+    known: Sequence[Compilation], work: Workload, card: str, *, cold: float, warm: float
+) -> CompileTime:
+    """Seconds of compiling `work` on this machine; `cold` and `warm`: what it usually takes."""
+    if not known:
+        return CompileTime(seconds=cold)
+    versions, model, step = installed_versions(), model_word(work), step_word(work)
+    mine = [each for each in known if each.card == card and each.versions == versions]
+    mine = [each for each in mine if each.model == model]
+    same = [each for each in mine if each.step == step and Path(each.cache).is_dir()]
+    if same:
+        found = [each for each in same if each.warm]
+        seconds = found[-1].seconds if found else min(warm, same[-1].seconds)
+        return CompileTime(seconds=seconds, warm=True, measured_on=same[-1].measured_on)
+    before = [each for each in mine if not each.warm]
+    if before:
+        return CompileTime(seconds=before[-1].seconds, measured_on=before[-1].measured_on)
+    return CompileTime(seconds=cold)
+
+
+def remember_compilation(
+    path: Path, work: Workload, card: str, *, seconds: float, warm: bool
+) -> None:
+    """Add what compiling took; an older record of the same kind is replaced."""
+    made = Compilation(
+        card=card,
+        model=model_word(work),
+        step=step_word(work),
+        versions=installed_versions(),
+        seconds=seconds,
+        warm=warm,
+        cache=cache_folder(),
+        measured_on=datetime.date.today().isoformat(),
+    )
+
+    def key(one: Compilation) -> tuple[object, ...]:
+        return one.card, one.model, one.step, sorted(one.versions.items(), key=str), one.warm
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with alone(path):
+        kept = [one for one in read_compilations(path) if key(one) != key(made)]
+        records = [one.model_dump() for one in (*kept, made)][-KEPT:]
+        write_text_atomically(path, json.dumps(records, indent=1) + "\n")
