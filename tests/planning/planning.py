@@ -69,6 +69,11 @@ def manifest(config: Mapping[str, Any] | None = None, **changes: Any) -> dict[st
     return {**data, **changes}
 
 
+def own_blocks(config: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """The same with the model's own blocks, which may be compiled."""
+    return manifest({"fused_blocks": False, **(config or {})}, **changes)
+
+
 def read(data: Mapping[str, Any], folder: Path = NOWHERE) -> ReadManifest:
     return understand(parse_document(json.dumps(data), "json", folder=folder))
 

@@ -10,7 +10,8 @@ from expert.planning.memory.calibration import workload_of
 from expert.planning.memory.memory import estimate
 from expert.planning.survey import Survey
 from tests.each import each
-from tests.planning.planning import GIB, manifest, plan
+from tests.planning.planning import GIB, plan
+from tests.planning.planning import own_blocks as manifest
 from tests.wording import wording
 
 

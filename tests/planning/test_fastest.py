@@ -15,7 +15,8 @@ from expert.planning.memory.workload import Workload
 from expert.planning.models.known_models import find_known_model
 from expert.planning.survey import Survey
 from tests.each import each
-from tests.planning.planning import decision, manifest, plan
+from tests.planning.planning import decision, plan
+from tests.planning.planning import own_blocks as manifest
 from tests.wording import wording
 
 ROWS = Survey(4000, 4000 * 480, "counted", longest_tokens=1900)

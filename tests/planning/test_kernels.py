@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from tests.each import each
-from tests.planning.planning import decision, gpu, machine, manifest, plan, read, remarks
+from tests.planning.planning import (
+    decision,
+    gpu,
+    machine,
+    manifest,
+    own_blocks,
+    plan,
+    read,
+    remarks,
+)
 from tests.wording import wording
 
 AMPERE_WORDS = "GeForce RTX 3090 (8.6) has bf16 tensor cores"
@@ -47,10 +56,10 @@ def test_fp16_on_a_card_with_bf16_comes_with_advice():
 
 
 def test_padded_rows_are_not_compiled_for_their_widths_vary():
-    made = plan(manifest({"packing": False}))
+    made = plan(own_blocks({"packing": False}))
     because = wording("widths-padded-rows-vary")
     assert decision(made, "kernels.compile") == (False, because, "machine")
-    assert plan(manifest()).kernels.compile
+    assert plan(own_blocks()).kernels.compile
 
 
 def test_compilation_of_padded_rows_that_was_asked_for_is_honoured_with_a_warning():

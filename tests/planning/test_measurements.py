@@ -17,7 +17,8 @@ from expert.planning.measurements import (
     remember_rate,
     speed_settings,
 )
-from tests.planning.planning import decision, manifest, plan
+from tests.planning.planning import decision, plan
+from tests.planning.planning import own_blocks as manifest
 from tests.wording import wording
 
 WON = {

@@ -16,7 +16,17 @@ from expert.planning.plan import UnknownModel
 from expert.planning.run_plan import RunPlan
 from tests.each import each
 from tests.manifest.strategies import any_manifest
-from tests.planning.planning import GIB, decision, gpu, machine, manifest, plan, read, remarks
+from tests.planning.planning import (
+    GIB,
+    decision,
+    gpu,
+    machine,
+    manifest,
+    own_blocks,
+    plan,
+    read,
+    remarks,
+)
 from tests.wording import wording
 
 WILD = Path(__file__).parents[3] / "shared" / "data" / "manifests"
@@ -126,8 +136,8 @@ CHANGES: dict[str, Any] = {
     "flash_attention_2": True,
     "memory_efficient_attention": True,
     "fused_loss": False,
-    "fused_blocks": True,
-    "torch_compile": False,
+    "fused_blocks": False,
+    "torch_compile": True,
     "torch_compile_mode": "max-autotune",
     "use_cuda_graphs": True,
     "cuda_graph_warmup_steps": 5,
@@ -326,12 +336,12 @@ def test_data_that_is_there_gives_steps_and_sequences(tmp_path):
 def test_a_short_run_is_not_compiled_and_a_long_one_is(tmp_path):
     row = json.dumps({"instruction": "x" * 700, "response": "y"}) + "\n"
     (tmp_path / "train.jsonl").write_text(row * 100, encoding="utf-8")
-    short = plan(manifest(), folder=tmp_path)
+    short = plan(own_blocks(), folder=tmp_path)
     value, because, _ = decision(short, "kernels.compile")
     assert value is False
     assert wording("seconds-of-compiling") in because
     (tmp_path / "train.jsonl").write_text(row * 100_000, encoding="utf-8")
-    assert plan(manifest(), folder=tmp_path).kernels.compile
+    assert plan(own_blocks(), folder=tmp_path).kernels.compile
 
 
 def measured_rate(**changes: object) -> dict[str, object]:

@@ -7,7 +7,8 @@ import pytest
 from expert.planning.choose.sequences import concatenation_of, packing_of
 from expert.planning.survey import PackedRows, Survey
 from tests.each import each
-from tests.planning.planning import decision, manifest, plan
+from tests.planning.planning import decision, plan
+from tests.planning.planning import own_blocks as manifest
 from tests.wording import wording
 
 

@@ -1,0 +1,50 @@
+"""Blocks with LoRA are computed by kernels of our own wherever they can, and then not compiled."""
+
+from __future__ import annotations
+
+from tests.each import each
+from tests.planning.planning import decision, manifest, plan
+from tests.wording import wording
+
+PATH = "kernels.fused_blocks"
+
+
+@each("model", ["Qwen3-0.6B", "Llama-3.2-1B", "Qwen2.5-0.5B", "HuggingFaceTB/SmolLM2-135M"])
+def test_blocks_of_known_families_are_fused_and_not_compiled(model):
+    made = plan(manifest(base_models=[{"name": model}]))
+    assert (made.kernels.fused_blocks, made.kernels.compile) == (True, False)
+    assert decision(made, "kernels.compile")[1] == wording("fused-blocks-need-no")
+
+
+@each(
+    ("config", "model", "card", "words"),
+    [
+        ({"adapter_type": "dora"}, "Qwen3-0.6B", "rtx-4090", "made for LoRA alone"),
+        ({"dropout": 0.1}, "Qwen3-0.6B", "rtx-4090", "dropout"),
+        ({"target_modules": ["q_proj", "v_proj"]}, "Qwen3-0.6B", "rtx-4090", "not every"),
+        ({"bf16": False, "fp16": True}, "Qwen3-0.6B", "rtx-4090", "bf16"),
+        ({}, "google/gemma-2-2b", "rtx-4090", "Llama"),
+        ({}, "Qwen3-0.6B", "rtx-2080-ti", "bf16"),
+        ({}, "Llama-3.1-8B", "rtx-4060", "quantised"),
+        ({"torch_compile": True}, "Qwen3-0.6B", "rtx-4090", "torch_compile"),
+    ],
+    ids=str,
+)
+def test_what_stands_in_the_way_is_said(config, model, card, words):
+    made = plan(manifest(config, base_models=[{"name": model}]), card)
+    value, because, _ = decision(made, PATH)
+    assert value is False
+    assert words in because
+
+
+def test_fused_blocks_that_were_asked_for_and_cannot_be_are_warned_of():
+    made = plan(manifest({"fused_blocks": True, "adapter_type": "dora"}))
+    assert decision(made, PATH)[2] == "fallback"
+    assert any(remark.path == PATH for remark in made.remarks)
+
+
+def test_they_keep_less_than_compiled_blocks_do():
+    config = {"batch_size": 64, "micro_batch_size": 8}
+    fused = plan(manifest(config), "h200")
+    compiled = plan(manifest({**config, "torch_compile": True}), "h200")
+    assert fused.memory.peak_bytes < 0.9 * compiled.memory.peak_bytes
