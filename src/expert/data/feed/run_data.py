@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from expert.core.world import ALONE, World
 from expert.data.feed.batches import BatchShape
@@ -226,6 +227,14 @@ def has_whole_rows(split: PreparedSplit) -> bool:
     return bool(np.diff(split.index.bin_offsets).max(initial=0) <= 1)
 
 
+def evaluation_order(plan: RunPlan, index: PackIndex) -> NDArray[np.int64]:
+    """The sequences of a split as they are evaluated."""
+    if is_padded(plan) or plan.data.trim:
+        # Longest first: what does not fit shows at once, and rows of one length pad each other.
+        return np.argsort(-index.bin_lengths(), kind="stable")
+    return np.arange(index.bins)
+
+
 @contextmanager
 def split_batches(
     plan: RunPlan,
@@ -234,15 +243,15 @@ def split_batches(
     rows: int,
     device: torch.device,
     world: World = ALONE,
+    bins: NDArray[np.int64] | None = None,
 ) -> Iterator[Iterator[Batch]]:
-    """All batches of a split once, those of one rank; where they vary in width, longest first."""
+    """All batches of a split once, those of one rank; where they vary in width, longest first.
+
+    `bins`: only these sequences, in this order."""
     index, store = split.index, split.open()
     # A small split is not padded up to a large batch.
     rows = min(rows, -(-index.bins // world.size))
-    bins = np.arange(index.bins)
-    if is_padded(plan) or plan.data.trim:
-        # Longest first: what does not fit shows at once, and rows of one length pad each other.
-        bins = np.argsort(-index.bin_lengths(), kind="stable")
+    bins = evaluation_order(plan, index) if bins is None else bins
     if is_padded(plan):
         yield (
             on_device(
