@@ -142,15 +142,22 @@ def test_answers_come_back_in_the_order_of_the_questions(program):
     assert [path.name for path in program.iterdir()] == ["program.py"]  # nothing is left
 
 
+NAME = "process 2 of 2 (GPU-b)"
+
+
 @pytest.mark.parametrize(
-    ("ill", "sentence"), [("killed", "process-was-killed"), ("fault", "process-ended-with-code")]
+    ("ill", "sentence"),
+    [
+        ("killed", wording("process-was-killed", name=NAME)),
+        ("fault", wording("process-ended-with-code", name=NAME)),
+    ],
 )
 def test_a_process_that_dies_ends_all_with_its_name_and_its_log(program, ill, sentence):
     with pytest.raises(ProcessFailed) as told:
         answered(card("GPU-a", "hangs"), card("GPU-b", ill))
     assert told.value.exit_code == EXIT_RUN_FAILED
     head, *more = str(told.value).splitlines()
-    assert head == wording(sentence, name="process 2 of 2 (GPU-b)")
+    assert head == sentence
     folders = [path for path in program.iterdir() if path.is_dir()]
     logs = [folder / "process-2.log" for folder in folders]
     assert more[-1].strip() == wording("no-verdict-was-written")
