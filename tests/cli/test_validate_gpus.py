@@ -97,6 +97,6 @@ def test_a_process_that_is_killed_is_named_and_there_is_no_verdict():
     second.kill()
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == EXIT_RUN_FAILED
-    assert err.startswith(wording("process-ended-by-sigkill", name="process 2 of 2"))
+    assert err.startswith(wording("validating-process-sigkill", name="process 2 of 2"))
     assert not (learnt() / "validation.json").exists()
     assert not Path(f"/proc/{second.pid}").exists()

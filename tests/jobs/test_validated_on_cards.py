@@ -148,8 +148,8 @@ NAME = "process 2 of 2 (GPU-b)"
 @pytest.mark.parametrize(
     ("ill", "sentence"),
     [
-        ("killed", wording("process-was-killed", name=NAME)),
-        ("fault", wording("process-ended-with-code", name=NAME)),
+        ("killed", wording("validating-process-killed", name=NAME)),
+        ("fault", wording("validating-process-ended", name=NAME)),
     ],
 )
 def test_a_process_that_dies_ends_all_with_its_name_and_its_log(program, ill, sentence):
