@@ -44,19 +44,22 @@ class Built:
         return groups
 
     def whole(self) -> LoadedModel:
-        """The model with weights that can be saved: all of them on the first rank."""
+        """The model with weights that can be saved: all of them on the first rank, and none on the
+        others, which may be on the same machine."""
         from dataclasses import replace
 
         if not self.loaded.is_spread:
             return self.loaded
-        gathered: dict[int, Tensor] = {}  # weights that are tied stay one
+        first, gathered = self.engine.world.is_first, dict[int, Any]()  # tied weights stay one
         tensor: Any
         for tensor in self.loaded.weights.values():
             if id(tensor) not in gathered:
                 spread = hasattr(tensor, "full_tensor")
-                gathered[id(tensor)] = tensor.full_tensor().cpu() if spread else tensor
+                whole = tensor.full_tensor() if spread else tensor  # every rank takes part
+                gathered[id(tensor)] = (whole.cpu() if spread else whole) if first else None
+                del whole
         weights = {name: gathered[id(tensor)] for name, tensor in self.loaded.weights.items()}
-        return replace(self.loaded, weights=weights)
+        return replace(self.loaded, weights=weights if first else {})
 
     def load(self, groups: Groups) -> None:
         """Go back to what `tensors` gave."""
