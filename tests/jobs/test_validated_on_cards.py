@@ -82,7 +82,7 @@ def without_times(found: Any) -> Any:
 
 def verdict(run: Path, **asked: Any) -> dict[str, Any]:
     """What is saved, but for the times."""
-    validate(run, device="cpu", **asked)
+    validate(run, **{"device": "cpu", **asked})
     found = without_times(written(run))
     (run / "validation.json").unlink()
     return dict(found)
