@@ -216,7 +216,7 @@ class ModelOnCards:
 
 def dealt_by_size(sizes: Sequence[int], parts: int) -> list[list[int]]:
     """The numbers 0, 1, … in so many parts of about the same size: dealt out from the largest on,
-    to and fro."""
+    there and back."""
     order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
     shares: list[list[int]] = [[] for _ in range(parts)]
     for place, number in enumerate(order):
