@@ -16,7 +16,7 @@ from expert.jobs.sample.decoding import DecodingSettings, generation_config
 from expert.jobs.sample.sample import sample
 from expert.jobs.validate import answering
 from expert.jobs.validate.answering import answer_all
-from expert.jobs.validate.row_losses import row_losses
+from expert.jobs.validate.row_losses import batch_sums, row_losses
 from expert.model import fixed_cache
 from expert.run.stored.choose_checkpoint import BASE, NothingTrained, choose
 from expert.run.stored.load import load_base, load_trained, read_plan
@@ -27,6 +27,7 @@ from tests.parallel.again import Again
 from tests.wording import wording
 
 CPU = torch.device("cpu")
+EVAL_BATCH = {"batch.eval_batch": 3}
 PROMPTS = [f"say {word} {number} {'please ' * (number % 5)}" for number, word in enumerate(WORDS)]
 GREEDY = DecodingSettings(
     temperature=0.0,
@@ -183,6 +184,42 @@ def test_where_cudnns_kernel_fails_answers_and_losses_come_from_others(monkeypat
     assert [text.partition(":")[0] for text in told] == [
         wording("cudnns-attention-kernel-failed")
     ] * 2
+
+
+def test_answers_to_some_of_the_questions_are_drawn_as_among_all():
+    every, how = [question(p) for p in PROMPTS], WAYS["drawn"]
+    expected = answer_all(loaded("lora"), every, how, seed=5)
+    for place in range(3):
+        numbers = list(range(len(every)))[place::3]
+        some = [every[number] for number in numbers]
+        found = answer_all(loaded("lora"), some, how, seed=5, numbers=numbers)
+        assert found == expected[place::3]
+
+
+@pytest.mark.parametrize("most", [3, 1])
+def test_batches_that_are_shared_out_are_those_of_one_process(most, monkeypatch):
+    """Also where one process has to halve its own."""
+    said = (Turn("assistant", "cat"),)
+    rows = [Example((*question(p).turns, *said)) for p in PROMPTS]
+    trained = replace(
+        loaded("lora"), plan=loaded("lora").plan.with_values(EVAL_BATCH, "", "preset")
+    )
+    expected = batch_sums(trained, rows)
+    assert len(expected) == 3
+    own = evaluation.evaluate
+
+    def small_card(engine, batches):
+        if len(batches[0].tokens) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return own(engine, batches)
+
+    found = [batch_sums(trained, rows, place=place, of=4) for place in (0, 1, 3)]
+    assert found == [[expected[0]], [expected[1]], []]
+    monkeypatch.setattr(evaluation, "evaluate", small_card)
+    last = batch_sums(trained, rows, place=2, of=4)
+    assert len(last) == -(-2 // most)
+    assert sum(each.examples for each in last) == expected[2].examples
+    assert sum(each.targets for each in last) == expected[2].targets
 
 
 LENGTHS = [question(f"say {'cat and ' * count}dog") for count in (20, 19, 5, 14, 1, 0, 2, 6)]

@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from expert.core.world import World
 from expert.jobs.train import train
+from expert.planning.memory.shards import checkpoint_bytes
+from expert.planning.memory.workload import Workload
+from expert.planning.models.known_models import find_known_model
 from expert.run.open import open_run
 from tests.jobs.runs import (
     base_model,
@@ -26,6 +30,9 @@ from tests.parallel.ranks import fine, ranks, trained
 # Sums of float32 in another order. With three ranks the largest difference of any kind of run below
 # was 1.9e-7 of a loss, three steps of float32; ten times that.
 CLOSE = 2e-6
+KNOWN = find_known_model("Llama-3.1-8B")
+assert KNOWN is not None
+LLAMA = KNOWN.shape
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +88,44 @@ def test_one_process_trains_with_its_weights_in_the_memory_of_the_host(base, tmp
     plan = opened.plan.with_values(values, "asked", "machine")
     offloaded = train(replace(opened, plan=plan)).folder
     assert numbers_of(offloaded) == pytest.approx(numbers_of(alone), rel=CLOSE)
+
+
+def kept_of(world: World, manifest: Path) -> dict[str, int]:
+    """Bytes of each group that a rank holds while checkpoint and final weights are written."""
+    from expert.run.build import Built
+    from expert.run.session.checkpoints import Checkpoints
+
+    kept: dict[str, int] = {}
+    save, whole = Checkpoints.save, Built.whole
+
+    def size(tensors: Any) -> int:
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def saving_checkpoint(self: Any, state: Any, groups: Any, *given: Any, **options: Any) -> None:
+        kept.update({group: size(named.values()) for group, named in groups.items()})
+        save(self, state, groups, *given, **options)
+
+    def saving_final(self: Any) -> Any:
+        loaded = whole(self)
+        kept["final"] = size({id(tensor): tensor for tensor in loaded.weights.values()}.values())
+        return loaded
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "save", saving_checkpoint)
+        patch.setattr(Built, "whole", saving_final)
+        trained(world, manifest, {})
+    return kept
+
+
+def test_what_is_gathered_of_spread_weights_is_held_by_the_first_rank_alone(base, tmp_path):
+    config = {"adapter_type": "full", "distributed": "sharded", "max_steps": 1, "save_steps": 1}
+    first, second = fine(ranks(2, kept_of, write_expert(tmp_path, base, config)))
+    work = Workload(shape=LLAMA, rows=1, row_tokens=1, adapter="full", engine="sharded")
+    each = checkpoint_bytes(work) // LLAMA.parameters
+    weights = first["final"] // 4
+    # Every tensor also has the number of its steps.
+    assert first["model"] + first["optimizer"] == pytest.approx(each * weights, rel=1e-3)
+    assert second == {"model": 0, "optimizer": 0, "final": 0}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from expert.planning.machine.machine import Fact
 from expert.planning.memory.calibration import Calibrations, estimated_again, workload_of
 from expert.planning.plan import make_plan
 from expert.planning.run_plan import RunPlan
@@ -141,6 +143,35 @@ def test_full_fine_tuning_that_no_card_holds_is_offloaded_also_with_one():
         told = remarks(found, "warning")
         assert any(text.startswith("parallel.offload") for text in told)
         assert any(text.startswith("parallel.host_bytes") for text in told)
+
+
+@pytest.mark.parametrize(
+    ("config", "free_gib", "warned"),
+    [
+        ({"adapter_type": "full"}, 48, True),
+        ({"adapter_type": "full"}, 88, True),
+        ({"adapter_type": "full"}, 91, False),  # 12 bytes for each of 8.03 G weights: 89.7 GiB
+        ({"distributed": "sharded"}, 4, False),  # adapters are small and whole on every rank
+    ],
+)
+def test_a_checkpoint_that_the_first_machine_cannot_gather_is_warned_of(config, free_gib, warned):
+    here = machine(*[gpu("NVIDIA H100 80GB HBM3", 80, (9, 0))] * 8)
+    here = replace(here, ram_available_bytes=Fact(free_gib * GIB, "test"))
+    found = made(None, config=config, machine=here, ranks=8)
+    assert (found.parallel.engine, found.parallel.offload) == ("sharded", False)
+    told = [text for text in remarks(found, "warning") if wording("gathers-a-checkpoint") in text]
+    assert len(told) == warned
+    assert all(f"89.7 GiB, and {free_gib}.0 GiB" in text for text in told)
+
+
+def test_where_weights_wait_in_the_machine_a_checkpoint_is_gathered_beside_them():
+    for free_gib, warned in ((200, True), (210, False)):  # 119.7 GiB of shards, 89.7 gathered
+        here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9)))
+        here = replace(here, ram_available_bytes=Fact(free_gib * GIB, "test"))
+        found = made(None, config={"adapter_type": "full"}, machine=here)
+        assert found.parallel.offload
+        told = [t for t in remarks(found, "warning") if wording("gathers-a-checkpoint") in t]
+        assert len(told) == warned
 
 
 def test_nothing_is_offloaded_that_the_machine_has_no_room_for():

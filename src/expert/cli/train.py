@@ -72,11 +72,9 @@ Manifests = Annotated[
 ]
 Gpus = Annotated[
     str | None,
-    typer.Option(
-        "--gpus",
-        metavar="all|N|0,2",
-        help="Train on several GPUs of this machine: all, a number of them, or these. With "
-        "--device cpu: that many processes. With --each-gpu: where runs may go.",
+    options.gpus_option(
+        "Train on several GPUs of this machine: all, a number of them, or these. With "
+        "--device cpu: that many processes. With --each-gpu: where runs may go."
     ),
 ]
 MaxRestarts = Annotated[
@@ -337,9 +335,7 @@ def _mention_cards(opened: Opened, console: Console, gpus: str | None) -> None:
     cards = len(opened.machine.gpus)
     unasked = gpus is None and world_from_environment().size == 1
     if unasked and cards > 1 and opened.plan.kernels.device == "cuda":
-        show(
-            console, f"{cards} GPUs are visible and one is used: add --gpus all to use them", "dim"
-        )
+        show(console, options.unused_gpus(cards), "dim")
 
 
 def _train_each(

@@ -22,7 +22,15 @@ from expert.cli.show.display import (
     show_sheet,
     write_json,
 )
-from expert.cli.show.options import Device, WhereToCompute, checkpoint_option, json_option
+from expert.cli.show.options import (
+    Device,
+    UsageError,
+    WhereToCompute,
+    checkpoint_option,
+    gpus_option,
+    json_option,
+    unused_gpus,
+)
 from expert.cli.show.progress import SECONDS_BETWEEN_LINES
 from expert.core.errors import EXIT_GATE_FAILED
 from expert.core.text import counted, duration, loss
@@ -104,6 +112,13 @@ Judge = Annotated[
         "if they are short, open (loss against the base) if not."
     ),
 ]
+Gpus = Annotated[
+    str | None,
+    gpus_option(
+        "Share the work among several GPUs of this machine: all, a number of them, or these. With "
+        "--device cpu: that many processes."
+    ),
+]
 CaseLimit = Annotated[int | None, typer.Option(min=1, help="Use this many cases, evenly spread.")]
 
 
@@ -125,6 +140,7 @@ def validate(
     limit: CaseLimit = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampled answers.")] = 0,
     device: WhereToCompute = Device.auto,
+    gpus: Gpus = None,
     as_json: Annotated[bool, json_option("Print the contents of validation.json.")] = False,
 ) -> None:
     """Score answers to held-out rows and decide the quality gate; exit code 5 if it fails."""
@@ -132,7 +148,10 @@ def validate(
 
     if run is not None and expert is not None:
         raise typer.BadParameter(f"{run} and --expert {expert}: give one expert")
-    with ValidatingView(make_console(error=as_json)) as view:
+    _refuse_several_starts()
+    console = make_console(error=as_json)
+    _mention_gpus(console, gpus, device.value)
+    with ValidatingView(console) as view:
         done = validate_job(
             run or expert,
             test_set=test_set,
@@ -150,6 +169,7 @@ def validate(
             limit=limit,
             seed=seed,
             device=device.value,
+            gpus=gpus,
             tell=view,
         )
     if as_json:
@@ -158,6 +178,31 @@ def validate(
         _show_validation(done, make_console())
     if done.gate.passed is False:
         raise typer.Exit(EXIT_GATE_FAILED)
+
+
+def _refuse_several_starts() -> None:
+    """Raise where torchrun or Slurm has started this command several times: each would do all the
+    work and write the same file."""
+    from expert.parallel.launch import started_by
+
+    starter = started_by()
+    if starter:
+        raise UsageError(
+            f"{starter} has started expert validate several times  (start it once: --gpus all "
+            "shares the work among the cards)"
+        )
+
+
+def _mention_gpus(console: Console, gpus: str | None, device: str) -> None:
+    """One line where there are more cards than are used."""
+    from expert.planning.machine.machine import describe_machine
+    from expert.run.stored.load import pick_device
+
+    if gpus is not None or device == "cpu":
+        return
+    count = len(describe_machine().gpus)
+    if count > 1 and pick_device(device).type == "cuda":
+        show(console, unused_gpus(count), "dim")
 
 
 class ValidatingView:

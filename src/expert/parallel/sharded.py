@@ -167,9 +167,9 @@ class Parts:
             for name, tensor in tensors.items():
                 spread = self._like(group, name, tensor)
                 if spread is not None:
-                    tensor = self.sharding.whole(tensor, spread).cpu()
+                    tensor = self.sharding.whole(tensor, spread)
                 if keep:
-                    found[group][name] = tensor
+                    found[group][name] = tensor if spread is None else tensor.cpu()
         return found
 
     def cut(self, groups: Groups) -> dict[str, dict[str, Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from expert.core.errors import ExpertError
 
@@ -44,18 +44,21 @@ class Built:
         return groups
 
     def whole(self) -> LoadedModel:
-        """The model with weights that can be saved: all of them on the first rank."""
+        """The model with weights that can be saved: all of them on the first rank, and none on the
+        others, which may be on the same machine."""
         from dataclasses import replace
 
         if not self.loaded.is_spread:
             return self.loaded
-        engine: Any = self.engine
-        gathered: dict[int, Tensor] = {}  # weights that are tied stay one
+        first, engine = self.engine.world.is_first, cast("Any", self.engine)
+        gathered: dict[int, Any] = {}  # weights that are tied stay one
         for tensor in self.loaded.weights.values():
             if id(tensor) not in gathered:
-                gathered[id(tensor)] = engine.whole(tensor)
+                whole = engine.whole(tensor)  # every rank takes part
+                gathered[id(tensor)] = whole if first else None
+                del whole
         weights = {name: gathered[id(tensor)] for name, tensor in self.loaded.weights.items()}
-        return replace(self.loaded, weights=weights)
+        return replace(self.loaded, weights=weights if first else {})
 
     def load(self, groups: Groups) -> None:
         """Go back to what `tensors` gave."""

@@ -51,6 +51,16 @@ def output_option(what: str) -> Any:
     return typer.Option("--output", "-o", help=what)
 
 
+def gpus_option(what: str) -> Any:
+    """`--gpus all|N|0,2`, with what several GPUs are for."""
+    return typer.Option("--gpus", metavar="all|N|0,2", help=what)
+
+
+def unused_gpus(count: int) -> str:
+    """What is said where more GPUs are visible than the one that is used."""
+    return f"{count} GPUs are visible and one is used: add --gpus all to use them"
+
+
 def json_option(what: str) -> Any:
     """`--json`, with what is printed instead of text."""
     return typer.Option("--json", help=what)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from expert.core.world import ALONE, World
 from expert.data.feed.batches import BatchShape
@@ -247,6 +248,14 @@ def evaluation_shape(
     return EvaluationShape(BatchShape(rows, length, documents), all(map(has_whole_rows, splits)))
 
 
+def evaluation_order(plan: RunPlan, index: PackIndex) -> NDArray[np.int64]:
+    """The sequences of a split as they are evaluated."""
+    if is_padded(plan) or plan.data.trim:
+        # Longest first: what does not fit shows at once, and rows of one length pad each other.
+        return np.argsort(-index.bin_lengths(), kind="stable")
+    return np.arange(index.bins)
+
+
 @contextmanager
 def split_batches(
     plan: RunPlan,
@@ -256,15 +265,15 @@ def split_batches(
     device: torch.device,
     world: World = ALONE,
     shape: EvaluationShape | None = None,
+    bins: NDArray[np.int64] | None = None,
 ) -> Iterator[Iterator[Batch]]:
-    """All batches of a split once, those of one rank; where they vary in width, longest first."""
+    """All batches of a split once, those of one rank; where they vary in width, longest first.
+
+    `bins`: only these sequences, in this order."""
     index, store = split.index, split.open()
     # A small split is not padded up to a large batch.
     rows = shape.batch.rows if shape else min(rows, -(-index.bins // world.size))
-    bins = np.arange(index.bins)
-    if is_padded(plan) or plan.data.trim:
-        # Longest first: what does not fit shows at once, and rows of one length pad each other.
-        bins = np.argsort(-index.bin_lengths(), kind="stable")
+    bins = evaluation_order(plan, index) if bins is None else bins
     if is_padded(plan):
         yield (
             on_device(

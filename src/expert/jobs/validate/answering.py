@@ -59,6 +59,7 @@ def answer_all(
     how: DecodingSettings,
     *,
     seed: int = 0,
+    numbers: Sequence[int] | None = None,
     rows: int | None = None,
     tell: Tell = lambda done, of: None,
     note: Callable[[str], None] = lambda text: None,
@@ -66,11 +67,12 @@ def answer_all(
     """Answer every question, in its order; an answer does not depend on the other questions.
 
     Numbers of a batch are rounded in another order than alone: a token that is a tie but for that
-    may come out otherwise. `rows`: so many at once; None: as many as fit.
+    may come out otherwise. `numbers`: of the questions, where they are some of several; what is
+    drawn for an answer depends on its number. `rows`: so many at once; None: as many as fit.
     """
     from expert.model.attention import without_cudnn
 
-    work = _Work(trained, questions, how, seed, note)
+    work = _Work(trained, questions, how, seed, note, numbers)
     done = len(questions) - len(work.order)
     most = rows or MOST_ROWS.get(trained.device.type, MOST_ROWS["cpu"])
     left = list(work.order)
@@ -108,6 +110,7 @@ class _Work:
         how: DecodingSettings,
         seed: int,
         note: Callable[[str], None],
+        numbers: Sequence[int] | None = None,
     ) -> None:
         from expert.data.tokens.encoder import TextEncoder
 
@@ -115,6 +118,7 @@ class _Work:
         assert isinstance(encoder, TextEncoder)
         assert template is not None, "the character model answers nothing"
         self.trained, self.how, self.seed = trained, how, seed
+        self.numbers = range(len(questions)) if numbers is None else numbers
         self.tokenizer: Any = encoder.tokenizer
         self.ends = frozenset(end_tokens(encoder, template))
         self.stops = list(how.stop_sequences)
@@ -201,7 +205,8 @@ class _Batch:
         self.rows = list(rows)
         """The row at each place of the batch; -1 where it has ended."""
         own = [work.prompts[row] for row in rows]
-        self._tokens = TokenChoice(work.how, dict(zip(rows, own, strict=True)), work.seed, speaker)
+        prompts = {work.numbers[row]: prompt for row, prompt in zip(rows, own, strict=True)}
+        self._tokens = TokenChoice(work.how, prompts, work.seed, speaker)
         room = max(work.room[row] for row in rows)
         self._steps = speaker.begin(_groups(work, own) if speaker.fixed else [own], room)
 

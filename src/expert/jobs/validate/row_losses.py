@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expert.data.prepared import PreparedSplit
 from expert.data.records import BadRow, Example, Row, Segment, Unread
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 Tell = Callable[[int, int], None]
 
 
+class BatchSums(NamedTuple):
+    """Sums over the target tokens of one batch."""
+
+    loss_sum: float
+    correct: int
+    targets: int
+    examples: int
+
+
 def row_losses(
     trained: Trained,
     examples: Sequence[Example],
@@ -29,22 +38,62 @@ def row_losses(
     note: Callable[[str], None] = lambda text: None,
 ) -> EvalResult:
     """Means over all target tokens of the rows; every token counts the same. No logits are kept."""
-    from expert.data.feed.run_data import split_batches
+    return mean_losses(batch_sums(trained, examples, tell=tell, note=note))
+
+
+def mean_losses(sums: Iterable[BatchSums]) -> EvalResult:
+    """The means of all batches, added up in their order."""
+    from expert.training.evaluation import means_of
+
+    found = list(sums)
+    loss_sum = 0.0
+    for each in found:  # the sum of Python 3.12 rounds otherwise than a device does
+        loss_sum += each.loss_sum
+    return means_of(
+        loss_sum,
+        sum(each.correct for each in found),
+        targets=sum(each.targets for each in found),
+        examples=sum(each.examples for each in found),
+    )
+
+
+def batch_sums(
+    trained: Trained,
+    examples: Sequence[Example],
+    *,
+    place: int = 0,
+    of: int = 1,
+    tell: Tell = lambda done, of: None,
+    note: Callable[[str], None] = lambda text: None,
+) -> list[BatchSums]:
+    """The sums of every batch of the rows. Of several processes each takes every `of`-th batch,
+    from `place` on: the batches are those of one process, so their sums are equal, too."""
+    import numpy as np
+
+    from expert.data.feed.order import micro_batches
+    from expert.data.feed.run_data import evaluation_order, split_batches
     from expert.model.attention import without_cudnn
-    from expert.training.evaluation import evaluate, means_of
+    from expert.training.evaluation import evaluate
 
     plan = trained.plan
     # Rows go alone: it is the same loss as packed, and one kernel does for every machine.
     alone = plan.model_copy(update={"data": plan.data.model_copy(update={"packing": "none"})})
     rows = plan.batch.eval_batch
-    with tempfile.TemporaryDirectory(prefix="expert-rows-") as place, _evaluating(trained):
-        split = _prepared(trained, examples, Path(place))
+    with tempfile.TemporaryDirectory(prefix="expert-rows-") as folder, _evaluating(trained):
+        split = _prepared(trained, examples, Path(folder))
+        every = micro_batches(evaluation_order(alone, split.index), rows)
+        own = np.concatenate([np.empty(0, dtype=np.int64), *every[place::of]])
+        if not len(own):
+            return []
         engine = evaluation_engine(trained.loaded, trained.device)
         while True:
             again = 0
             try:
-                with split_batches(alone, split, rows=rows, device=trained.device) as batches:
-                    sums = evaluate(engine, _counted(batches, len(examples), tell))
+                with split_batches(
+                    alone, split, rows=rows, device=trained.device, bins=own
+                ) as batches:
+                    counted = _counted(batches, len(examples), tell)
+                    found = [evaluate(engine, [batch]) for batch in counted]
             except RuntimeError as error:
                 if told := without_cudnn(error):
                     note(told)
@@ -57,13 +106,11 @@ def row_losses(
                 break
             rows = again
         del split  # its tokens are mapped from the folder that goes
-    assert sums is not None
-    return means_of(
-        sums.loss_sum.item(),
-        sums.correct.item(),
-        targets=sums.targets,
-        examples=sums.examples,
-    )
+    return [
+        BatchSums(each.loss_sum.item(), int(each.correct.item()), each.targets, each.examples)
+        for each in found
+        if each is not None
+    ]
 
 
 @contextmanager

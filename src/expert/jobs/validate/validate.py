@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.judged import weights_of
 from expert.jobs.sample.decoding import DecodingSettings, settle_decoding
-from expert.jobs.validate.answering import GivenAnswer, answer_all
+from expert.jobs.validate.answering import GivenAnswer
 from expert.jobs.validate.held_out import Run, learnt_cases, refuse_rows_of_the_baseline
+from expert.jobs.validate.models import AskedModel, Models, ModelsHere
+from expert.jobs.validate.processes import models_on_cards
 from expert.jobs.validate.requirements import CannotValidate, JudgeChoice, Requirements, way_of
-from expert.jobs.validate.row_losses import row_losses
 from expert.jobs.validate.saved_verdict import place_for
 from expert.jobs.validate.test_sets import TestSet, as_written, data_folder, find_test_set
 from expert.jobs.validate.validation import Judged, Reached, Validation, few_cases, notes_on
@@ -27,19 +30,10 @@ from expert.judging.oracles.open_text import OPEN_KIND
 from expert.judging.oracles.oracle import Judgement, wrong
 from expert.judging.score import Score, compare
 from expert.run.stored.choose_checkpoint import BASE, choose, states
-from expert.run.stored.load import (
-    Trained,
-    base_remark,
-    load_base,
-    load_trained,
-    pick_device,
-    read_plan,
-)
+from expert.run.stored.load import base_remark, pick_device, read_plan
 from expert.run.stored.locate import find_expert
 
 if TYPE_CHECKING:
-    import torch
-
     from expert.data.records import Example
     from expert.judging.cases import Case
     from expert.run.stored.choose_checkpoint import Choice
@@ -65,16 +59,15 @@ class _Task:
     strict: bool
     decoding: DecodingSettings
     seed: int
-    device: torch.device
+    models: Models
     tell: Tell
     found: list[str] = field(default_factory=list)
     """What was noticed while they were asked."""
 
-    def losses(self, trained: Trained, rows: Sequence[Example]) -> EvalResult:
+    def losses(self, model: AskedModel, rows: Sequence[Example]) -> EvalResult:
         """Loss and token accuracy of a model on rows."""
-        what = f"{trained.choice.name}: loss on held-out rows"
-        return row_losses(
-            trained,
+        what = f"{model.name}: loss on held-out rows"
+        return model.losses(
             rows,
             tell=lambda done, of: self.tell(what, done, of),
             note=self.found.append,
@@ -99,6 +92,7 @@ def validate(
     limit: int | None = None,
     seed: int = 0,
     device: str = "auto",
+    gpus: str | None = None,
     tell: Tell = lambda what, done, of: None,
 ) -> Validation:
     """Judge an expert by rows it was not trained on, and write validation.json into its run folder.
@@ -109,6 +103,7 @@ def validate(
     Open text is compared with its base by loss and token accuracy: `min_improvement`, as a share of
     the base's loss, and `min_token_accuracy` ask for more. `judge_command`: a program that scores
     the answers (see expert.judging.judge_command); `min_score` is the mean that is asked for.
+    `gpus`: "all", a number of cards, or a list such as "0,2"; a process on each does a share.
     """
     if checkpoints not in (None, ALL):
         raise CannotValidate(
@@ -123,6 +118,7 @@ def validate(
         judge_seconds=judge_seconds,
         min_score=min_score,
     )
+    places = _places(gpus, device) if gpus is not None else None
     began, run = time.monotonic(), _run_at(expert)
     other = _run_at(baseline) if baseline is not None and str(baseline) != BASE else None
     against = _choice(other) if other is not None else None  # raises before anything is loaded
@@ -131,15 +127,16 @@ def validate(
     remark = base_remark(run.folder, run.plan)
     test = _rows(run, test_set, limit, other, tell)
     way = way_of(run.folder, run.plan, test, domain, asked)
-    task, unknown = _task(run, test, way, seed=seed, device=pick_device(device), tell=tell)
-    reached = _reach(run, chosen, task)
-    others = _reach_all(run, task, {chosen.path: reached}) if checkpoints == ALL else ()
-    before = None
-    if other is not None and against is not None:
-        before = _reach(other, against, task)
-    elif baseline is not None:
-        before = _ask(_base(run, task), str(run.folder.path), task)
-    base = _base_rows(run, task, before) if way.to_base else None
+    with _models(device, places) as models:
+        task, unknown = _task(run, test, way, seed=seed, models=models, tell=tell)
+        reached = _reach(run, chosen, task)
+        others = _reach_all(run, task, {chosen.path: reached}) if checkpoints == ALL else ()
+        before = None
+        if other is not None and against is not None:
+            before = _reach(other, against, task)
+        elif baseline is not None:
+            before = _ask(_base(run, task), str(run.folder.path), task)
+        base = _base_rows(run, task, before) if way.to_base else None
     demands = asked.demands()
     theirs = before.standing if before is not None else None
     file, kept = place_for(run.folder, chosen, test)
@@ -170,6 +167,28 @@ def validate(
     return done
 
 
+Places = Sequence[Mapping[str, str]]
+"""The environment of each process."""
+
+
+def _places(gpus: str, device: str) -> Places:
+    from expert.jobs.launch.cards import choose_cards
+    from expert.planning.machine.machine import describe_machine
+
+    cards = choose_cards(gpus, describe_machine(), device=device, env=os.environ)
+    return cards.one_by_one(os.environ)
+
+
+@contextmanager
+def _models(device: str, places: Places | None) -> Iterator[Models]:
+    """Where models are loaded: here, or in a process for each of the places."""
+    if places is None:
+        yield ModelsHere(pick_device(device))
+        return
+    with models_on_cards(places, device) as models:
+        yield models
+
+
 def _run_at(expert: str | Path | None) -> Run:
     folder, beside = find_expert(Path(expert) if expert is not None else None)
     plan = read_plan(folder)
@@ -193,7 +212,7 @@ def _rows(
 
 
 def _task(
-    run: Run, test: TestSet, way: JudgeChoice, *, seed: int, device: torch.device, tell: Tell
+    run: Run, test: TestSet, way: JudgeChoice, *, seed: int, models: Models, tell: Tell
 ) -> tuple[_Task, str]:
     """What the models are asked; and, where it is unknown which cases the run was trained on, a
     note that says why."""
@@ -208,7 +227,7 @@ def _task(
         strict=is_strict(run.plan.decoding),
         decoding=how,
         seed=seed,
-        device=device,
+        models=models,
         tell=tell,
     )
     return task, f"unknown whether the run was trained on these cases: {why}" if why else ""
@@ -227,7 +246,7 @@ def _settings(demands: Demands, task: _Task, limit: int | None) -> dict[str, Any
         "seed": task.seed,
         "limit": limit,
         "strict": task.strict,
-        "device": str(task.device),
+        "device": task.models.device,
     }
 
 
@@ -240,31 +259,30 @@ def _reach_all(run: Run, task: _Task, known: dict[Path, Reached]) -> tuple[Reach
 def _reach(run: Run, choice: Choice, task: _Task) -> Reached:
     """Ask a state of a run."""
     task.tell(f"loading {run.plan.model.name} and {choice.name}", 0, 0)
-    trained = load_trained(run.folder, run.plan, choice, device=task.device)
-    return _ask(trained, str(run.folder.path), task)
+    return _ask(task.models.trained(run, choice), str(run.folder.path), task)
 
 
-def _base(run: Run, task: _Task) -> Trained:
+def _base(run: Run, task: _Task) -> AskedModel:
     """The untrained base of a run."""
     task.tell(f"loading {run.plan.model.name} alone", 0, 0)
-    return load_base(run.plan, device=task.device)
+    return task.models.base(run)
 
 
-def _ask(trained: Trained, run: str, task: _Task) -> Reached:
+def _ask(model: AskedModel, run: str, task: _Task) -> Reached:
     """Loss on the rows, answers to the cases, and what becomes of them."""
-    name = trained.choice.name
-    if task.cases and trained.template is None:
+    name, step = model.name, model.step
+    if task.cases and model.template is None:
         raise CannotValidate(
             f"{run}: the character model only continues text, and the rows are "
             f"conversations ({task.test.name})  (name a text file with --test-set FILE)"
         )
-    rows = task.losses(trained, task.test.examples)
-    new_rows = _new_rows(trained, task)
+    rows = task.losses(model, task.test.examples)
+    new_rows = _new_rows(model, task)
     began = time.monotonic()
-    answers = _answers(trained, task)
-    seconds, step = time.monotonic() - began, trained.choice.step
-    cases = as_written(task.test.asked(), trained.template) if trained.template else []
-    del trained
+    answers = _answers(model, task)
+    seconds = time.monotonic() - began
+    cases = as_written(task.test.asked(), model.template) if model.template else []
+    del model
     gc.collect()
     said = [_said(*pair) for pair in zip(cases, answers, strict=True)]
     scored = _scored(cases, said, name, task)
@@ -302,14 +320,14 @@ def _scored(cases: list[Case], answers: list[str], name: str, task: _Task) -> li
     return found
 
 
-def _new_rows(trained: Trained, task: _Task) -> EvalResult | None:
+def _new_rows(model: AskedModel, task: _Task) -> EvalResult | None:
     """Loss on the rows not trained on, where the loss decides and some of them were."""
     pairs = zip(task.test.examples, task.test.cases, strict=True)
     new = [row for row, own in pairs if not any(case.id in task.learnt for case in own)]
     enough = len(new) >= min(ENOUGH_NEW_CASES, len(task.test.examples))
     if not task.way.to_base or not enough or len(new) == len(task.test.examples):
         return None
-    return task.losses(trained, new)
+    return task.losses(model, new)
 
 
 def _base_rows(run: Run, task: _Task, before: Reached | None) -> EvalResult:
@@ -327,12 +345,11 @@ def _as_standing(rows: EvalResult | None) -> ModelResult | None:
     return ModelResult(score=none, loss=rows.loss, token_accuracy=rows.token_accuracy)
 
 
-def _answers(trained: Trained, task: _Task) -> list[GivenAnswer]:
+def _answers(model: AskedModel, task: _Task) -> list[GivenAnswer]:
     if not task.cases:
         return []
-    name = trained.choice.name
-    return answer_all(
-        trained,
+    name = model.name
+    return model.answers(
         [replace(example, turns=example.turns[:-1]) for _, example in task.test.asked()],
         task.decoding,
         seed=task.seed,

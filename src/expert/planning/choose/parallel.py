@@ -25,6 +25,7 @@ from expert.planning.memory.fitting import (
     peak_bytes,
     way_out,
 )
+from expert.planning.memory.shards import checkpoint_bytes
 from expert.planning.memory.workload import Workload
 from expert.planning.run_plan import ParallelPlan
 
@@ -58,6 +59,8 @@ def settle_engine(draft: PlanDraft, work: Workload | None) -> None:
     because = f"the ranks {where} hold one copy of the weights" if shards > 1 else DEFAULT
     draft.settle("parallel.shard_ranks", shards, because)
     _settle_offload(draft, work)
+    if work is not None:
+        _warn_of_gathering(draft, work)
 
 
 def _engine_without_sizes(draft: PlanDraft) -> str:
@@ -131,6 +134,20 @@ def _settle_offload(draft: PlanDraft, work: Workload | None) -> None:
     if draft.target.host_bytes is None:
         text = f"each machine needs {gib(needed)} of free memory beside its cards"
         draft.warn("parallel.host_bytes", text)
+
+
+def _warn_of_gathering(draft: PlanDraft, work: Workload) -> None:
+    """Where the machine of the first rank has no room to put a checkpoint together."""
+    gathered, waiting = checkpoint_bytes(work), host_bytes_of_node(draft, work)
+    free = draft.target.host_bytes
+    if not gathered or free is None or gathered + waiting <= free:
+        return
+    beside = f" beside the {gib(waiting)} that are offloaded" if waiting else ""
+    text = (
+        f"rank 0 gathers a checkpoint in the memory of its machine: {gib(gathered)}{beside}, and "
+        f"{gib(free)} are free  (train an adapter, or use a machine with more memory)"
+    )
+    draft.warn("parallel.shard_ranks", text)
 
 
 # --- what is sent, and what is reached -----------------------------------------------------------

@@ -1,0 +1,239 @@
+"""A validation on several cards: one process for each, which loads the model and does its share.
+
+No process needs to know of the others. Rows and results go through files, progress through pipes;
+what the processes found is put together here, in the order of the rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import EXIT_RUN_FAILED, ExpertError
+from expert.core.process import Child, how_it_ended
+from expert.jobs.validate.answering import GivenAnswer
+from expert.jobs.validate.child import write_rows
+from expert.jobs.validate.row_losses import BatchSums, mean_losses
+from expert.run.stored.choose_checkpoint import BASE
+
+if TYPE_CHECKING:
+    from expert.data.records import Example
+    from expert.data.template.templates import Template
+    from expert.jobs.sample.decoding import DecodingSettings
+    from expert.jobs.validate.held_out import Run
+    from expert.jobs.validate.models import AskedModel, Note, Tell
+    from expert.planning.run_plan import RunPlan
+    from expert.run.stored.choose_checkpoint import Choice
+    from expert.training.evaluation import EvalResult
+
+COMMAND = (sys.executable, "-P", "-m", "expert.jobs.validate.child")
+SECONDS_BETWEEN_LOOKS = 0.05
+OUT_OF_MEMORY = "the system ends processes like this when its memory is full: see dmesg"
+
+
+class ProcessFailed(ExpertError):
+    """A process of the validation failed; there is no verdict without its share."""
+
+    exit_code = EXIT_RUN_FAILED
+
+
+class ReportedFailure(ExpertError):
+    """What a process says that the user can fix, as it would be said without it."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@contextlib.contextmanager
+def models_on_cards(places: Sequence[Mapping[str, str]], device: str) -> Iterator[ModelsOnCards]:
+    """Start a process for each place, which is the environment that shows it its card, and end all
+    of them however this ends."""
+    folder = Path(tempfile.mkdtemp(prefix="expert-validate-"))
+    work = folder / "work"
+    work.mkdir()
+    kept = False
+    try:
+        with contextlib.ExitStack() as running:
+            processes = []
+            for number, env in enumerate(places, start=1):
+                name = f"process {number} of {len(places)}"
+                card = env.get("CUDA_VISIBLE_DEVICES")
+                log = folder / f"process-{number}.log"
+                child = Child(COMMAND, log=log, env={**env, "TMPDIR": str(work)})
+                running.callback(child.stop)
+                processes.append(_Process(child, f"{name} ({card})" if card else name, log))
+            yield ModelsOnCards(processes, work, device)
+    except ProcessFailed:
+        kept = True
+        raise
+    finally:
+        shutil.rmtree(work if kept else folder, ignore_errors=True)
+
+
+class _Process:
+    """One of the processes."""
+
+    def __init__(self, child: Child, name: str, log: Path) -> None:
+        self.child, self.name, self._log = child, name, log
+
+    def lost(self) -> ProcessFailed:
+        """It has ended without an answer: how, its last words, and where the others are."""
+        code = self.child.wait()
+        words = self.child.last_words()
+        if code == -signal.SIGKILL and not words:
+            words = OUT_OF_MEMORY
+        head = f"{self.name} {how_it_ended(code)}: {words}".rstrip(": ")
+        where = f"\n  its log: {self._log}" if self._log.stat().st_size else ""
+        return ProcessFailed(f"{head}{where}\n  no verdict was written")
+
+
+class ModelsOnCards:
+    """Models in as many processes as there are cards, the same one in all of them."""
+
+    def __init__(self, processes: Sequence[_Process], folder: Path, device: str) -> None:
+        self._processes, self._folder, self._asked_device = processes, folder, device
+        self.device = device
+
+    @property
+    def count(self) -> int:
+        return len(self._processes)
+
+    def trained(self, run: Run, choice: Choice) -> AskedModel:
+        chosen = {"name": choice.name, "path": str(choice.path), "step": choice.step}
+        template = self._load(run, chosen)
+        return ModelOnCards(self, choice.name, choice.step, template)
+
+    def base(self, run: Run) -> AskedModel:
+        return ModelOnCards(self, BASE, None, self._load(run, None))
+
+    def _load(self, run: Run, choice: dict[str, Any] | None) -> Template | None:
+        request = {"do": "load", "run": str(run.folder.path), "choice": choice}
+        request |= {"device": self._asked_device}
+        first, *_ = self.ask([request] * self.count)
+        self.device = first["device"]
+        return _template(run.plan, first["tokenizer"])
+
+    def ask_about(
+        self,
+        rows: Sequence[Example],
+        requests: Sequence[Mapping[str, Any]],
+        tell: Tell,
+        note: Note,
+    ) -> list[Any]:
+        """What every process finds about rows, each for a request of its own."""
+        file = self._folder / "rows.json"
+        write_rows(list(rows), file)
+        found = self.ask(
+            [{**request, "rows": str(file)} for request in requests],
+            lambda done: tell(min(done, len(rows)), len(rows)),
+            note,
+        )
+        file.unlink()
+        return found
+
+    def ask(
+        self,
+        requests: Sequence[Mapping[str, Any]],
+        tell: Callable[[int], None] = lambda done: None,
+        note: Note = lambda text: None,
+    ) -> list[Any]:
+        """Their results, in their order. `tell` is given what all of them have done together; what
+        several of them note is noted once."""
+        results = [self._folder / f"result-{number}.json" for number in range(self.count)]
+        for process, request, to in zip(self._processes, requests, results, strict=True):
+            process.child.ask({**request, "to": str(to)})  # where it has ended, it is noticed below
+        done, noted = [0] * self.count, dict[str, None]()
+        waiting = dict(enumerate(self._processes))
+        while waiting:
+            for number, process in list(waiting.items()):
+                wait = SECONDS_BETWEEN_LOOKS
+                while fact := process.child.next(time.monotonic() + wait):
+                    wait = 0.0
+                    if "failed" in fact:
+                        raise ReportedFailure(fact["failed"], fact["exit_code"])
+                    if "note" in fact:
+                        noted[fact["note"]] = None
+                    if "done" in fact:
+                        done[number] = fact["done"]
+                        tell(sum(done))
+                    if "result" in fact:
+                        del waiting[number]
+                        break
+                if number in waiting and process.child.has_ended:
+                    raise process.lost()
+        for text in noted:
+            note(text)
+        return [json.loads(file.read_text(encoding="utf-8")) for file in results]
+
+
+class ModelOnCards:
+    """A model that every process has loaded."""
+
+    def __init__(
+        self, models: ModelsOnCards, name: str, step: int | None, template: Template | None
+    ) -> None:
+        self._models, self.name, self.step, self.template = models, name, step, template
+
+    def losses(self, rows: Sequence[Example], *, tell: Tell, note: Note) -> EvalResult:
+        count = self._models.count
+        requests = [{"do": "losses", "share": (place, count)} for place in range(count)]
+        found = self._models.ask_about(rows, requests, tell, note)
+        # Batches were dealt in turn: so they are put back, and added up as one process does.
+        turns = zip_longest(*found)
+        return mean_losses(BatchSums(*each) for turn in turns for each in turn if each is not None)
+
+    def answers(
+        self,
+        questions: Sequence[Example],
+        how: DecodingSettings,
+        *,
+        seed: int,
+        tell: Tell,
+        note: Note,
+    ) -> list[GivenAnswer]:
+        shares = dealt_by_size([_size(question) for question in questions], self._models.count)
+        asked = {"do": "answers", "decoding": asdict(how), "seed": seed}
+        requests = [{**asked, "numbers": numbers} for numbers in shares]
+        found = self._models.ask_about(questions, requests, tell, note)
+        by_number = {
+            number: GivenAnswer(**answer)
+            for numbers, answers in zip(shares, found, strict=True)
+            for number, answer in zip(numbers, answers, strict=True)
+        }
+        return [by_number[number] for number in range(len(questions))]
+
+
+def dealt_by_size(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """The numbers 0, 1, … in so many parts of about the same size: dealt out from the largest on,
+    there and back."""
+    order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
+    shares: list[list[int]] = [[] for _ in range(parts)]
+    for place, number in enumerate(order):
+        turn, seat = divmod(place, parts)
+        shares[parts - 1 - seat if turn % 2 else seat].append(number)
+    return shares
+
+
+def _size(question: Example) -> int:
+    """In characters: tokens are not counted here."""
+    return len(question.tools) + sum(len(turn.text) + len(turn.extra) for turn in question.turns)
+
+
+def _template(plan: RunPlan, tokenizer: str | None) -> Template | None:
+    from expert.data.template.text_tools import text_tools
+
+    if tokenizer is None:
+        return None
+    _, template = text_tools(Path(tokenizer), plan.model.prompt_template)
+    return template

@@ -1,0 +1,102 @@
+"""`expert validate --gpus` as a person uses it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from expert.cli.show.display import make_console
+from expert.core.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, EXIT_USAGE
+from tests.cli.running import ROOT
+from tests.jobs.validated_runs import as_it_was, learnt
+from tests.wording import wording
+
+__all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
+
+PATIENCE_SECONDS = 240.0
+
+
+def test_gpus_that_are_not_there_are_refused_with_all_reasons(run):
+    ran = run("validate", "nowhere", "--device", "cpu", "--gpus", "0,0")
+    assert ran.code == EXIT_USAGE
+    assert len(ran.err.splitlines()) == 3
+
+
+def test_several_starts_by_torchrun_are_refused(run, monkeypatch):
+    world = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {**world, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    ran = run("validate", "nowhere", "--device", "cpu")
+    assert ran.code == EXIT_USAGE
+    assert ran.err.startswith(wording("validate-several-times"))
+
+
+def test_gpus_that_nobody_asked_for_are_mentioned(run, monkeypatch):
+    from expert.cli import validate
+
+    cuda = torch.device("cuda", 0)
+    monkeypatch.setattr("expert.run.stored.load.pick_device", lambda asked: cuda)
+    for cards, gpus, device, said in (
+        *((2, None, "auto", True), (2, "all", "auto", False)),
+        *((2, None, "cpu", False), (1, None, "auto", False)),
+    ):
+        machine = SimpleNamespace(gpus=(None,) * cards)
+        monkeypatch.setattr(
+            "expert.planning.machine.machine.describe_machine", lambda machine=machine: machine
+        )
+        run.capsys.readouterr()
+        validate._mention_gpus(make_console(), gpus, device)
+        assert (wording("gpus-are-visible") in run.capsys.readouterr().out) is said
+
+
+def started() -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """A validation by two processes, both of which are at work."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    words = ["validate", str(learnt()), "--device", "cpu", "--gpus", "2", "--checkpoints", "all"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "expert", *words],
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    end = time.monotonic() + PATIENCE_SECONDS
+    while "answering" not in process.stdout.readline():
+        assert time.monotonic() < end
+    children = psutil.Process(process.pid).children()
+    return process, [each for each in children if "expert.jobs.validate.child" in each.cmdline()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
+def test_ctrl_c_ends_all_processes_and_writes_no_verdict():
+    process, children = started()
+    assert len(children) == 2
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == EXIT_INTERRUPTED
+    assert wording("no-verdict-was-written") in err
+    assert not any(child.is_running() for child in children)
+    assert not (learnt() / "validation.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
+def test_a_process_that_is_killed_is_named_and_there_is_no_verdict():
+    process, (_, second) = started()
+    second.kill()
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == EXIT_RUN_FAILED
+    assert err.startswith(wording("validating-process-sigkill", name="process 2 of 2"))
+    assert not (learnt() / "validation.json").exists()
+    assert not Path(f"/proc/{second.pid}").exists()

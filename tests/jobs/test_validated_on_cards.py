@@ -1,0 +1,259 @@
+"""`expert.validate` in several processes: one verdict, that of one process, or none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from expert.core.errors import EXIT_RUN_FAILED
+from expert.data.records import Example, Turn
+from expert.jobs.sample.decoding import DecodingSettings
+from expert.jobs.validate import processes
+from expert.jobs.validate.child import read_rows, write_rows
+from expert.jobs.validate.processes import (
+    ModelOnCards,
+    ProcessFailed,
+    ReportedFailure,
+    dealt_by_size,
+    models_on_cards,
+)
+from expert.jobs.validate.validate import validate
+from expert.parallel.launch import WorldError
+from tests.jobs.trained_runs import finished, finished_characters
+from tests.jobs.validated_runs import as_it_was, learnt, written
+from tests.wording import wording
+
+__all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
+
+TIMES = ("seconds", "generation_seconds")
+GREEDY = DecodingSettings(
+    temperature=0.0,
+    top_p=1.0,
+    top_k=None,
+    min_p=0.0,
+    repetition_penalty=1.0,
+    max_new_tokens=12,
+    stop_sequences=("\n", "é\ud800"),
+)
+QUESTIONS = [Example((Turn("user", "x" * size),)) for size in (1, 50, 20, 20, 90)]
+# Answers with the card it has and what it was asked. `ill` is what it does before that.
+PROGRAM = """
+import json, os, signal, sys, time
+card, ill = os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("ILL", "")
+def say(fact):
+    print(json.dumps(fact), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    rows, numbers = json.load(open(asked["rows"])), asked["numbers"]
+    say({"note": "the same from both"})
+    for done in range(1, len(numbers) + 1):
+        say({"done": done})
+    if ill == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if ill == "fault":
+        sys.exit("ValueError: out of luck")
+    if ill == "refuses":
+        say({"failed": "another base", "exit_code": 2})
+        continue
+    if ill == "hangs":
+        time.sleep(600)
+    found = [
+        dict(text=f"{card} {len(rows[n]['turns'][0]['text'])}", marked="", tokens=1, ended=True)
+        for n in numbers
+    ]
+    json.dump(found, open(asked["to"], "w"))
+    say({"result": asked["to"]})
+"""
+
+
+def without_times(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {key: without_times(each) for key, each in found.items() if key not in TIMES}
+    return [without_times(each) for each in found] if isinstance(found, list) else found
+
+
+def verdict(run: Path, **asked: Any) -> dict[str, Any]:
+    """What is saved, but for the times."""
+    validate(run, **{"device": "cpu", **asked})
+    found = without_times(written(run))
+    (run / "validation.json").unlink()
+    return dict(found)
+
+
+def test_two_processes_write_the_verdict_of_one():
+    asked = {"baseline": "base", "limit": 11}
+    told: list[tuple[str, int, int]] = []
+    many = verdict(learnt(), gpus="2", tell=lambda *each: told.append(each), **asked)
+    assert many == verdict(learnt(), **asked)
+    assert len(many["cases"]) == 11
+    answering = [done for what, done, of in told if what.endswith("final: answering")]
+    assert answering == list(range(1, 12))  # one bar over all
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus", ["1", "2", "3"])
+def test_any_number_of_processes_writes_the_verdict_of_one(gpus):
+    for run, asked in (
+        (learnt(), {"checkpoints": "all", "baseline": str(finished("full"))}),
+        (finished("lora+soft"), {"domain": "open"}),
+        (finished_characters(), {}),
+    ):
+        if "baseline" in asked:
+            asked = {**asked, "test_set": learnt().parents[1] / "test.jsonl"}
+        assert verdict(run, gpus=gpus, **asked) == verdict(run, **asked)
+
+
+@pytest.fixture
+def program(monkeypatch, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    monkeypatch.setattr(processes, "COMMAND", (sys.executable, str(file)))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def answered(*cards: dict[str, str], note: Any = lambda text: None, tell: Any = None) -> list[str]:
+    tell = tell or (lambda done, of: None)
+    with models_on_cards(cards, "auto") as models:
+        model = ModelOnCards(models, "final", None, None)
+        found = model.answers(QUESTIONS, GREEDY, seed=0, tell=tell, note=note)
+    return [each.text for each in found]
+
+
+def card(name: str, ill: str = "") -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": name, "ILL": ill}
+
+
+def test_answers_come_back_in_the_order_of_the_questions(program):
+    notes: list[str] = []
+    told: list[tuple[int, int]] = []
+    texts = answered(card("a"), card("b"), note=notes.append, tell=lambda *it: told.append(it))
+    assert texts == ["a 1", "b 50", "b 20", "a 20", "a 90"]
+    assert notes == ["the same from both"]
+    assert sorted(told) == [(done, 5) for done in range(1, 6)]
+    assert [path.name for path in program.iterdir()] == ["program.py"]  # nothing is left
+
+
+NAME = "process 2 of 2 (GPU-b)"
+
+
+@pytest.mark.parametrize(
+    ("ill", "sentence"),
+    [
+        ("killed", wording("validating-process-killed", name=NAME)),
+        ("fault", wording("validating-process-ended", name=NAME)),
+    ],
+)
+def test_a_process_that_dies_ends_all_with_its_name_and_its_log(program, ill, sentence):
+    with pytest.raises(ProcessFailed) as told:
+        answered(card("GPU-a", "hangs"), card("GPU-b", ill))
+    assert told.value.exit_code == EXIT_RUN_FAILED
+    head, *more = str(told.value).splitlines()
+    assert head == sentence
+    folders = [path for path in program.iterdir() if path.is_dir()]
+    logs = [folder / "process-2.log" for folder in folders]
+    assert more[-1].strip() == wording("no-verdict-was-written")
+    assert [f"  its log: {log}" for log in logs if log.stat().st_size] == more[:-1]
+    assert not any((folder / "work").exists() for folder in folders)
+
+
+def test_what_the_user_can_fix_is_said_as_one_process_says_it(program):
+    with pytest.raises(ReportedFailure) as told:
+        answered(card("a", "hangs"), card("b", "refuses"))
+    assert (str(told.value), told.value.exit_code) == ("another base", 2)
+    assert [path.name for path in program.iterdir()] == ["program.py"]
+
+
+def test_an_end_that_is_asked_for_ends_all_processes(program, monkeypatch):
+    pids = []
+    own = processes.Child.ask
+
+    def ask(child, request):
+        pids.append(child.pid)
+        return own(child, request)
+
+    monkeypatch.setattr(processes.Child, "ask", ask)
+
+    def interrupt(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        answered(card("a", "hangs"), card("b", "hangs"), tell=interrupt)
+    assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert [path.name for path in program.iterdir()] == ["program.py"]
+
+
+def test_long_and_short_ones_are_dealt_evenly():
+    sizes = [5, 100, 7, 90, 80, 3, 60, 1]
+    for parts in (1, 2, 3, 9):
+        shares = dealt_by_size(sizes, parts)
+        assert sorted(number for share in shares for number in share) == list(range(8))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    loads = [sum(sizes[number] for number in share) for share in dealt_by_size(sizes, 2)]
+    assert loads == [168, 178]
+
+
+def test_rows_arrive_as_they_were_sent(tmp_path):
+    rows = [
+        Example((Turn("user", "é\ud800\n", learn=False, extra="{}"),), tools="[]"),
+        Example(text="plain \x00 text"),
+    ]
+    write_rows(rows, tmp_path / "rows.json")
+    assert read_rows(tmp_path / "rows.json") == rows
+
+
+def test_cards_that_are_not_there_are_refused_before_anything_is_read():
+    with pytest.raises(WorldError):
+        validate("nowhere", device="cpu", gpus="all")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
+def test_where_the_command_is_killed_its_processes_end():
+    code = (
+        "import sys\nfrom expert.jobs.validate.processes import models_on_cards\n"
+        "with models_on_cards([{}, {}], 'cpu') as models:\n"
+        "    print(*(each.child.pid for each in models._processes), flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pids = list(map(int, parent.stdout.readline().split()))
+        assert len(pids) == 2
+        parent.send_signal(signal.SIGKILL)
+    ends_at = time.monotonic() + 60
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < ends_at
+        time.sleep(0.1)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_rows_of_any_length_arrive(program):
+    """They go through a file: a line may be too long for a pipe."""
+    rows = [Example((Turn("user", "x" * 2_000_000),))]
+    with models_on_cards([card("a"), card("b")], "auto") as models:
+        model = ModelOnCards(models, "final", None, None)
+        [found] = model.answers(
+            rows, GREEDY, seed=0, tell=lambda done, of: None, note=lambda text: None
+        )
+    assert found.text == "a 2000000"
