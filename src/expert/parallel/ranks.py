@@ -328,6 +328,9 @@ class _Agent(SimpleElasticAgent):
     def _failure_in_words(self, attempt: _Attempt, rank: int) -> str:
         code, log = attempt.codes[rank], self._log_of(attempt, rank)
         told = recorded_failure(self._error_file(attempt, rank))
+        blamed = told.blamed if told is not None else None
+        if told is not None and blamed is not None and blamed in attempt.left:
+            return f"{told.message}{_where(self._log_of(attempt, blamed))}"
         message = told.message if told is not None else _last_error(log)
         head = f"rank {rank} {how_it_ended(code)}"
         if code == -signal.SIGKILL and not message:
@@ -335,8 +338,7 @@ class _Agent(SimpleElasticAgent):
         shown = told is not None and not told.of_another
         if rank == 0 and (shown or (told is None and code >= 0)):
             return head  # its own words are in this terminal
-        where = f"\n  its log: {log}" if log.is_file() and log.stat().st_size else ""
-        return f"{f'{head}: {message}'.rstrip(': ')}{where}"
+        return f"{f'{head}: {message}'.rstrip(': ')}{_where(log)}"
 
     def _error_file(self, attempt: _Attempt, rank: int) -> Path:
         return attempt.folder / f"error-{rank}.json"
@@ -372,6 +374,10 @@ def _named_run(attempt: _Attempt) -> Path | None:
         return Path((attempt.folder / RUN_FILE).read_text(encoding="utf-8"))
     except OSError:
         return None
+
+
+def _where(log: Path) -> str:
+    return f"\n  its log: {log}" if log.is_file() and log.stat().st_size else ""
 
 
 def _last_error(log: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from expert.run.session.evaluate import evaluate_validation, probe
@@ -35,8 +35,9 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
     """Attempt, and where that fails take the next plan, until the run has ended."""
     from expert.training.step import StepInterrupted
 
-    session.group.end_with_others(
-        lambda text: session.emit("failed", step=session.state.done, error=text)
+    session.group.report_to(
+        session.folder.path / "ranks",
+        lambda text: session.emit("failed", step=session.state.done, error=text),
     )
     announce(session)
     report_data(session)
@@ -114,8 +115,16 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
     session.instruments.pressure.data.restart()
     session.instruments.meter.start()
     with feed as fed:
-        now.state, ending = train(built.engine, through(fed), now.state, session.loop_plan, tools)
+        steps = _named(session, through(fed))
+        now.state, ending = train(built.engine, steps, now.state, session.loop_plan, tools)
     return ending
+
+
+def _named(session: Session, steps: Iterable[Any]) -> Iterator[Any]:
+    """Steps on their way to the loop; the other ranks learn which of them this one is in."""
+    for fed in steps:
+        session.group.at(f"computing step {fed.update.done + 1}")
+        yield fed
 
 
 def _try_out(session: Session) -> None:

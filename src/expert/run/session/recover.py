@@ -253,7 +253,8 @@ def _return_to_checkpoint(session: Session) -> None:
     """Continue from the newest good checkpoint; without one the run starts over."""
     from expert.training.state import TrainState
 
-    found = session.checkpoints.newest() if session.checkpoints is not None else None
+    with session.group.work("loading a checkpoint"):
+        found = session.checkpoints.newest() if session.checkpoints is not None else None
     kept = session.state
     state = found.state if found is not None else TrainState()
     continue_from(
