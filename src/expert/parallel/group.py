@@ -27,6 +27,8 @@ from expert.parallel.launch import meeting_point
 from expert.parallel.meeting import NotAllCame, meet
 from expert.parallel.watch import LIMIT_SECONDS, NO_LIMIT, Watch
 
+HEAD = 4
+"""Numbers that are in every exchange."""
 NUMBERS = 6
 """Room for numbers in an exchange."""
 EXCHANGE_DAYS = 30
@@ -73,6 +75,8 @@ class Group:
         self._busy: Callable[[], float] = lambda: 0.0
         self._paces: list[float] = []
         self._waits = 0
+        self._found: Any = None
+        self._any_found = False
         self._watch = watch
         # Of its own, so that nothing said here meets a sum that another rank is in the middle of.
         self._talk: Any = None
@@ -131,7 +135,7 @@ class Group:
         found = self._all(0, numbers)
         if any(each[0] == FAILED for each in found):
             raise PeerFailed(*self._first_failure(None))
-        return [each[3 : 3 + len(numbers)] for each in found]
+        return [each[HEAD : HEAD + len(numbers)] for each in found]
 
     def agree(self) -> None:
         """Go on together, or raise PeerFailed."""
@@ -184,11 +188,16 @@ class Group:
         return self._gathered(mine)
 
     def first_of(self, mine: Any) -> Any:
-        """What the lowest rank has that has anything but None."""
-        (some,) = self.total(int(mine is not None))
-        if not some or not self.talks:
+        """What the lowest rank has that has anything but None; all ranks ask together. The others
+        learn of it in the next exchange, whatever that is for, so it is given when they ask again.
+        """
+        if not self.talks:
             return mine
-        return next(each for each in self.gather(mine) if each is not None)
+        self._found = mine if self._found is None else self._found
+        if not self._any_found:
+            return None
+        given, self._found = self._found, None
+        return next(each for each in self.gather(given) if each is not None)
 
     def end_all(self, text: str) -> None:
         """Tell the others to end, wherever they are: for a failure in the middle of something that
@@ -222,10 +231,11 @@ class Group:
             self._watch.close()
 
     def _all(self, status: int, numbers: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """An exchange as it is: status, signal, pace and numbers of every rank."""
+        """An exchange as it is: status, signal, pace, whether it has found something, and numbers
+        of every rank."""
         assert len(numbers) <= NUMBERS
         pace = round(self._busy() * 1e6)
-        message = [status, self._requested() or 0, pace, *numbers]
+        message = [status, self._requested() or 0, pace, int(self._found is not None), *numbers]
         message += [0] * (NUMBERS - len(numbers))
         sent = torch.tensor(message, dtype=torch.int64)
         got = [torch.empty_like(sent) for _ in range(self.world.size)]
@@ -234,6 +244,9 @@ class Group:
         found = [tuple(each.tolist()) for each in got]
         self._signal = max(each[1] for each in found) or None
         self._paces = [each[2] / 1e6 for each in found]
+        if any(each[0] == FAILED for each in found):
+            self._found = None  # it was about a plan that is over
+        self._any_found = any(each[3] for each in found) and not any(each[0] for each in found)
         return found
 
     def _first_failure(self, mine: tuple[int, Any, str] | None) -> tuple[int, Any, str]:

@@ -31,6 +31,10 @@ LAUNCH_FOLDER = "EXPERT_LAUNCH_FOLDER"
 """Set by `expert train --gpus` for the processes that it starts: their logs and messages."""
 PARENT_PIPE = "EXPERT_LAUNCH_PIPE"
 """A descriptor that is closed when the process that started this one has ended."""
+LAST_FAILURE = "EXPERT_LAST_FAILURE"
+"""Set for ranks that are started again: the file in which those before them left why they ended."""
+FAILURE_FILE = "ranks/failure.json"
+"""That file, in a run folder."""
 RANK_TIMEOUT = "EXPERT_RANK_TIMEOUT"
 """Set by users: seconds after which a rank that does not answer counts as lost."""
 LEAST_TIMEOUT = 5.0
@@ -87,6 +91,11 @@ def meeting_point(env: Mapping[str, str] = os.environ) -> MeetingPoint:
     if not address:
         raise WorldError("no address to meet at", ["MASTER_ADDR is missing"])
     return MeetingPoint(address, int(port) if port else _port_of_job(env))
+
+
+def last_failure(env: Mapping[str, str] = os.environ) -> Path | None:
+    """Where ranks before these left why they ended, in a run that had saved nothing."""
+    return Path(env[LAST_FAILURE]) if env.get(LAST_FAILURE) else None
 
 
 def rank_timeout(default: float, env: Mapping[str, str] = os.environ) -> float:

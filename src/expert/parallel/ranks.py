@@ -44,7 +44,15 @@ from expert.core.errors import (
 from expert.core.interrupts import passing_on, show_cursor
 from expert.core.process import how_it_ended
 from expert.core.world import ERROR_FILE, recorded_failure
-from expert.parallel.launch import LAUNCH_FOLDER, PARENT_PIPE, RUN_FILE, first_log, rank_log
+from expert.parallel.launch import (
+    FAILURE_FILE,
+    LAST_FAILURE,
+    LAUNCH_FOLDER,
+    PARENT_PIPE,
+    RUN_FILE,
+    first_log,
+    rank_log,
+)
 
 SECONDS_BETWEEN_LOOKS = 0.05
 SECONDS_TO_NOTICE = 8.0
@@ -196,6 +204,7 @@ class _Agent(SimpleElasticAgent):
                 ERROR_FILE: str(self._error_file(attempt, rank)),
                 LAUNCH_FOLDER: str(attempt.folder),
                 PARENT_PIPE: str(self._pipe[0]),
+                **({LAST_FAILURE: str(run / FAILURE_FILE)} if run is not None else {}),
             }
             attempt.processes[rank] = self._started(words, env, first_log(attempt.folder, rank))
             if self._asked is not None:  # while the ranks before it were started
