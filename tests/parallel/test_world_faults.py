@@ -14,7 +14,7 @@ import torch
 
 from expert.core.errors import EXIT_RUN_FAILED
 from tests.jobs.runs import ROWS, base_model, events_of, losses_of, run, saved_steps, write_expert
-from tests.parallel.ranks import Ended, fine, ranks, started, trained
+from tests.parallel.ranks import LIMIT_SECONDS, Ended, fine, ranks, started, trained
 from tests.parallel.test_worlds import CLOSE, numbers_of
 from tests.wording import wording
 
@@ -246,6 +246,40 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_run_can_be_resumed(base, 
     resumed = fine(ranks(2, trained, manifest, {"resume": str(folder)}))[0]
     assert losses_of(resumed)[3]
     assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
+
+
+def stop(loss, batch):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return loss
+
+
+def hang(loss, batch):
+    time.sleep(LIMIT_SECONDS)
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("rank", "fault"),
+    [
+        pytest.param(1, stop, id="stopped"),
+        pytest.param(0, stop, id="the first is stopped", marks=pytest.mark.slow),
+        pytest.param(1, hang, id="stuck", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_does_not_answer_ends_the_others_without_anybody_who_watches_them(
+    rank, fault, base, tmp_path
+):
+    manifest = write_expert(tmp_path, base, CONFIG)
+    under_way = started(2, with_fault, manifest, {"limit": 8}, rank, 3, fault)
+    under_way.processes[1 - rank].join(LIMIT_SECONDS / 2)
+    assert under_way.processes[1 - rank].exitcode == EXIT_RUN_FAILED
+    (folder,) = (tmp_path / "runs").iterdir()
+    (said,) = (folder / "ranks" / f"rank-{1 - rank}.stacks.txt").read_text().splitlines()[:1]
+    assert wording("rank-does-not-answer", rank=rank) in said
+    if fault is hang:  # it is alive, and shows what it hangs in
+        under_way.processes[rank].join(LIMIT_SECONDS / 2)
+        assert "in hang" in (folder / "ranks" / f"rank-{rank}.stacks.txt").read_text()
+    under_way.processes[rank].kill()
 
 
 def with_own_manifest(world, manifests, options) -> Any:
