@@ -95,7 +95,7 @@ def test_a_rank_that_is_stopped_in_a_save_is_named_and_the_run_continues(
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == EXIT_RUN_FAILED, err
     check_ended(folder, err, pid, 0)
-    assert "saving the checkpoint" in err.splitlines()[0]
+    assert wording("seen-saving", step=20) in err.splitlines()[0]
     assert 20 not in saved_steps(folder)
     check_continues(manifest, folder, alone)
 

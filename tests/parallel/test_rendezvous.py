@@ -47,7 +47,7 @@ def test_a_machine_that_starts_late_is_waited_for_and_then_they_train(manifest):
     time.sleep(LATE_SECONDS)
     (code, out), (other, log) = ends(first, by_hand(manifest, 1, port))
     assert (code, other) == (EXIT_OK, EXIT_OK), out + log
-    assert f"{wording('waiting-for-ranks')}{port}" in out
+    assert f"rank 1; {wording('ranks-are-at', here=1)}{port}" in out
     (folder,) = (manifest.parent / "runs").iterdir()
     assert len(events_of(folder, "finished")) == 1
 

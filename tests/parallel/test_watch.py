@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from expert.core.errors import ExpertError
@@ -13,11 +15,12 @@ LIMIT = 100.0
 STEP = "computing step 12"
 
 
-def computes(seconds: float = 1.0, **more: float) -> Sign:
-    return Sign(**{"doing": STEP, "extra": 0.0, "exchanges": 7, "seconds": seconds, **more})
+def computes(seconds: float = 1.0, **more: Any) -> Sign:
+    fields: dict[str, Any] = {"doing": STEP, "extra": 0.0, "exchanges": 7, "seconds": seconds}
+    return Sign(**{**fields, **more})
 
 
-def waits(seconds: float, **more: float) -> Sign:
+def waits(seconds: float, **more: Any) -> Sign:
     return computes(seconds, **{"waits": True, "exchanges": 8, **more})
 
 

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.text import counted, span
@@ -114,7 +115,7 @@ def _open(
 
 def _made_here(point: MeetingPoint) -> Any:
     try:
-        return dist.TCPStore(
+        return TCPStore(
             "127.0.0.1", point.port, is_master=True, wait_for_workers=False, multi_tenant=True
         )
     except dist.DistNetworkError as error:
@@ -127,7 +128,7 @@ def _made_here(point: MeetingPoint) -> Any:
 
 def _client(point: MeetingPoint) -> Any:
     long = datetime.timedelta(days=STORE_DAYS)
-    return dist.TCPStore(
+    return TCPStore(
         point.address, point.port, is_master=False, wait_for_workers=False, timeout=long
     )
 
@@ -182,7 +183,7 @@ def problems_of(present: Sequence[Arrival], size: int) -> list[str]:
             problems.append(f"rank {rank} is there {len(same)} times: {where}  ({fix})")
     for each in present:
         if each.size != size:
-            problems.append(f"{each} has WORLD_SIZE={each.size}, rank 0 has {size}")
+            problems.append(f"{each} has WORLD_SIZE={each.size}, but that of rank 0 is {size}")
     return problems
 
 
@@ -289,13 +290,16 @@ class _Meeting:
 
     def _waiting_for(self) -> str:
         present, size = self._present(), self._world.size
-        here = f"{len(present)} of {size} are at {_named(self._point)}"
+        here = f"{len(present)} of {size} ranks are at {_named(self._point)}"
         return f"waiting for {self._absent(present) or 'rank 0'}; {here}"
 
     def _who_is_missing(self, present: dict[int, Arrival]) -> str:
         absent = self._absent(present)
         head = f"{absent} did not come to {_named(self._point)} within {span(self._limit)}"
-        lines = [f"  - {each} is here" for each in sorted(present.values(), key=lambda a: a.rank)]
+        lines = [
+            f"  - {each} is here and waits"
+            for each in sorted(present.values(), key=lambda a: a.rank)
+        ]
         fix = (
             f"  (start {absent} with the same MASTER_ADDR and MASTER_PORT; no firewall may close "
             f"port {self._point.port} of {self._point.address})"

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -243,8 +244,11 @@ class Watch:
                 blamed, text = found
                 end = End(text=text, by=self.world.rank, silent=True, blamed=blamed)
                 # Who keeps the store may be the one that does not answer.
-                _within(TELL_SECONDS, lambda end=end: _tell(self._own.clone(), end))
+                _within(TELL_SECONDS, partial(self._tell_others, end))
                 self._leave(end)
+
+    def _tell_others(self, end: End) -> None:
+        _tell(self._own.clone(), end)
 
     @property
     def _is_saving(self) -> bool:

@@ -69,9 +69,12 @@ def end_all(session: Session, failure: Failure | None, error: BaseException) -> 
 
         path = session.folder.path / FAILURE_FILE
         path.parent.mkdir(exist_ok=True)
-        kept = {"kind": type(failure).__name__, "fields": asdict(failure)}
-        # What earlier starts have answered may be in no checkpoint yet.
-        kept["fallbacks"] = fallbacks_of(session.plan)
+        kept = {
+            "kind": type(failure).__name__,
+            "fields": asdict(failure),
+            # What earlier starts have answered may be in no checkpoint yet.
+            "fallbacks": fallbacks_of(session.plan),
+        }
         write_text_atomically(path, json.dumps(kept))
     session.emit("failed", step=session.state.done, error=text)
     session.group.end_all(text)
