@@ -110,6 +110,18 @@ def test_all_ranks_start_again_where_restarts_are_left(manifest, alone):
     assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
 
 
+def test_ranks_that_are_stopped_together_continue_together(manifest):
+    process = start(manifest, *TWO)
+    run_of(manifest, 10)
+    pids = [pid_of_rank(rank, manifest) for rank in range(2)]
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            os.kill(pid, number)
+        time.sleep(LIMIT / 2)  # more than a rank may be silent for
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == EXIT_OK, err
+
+
 def test_stopping_the_command_that_started_the_ranks_does_not_end_them(manifest):
     process = start(manifest, *TWO)
     run_of(manifest, 10)

@@ -202,6 +202,8 @@ class _Meeting:
     ) -> None:
         self._world, self._point, self._store = world, point, store
         self._limit, self._ends, self._waits = limit, ends, _Waits(tell)
+        self._refused = False
+        """By this process."""
         self._arrivals: dict[int, Arrival] = {}
         self._shown: dict[int, tuple[bytes, float, float]] = {}
         """Of each arrival: its last beat, when that was seen, and when the first was."""
@@ -259,6 +261,9 @@ class _Meeting:
 
     def _refuse(self, why: dict[str, Any]) -> None:
         """Tell everyone, and wait a moment for all to read it: the store ends with this rank."""
+        if self._store.check([REFUSED]):  # by another process that says it is the first
+            return
+        self._refused = True
         self._store.set(REFUSED, json.dumps(why))
         others, end = len(self._present()) - 1, time.monotonic() + PRESENT_SECONDS
         while self._store.add(READ, 0) < others and time.monotonic() < end:
@@ -266,7 +271,7 @@ class _Meeting:
 
     def _raise_refused(self) -> None:
         why = json.loads(self._store.get(REFUSED))
-        if not self._world.is_first:
+        if not self._refused:
             with contextlib.suppress(RuntimeError):
                 self._store.add(READ, 1)
         if "problems" in why:

@@ -41,6 +41,10 @@ PULSE_SECONDS = 0.25
 PULSES = 40
 """In the limit, where that is short."""
 TELL_SECONDS = 2.0
+SPREAD_SECONDS = 1.0
+"""Who ends first takes the others out of whatever they are in: they write that down before."""
+PAUSE_SECONDS = 1.0
+"""A thread that looks so much later than it wanted to has not been running."""
 ENDED = "ended"
 """The store's key under which a rank says why all must end."""
 
@@ -126,7 +130,7 @@ class Watch:
         self._now = (Sign(), time.monotonic())
         self._signs: dict[int, Sign] = {}
         self._heard: dict[int, tuple[str, float]] = {}
-        self._store_answered = time.monotonic()
+        self._store_answered = self._looked_at = self._awake_since = time.monotonic()
         self._ended: End | None = None
         self._over, self._wake, self._left_sign = (threading.Event() for _ in range(3))
         self._threads: list[threading.Thread] = []
@@ -218,10 +222,8 @@ class Watch:
             return  # the run is over, or nobody keeps the store any more: `_look` tells which
 
     def _exchange_once(self, store: Any) -> None:
-        sign, since = self._now
-        now = time.monotonic()
-        said = {**asdict(sign), "seconds": now - since}
-        store.set(f"sign {self.world.rank}", json.dumps(said))
+        said = json.dumps(asdict(self._own_sign()))
+        store.set(f"sign {self.world.rank}", said)
         self._left_sign.set()
         others = range(1, self.world.size) if self.world.is_first else (0,)
         there = [r for r in others if r in self._heard or store.check([f"sign {r}"])]
@@ -235,8 +237,23 @@ class Watch:
         self._ended = self._ended or _told(store)
         self._store_answered = time.monotonic()
 
+    def _own_sign(self) -> Sign:
+        sign, since = self._now
+        return replace(sign, seconds=time.monotonic() - max(since, self._awake_since))
+
+    def _forget_pause(self) -> None:
+        """A pause of this process, or of the whole machine, is no silence of the others."""
+        now = time.monotonic()
+        if now - self._looked_at > self._pulse + PAUSE_SECONDS:
+            self._awake_since = self._store_answered = now
+            for rank, (text, _) in list(self._heard.items()):
+                self._heard[rank] = (text, now)
+        self._looked_at = now
+
     def _look(self) -> None:
+        self._looked_at = time.monotonic()
         while not self._over.wait(self._pulse):
+            self._forget_pause()
             if self._ended is not None and self._ended.by != self.world.rank:
                 self._leave(self._ended)
             found = self._found() if self._ended is None and not self._is_saving else None
@@ -245,6 +262,7 @@ class Watch:
                 end = End(text=text, by=self.world.rank, silent=True, blamed=blamed)
                 # Who keeps the store may be the one that does not answer.
                 _within(TELL_SECONDS, partial(self._tell_others, end))
+                time.sleep(SPREAD_SECONDS)
                 self._leave(end)
 
     def _tell_others(self, end: End) -> None:
@@ -256,8 +274,7 @@ class Watch:
         return self._now[0].extra > 0
 
     def _found(self) -> Found | None:
-        now, (own, since) = time.monotonic(), self._now
-        own = replace(own, seconds=now - since)
+        now, own = time.monotonic(), self._own_sign()
         without = now - self._store_answered
         if without > self.limit * SILENT_SHARE:
             if self._kept_by_first:
