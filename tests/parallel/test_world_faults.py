@@ -158,6 +158,15 @@ def test_without_a_checkpoint_the_failure_says_what_to_set(base, tmp_path):
     manifest = write_expert(tmp_path, base, {**CONFIG, **sharded})
     _, second = ranks(2, with_full_evaluation, manifest, {}, -1)
     assert wording("nothing-saved-set", key="eval_batch_size", value=2) in second.raised
+    (folder,) = (tmp_path / "runs").iterdir()
+    # Those that --max-restarts starts again are told where to look.
+    _, second = ranks(2, after_failure, manifest, folder / "ranks" / "failure.json")
+    assert wording("nothing-saved-set", key="eval_batch_size", value=1) in second.raised
+
+
+def after_failure(world, manifest, left) -> Any:
+    os.environ["EXPERT_LAST_FAILURE"] = str(left)
+    return with_full_evaluation(world, manifest, {}, -1)
 
 
 def with_sign(world, manifest, options) -> Any:

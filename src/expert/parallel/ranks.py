@@ -285,7 +285,8 @@ class _Agent(SimpleElasticAgent):
 
         def order(rank: int) -> tuple[bool, bool, float, int]:
             note = told[rank]
-            of_another = note is not None and note.of_another
+            # A rank that hangs has nothing to say for itself.
+            of_another = note is not None and note.of_another and note.blamed is None
             return failed[rank] >= 0, of_another, note.time if note else 0.0, rank
 
         first = min(failed, key=order)
