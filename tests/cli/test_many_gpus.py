@@ -102,7 +102,8 @@ def test_launch_writes_the_file_and_prints_how_to_submit_it(run, manifest):
 
 
 def started(manifest: Path, *words: str, **more: Any) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    places = [*more.pop("path", ()), ROOT / "src"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
     program = [sys.executable, "-m", "expert", "train", str(manifest), "--device", "cpu", *words]
     pipe = subprocess.PIPE
     return subprocess.Popen(program, env=env, text=True, stdout=pipe, stderr=pipe, **more)

@@ -28,9 +28,13 @@ def test_a_slowest_rank_that_is_another_each_time_is_a_matter_of_the_rows():
 
 
 def test_a_step_that_talks_for_long_has_a_slow_link():
-    talking = {"time_communication": 10.0}
-    found = found_in(record(finished_events(step_events(**talking))))
+    found = found_in(record(finished_events(step_events(time_communication=10.0))))
     assert "slow-link" in found
-    assert "slow-link" not in found_in(record(finished_events(step_events(**talking, **RANKS)))), (
-        "the others wait for the slow one"
-    )
+
+
+def test_waiting_for_the_slowest_rank_is_not_the_link_and_what_is_left_is():
+    waiting = record(finished_events(step_events(time_communication=1.0, **RANKS)))
+    assert "slow-link" not in found_in(waiting)
+    both = found_in(record(finished_events(step_events(time_communication=10.0, **RANKS))))
+    assert {"slow-link", "slow-rank"} <= both.keys()
+    assert "1.8 s" in both["slow-link"].evidence  # 2 s of each step, less 0.2 s of waiting

@@ -6,11 +6,13 @@
   hang          sleeps whatever it is asked
   fail=CODE     leaves a message and exits
   exit=CODE     exits without a message
+  blame=RANK    leaves a message about a rank that does not answer, and exits
   kill          ends itself with SIGKILL
   run=FOLDER    moves its log there, as a rank does when the run folder is made
   once=FILE     goes on only where FILE is not there yet, and makes it; else exits with 0
   say=WORDS     prints
   words=FILE    appends its arguments and rank to FILE
+  last=FILE     writes to FILE where those that were started before it have left why they ended
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import time
 from pathlib import Path
 
 from expert.core.world import record_failure
-from expert.parallel.launch import follow_parent, log_into, world_from_environment
+from expert.parallel.launch import follow_parent, last_failure, log_into, world_from_environment
 
 LONG = 120.0
 
@@ -55,6 +57,11 @@ def act(what: str, rank: int) -> None:
         sys.exit(int(value))
     elif name == "exit":
         sys.exit(int(value))
+    elif name == "blame":
+        record_failure(f"silence-of {value}", exit_code=4, of_another=True, blamed=int(value))
+        sys.exit(4)
+    elif name == "last":
+        Path(value).write_text(str(last_failure()))
     elif name == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif name == "run":

@@ -113,7 +113,7 @@ def trained(world: World, manifest: Path, options: dict[str, Any]) -> Any:
     from expert.parallel.group import open_group
     from expert.run.open import open_run
 
-    limit = options.pop("limit", 60)
+    limit = options.pop("limit", 120)
     device = options.pop("device", "cpu")  # a card is shared by all of them
     with open_group(world, device=device, share_card=True, limit=limit) as group:
         if world.is_first:

@@ -61,6 +61,21 @@ def test_a_rank_that_is_killed_ends_all_and_is_named_first():
     assert told[0] == wording("rank-ended-by-signal", rank=1, signal="SIGKILL")
 
 
+def test_a_rank_that_does_not_answer_is_named_by_those_that_wait_for_it_and_ended():
+    ended, told = started("1:say=in-vain", "1:hang", "0:blame=1")
+    assert ended.exit_code == EXIT_RUN_FAILED
+    message, log = told[0].splitlines()
+    assert message == "silence-of 1"
+    assert Path(log.split(": ")[1]).read_text().startswith("in-vain")
+
+
+def test_ranks_that_are_started_again_know_where_those_before_left_their_failure(tmp_path):
+    run, last = tmp_path / "run", tmp_path / "last"
+    words = (f"0:run={run}", f"0:last={last}", "all:fail=4")
+    started(*words, restarts=1)
+    assert last.read_text() == str(run / "ranks" / "failure.json")
+
+
 @pytest.mark.parametrize("code", [EXIT_USAGE, EXIT_NO_SPACE])
 def test_the_exit_code_and_the_message_are_those_of_the_rank_that_failed(code):
     ended, told = started(f"1:fail={code}", "0:hang")

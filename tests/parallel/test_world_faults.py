@@ -14,7 +14,7 @@ import torch
 
 from expert.core.errors import EXIT_RUN_FAILED
 from tests.jobs.runs import ROWS, base_model, events_of, losses_of, run, saved_steps, write_expert
-from tests.parallel.ranks import Ended, fine, ranks, started, trained
+from tests.parallel.ranks import LIMIT_SECONDS, Ended, fine, ranks, started, trained
 from tests.parallel.test_worlds import CLOSE, numbers_of
 from tests.wording import wording
 
@@ -111,6 +111,104 @@ def test_memory_that_runs_out_where_weights_are_spread_ends_all_and_resuming_tak
     assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
 
 
+def with_full_evaluation(world, manifest, options, after) -> Any:
+    """A run in which one rank has no room to evaluate more than a row at a time, once so many
+    steps are behind it."""
+    from expert.parallel.single_device import SingleDevice
+    from expert.training import loop
+    from expert.training.step import seed_step
+
+    evaluate, now = SingleDevice.evaluate, {"step": -1}
+
+    def seeded(seed: int, number: int, of: int = 0) -> None:
+        now["step"] = number
+        seed_step(seed, number, of)
+
+    def faulty(self: SingleDevice, batch: Any) -> Any:
+        if world.rank == 1 and now["step"] >= after and batch.tokens.shape[0] > 1:
+            raise torch.OutOfMemoryError("no room")
+        return evaluate(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "seed_step", seeded)
+        patch.setattr(SingleDevice, "evaluate", faulty)
+        return trained(world, manifest, options)
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_runs_out_of_memory_where_weights_are_spread_is_made_smaller_alone(
+    base, alone, tmp_path
+):
+    sharded = {"distributed": "sharded", "eval_batch_size": 4, "eval_steps": 3}
+    manifest = write_expert(tmp_path, base, {**CONFIG, **sharded})
+    _, second = ranks(2, with_full_evaluation, manifest, {}, 2)
+    assert wording("next-start-takes", rows=4, fewer=2) in second.raised
+    (folder,) = (tmp_path / "runs").iterdir()
+    # The checkpoint that it resumes from is older than what the second start has found out.
+    _, second = ranks(2, with_full_evaluation, manifest, {"resume": str(folder)}, 2)
+    assert wording("next-start-takes", rows=2, fewer=1) in second.raised
+    fine(ranks(2, with_full_evaluation, manifest, {"resume": str(folder)}, 2))
+    changed = [{c["path"] for c in event["changes"]} for event in events_of(folder, "fell_back")]
+    assert changed == [{"batch.eval_batch"}] * 2
+    assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
+
+
+def test_without_a_checkpoint_the_failure_says_what_to_set(base, tmp_path):
+    sharded = {"distributed": "sharded", "eval_batch_size": 4}
+    manifest = write_expert(tmp_path, base, {**CONFIG, **sharded})
+    _, second = ranks(2, with_full_evaluation, manifest, {}, -1)
+    assert wording("nothing-saved-set", key="eval_batch_size", value=2) in second.raised
+    (folder,) = (tmp_path / "runs").iterdir()
+    # Those that --max-restarts starts again are told where to look.
+    _, second = ranks(2, after_failure, manifest, folder / "ranks" / "failure.json")
+    assert wording("nothing-saved-set", key="eval_batch_size", value=1) in second.raised
+
+
+def after_failure(world, manifest, left) -> Any:
+    os.environ["EXPERT_LAST_FAILURE"] = str(left)
+    return with_full_evaluation(world, manifest, {}, -1)
+
+
+def with_sign(world, manifest, options) -> Any:
+    """A run in which the second rank sees, after its second step, that memory is scarce. How often
+    this rank has talked to the others in each of the steps before that."""
+    from expert.parallel.group import Group
+    from expert.training import loop
+    from expert.training.pressure import Pressure
+    from expert.training.recovery import OutOfMemory
+    from expert.training.step import seed_step
+
+    talked, exchange = {"step": [0]}, Group._all
+
+    def seeded(seed: int, number: int, of: int = 0) -> None:
+        talked["step"].append(0)
+        seed_step(seed, number, of)
+
+    def counted(self: Group, *given: Any) -> Any:
+        talked["step"][-1] += 1
+        return exchange(self, *given)
+
+    def taken(self: Pressure) -> Any:
+        scarce = world.rank == 1 and len(talked["step"]) == 3
+        return OutOfMemory(where="training", message="scarce") if scarce else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "seed_step", seeded)
+        patch.setattr(Group, "_all", counted)
+        patch.setattr(Pressure, "taken", taken)
+        return trained(world, manifest, options), talked["step"][1:3]
+
+
+def test_a_sign_on_one_rank_changes_the_plan_of_all_and_costs_no_exchange(base, alone, tmp_path):
+    manifest = write_expert(tmp_path, base, {**CONFIG, "save_steps": 4})
+    made = fine(ranks(2, with_sign, manifest, {}))
+    folder = made[0][0]
+    assert [talked for _, talked in made] == [[2, 2], [2, 2]]  # tokens of a step, and gradients
+    (fell,) = events_of(folder, "fell_back")
+    assert (fell["failure"], fell["step"]) == ("OutOfMemory", 3)
+    assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
+
+
 def test_a_loss_that_is_not_finite_on_one_rank_changes_no_weight_on_any(base, tmp_path):
     manifest = write_expert(tmp_path, base, {**CONFIG, "on_not_finite": "skip"})
     folder = fine(ranks(2, with_fault, manifest, {}, 1, 2, not_finite))[0]
@@ -157,6 +255,40 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_run_can_be_resumed(base, 
     resumed = fine(ranks(2, trained, manifest, {"resume": str(folder)}))[0]
     assert losses_of(resumed)[3]
     assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
+
+
+def stop(loss, batch):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return loss
+
+
+def hang(loss, batch):
+    time.sleep(LIMIT_SECONDS)
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("rank", "fault"),
+    [
+        pytest.param(1, stop, id="stopped"),
+        pytest.param(0, stop, id="the first is stopped", marks=pytest.mark.slow),
+        pytest.param(1, hang, id="stuck", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_does_not_answer_ends_the_others_without_anybody_who_watches_them(
+    rank, fault, base, tmp_path
+):
+    manifest = write_expert(tmp_path, base, CONFIG)
+    under_way = started(2, with_fault, manifest, {"limit": 8}, rank, 3, fault)
+    under_way.processes[1 - rank].join(LIMIT_SECONDS / 2)
+    assert under_way.processes[1 - rank].exitcode == EXIT_RUN_FAILED
+    (folder,) = (tmp_path / "runs").iterdir()
+    (said,) = (folder / "ranks" / f"rank-{1 - rank}.stacks.txt").read_text().splitlines()[:1]
+    assert wording("rank-does-not-answer", rank=rank) in said
+    if fault is hang:  # it is alive, and shows what it hangs in
+        under_way.processes[rank].join(LIMIT_SECONDS / 2)
+        assert "in hang" in (folder / "ranks" / f"rank-{rank}.stacks.txt").read_text()
+    under_way.processes[rank].kill()
 
 
 def with_own_manifest(world, manifests, options) -> Any:

@@ -193,6 +193,35 @@ def test_offloading_is_left_out_where_it_cannot_be(config):
     assert not found.fits
 
 
+@pytest.mark.parametrize("asked", ["adamw_bnb_8bit", "paged_adamw_8bit"])
+@pytest.mark.parametrize(
+    ("card", "taken"), [("h200", "adamw_torch_fused"), (None, "adamw_torch")], ids=["GPU", "CPU"]
+)
+def test_an_8_bit_optimizer_gives_way_where_all_weights_are_spread(asked, card, taken):
+    config = {"adapter_type": "full", "distributed": "sharded", "optim": asked}
+    found = made(card, config=config, ranks=4)
+    assert (found.parallel.engine, found.optim.optimizer) == ("sharded", taken)
+    (text,) = remarks(found, "superseded")
+    assert text.startswith(wording("eight-bit-gives-way", asked=asked))
+    assert found.memory == made(card, config={**config, "optim": taken}, ranks=4).memory
+
+
+def test_an_8_bit_optimizer_stays_where_every_rank_has_its_whole_state():
+    full = {"adapter_type": "full", "distributed": "replicated", "optim": "adamw_bnb_8bit"}
+    adapter = {"distributed": "sharded", "optim": "adamw_bnb_8bit"}
+    for config in (full, adapter):
+        found = made("h200", config=config, ranks=4)
+        assert found.optim.optimizer == "adamw_bnb_8bit"
+        assert remarks(found, "superseded") == []
+
+
+def test_an_8_bit_optimizer_is_no_advice_for_weights_that_are_spread():
+    config = {"adapter_type": "full", "optim": "adamw_torch", "distributed": "sharded"}
+    small = made("rtx-4090", config={**config, "vram_limit": "3GB"}, ranks=2)
+    assert not small.fits
+    assert not any("8bit" in text for text in remarks(small, "advice") + remarks(small, "warning"))
+
+
 def test_an_adapter_is_not_offloaded_on_one_card_and_on_several_as_the_last_resort():
     large = {"name": "microsoft/phi-4"}
     config = {"vram_limit": "7GB", "max_seq_length": 256}

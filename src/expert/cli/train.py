@@ -156,7 +156,7 @@ def train(
         return
     allowed = {"allow_changed": allow_changed, "allow_remote_code": remote_code}
     result: RunResult | None
-    with joined(world, read, (*flags, *(overrides or ()))) as group:
+    with joined(world, read, (*flags, *(overrides or ())), tell=_show_waiting) as group:
         if world.is_first:
             show_warnings(read, console)
             result, plan = _run(read, console, asked, gpus, group=group, **allowed)
@@ -319,6 +319,10 @@ def _start_ranks(read: ReadManifest, gpus: str, max_restarts: int) -> None:
         command = command_to_go_on(sys.argv, ended.run)
         show(make_console(error=True), f"resume with: {command}")
     raise typer.Exit(ended.exit_code)
+
+
+def _show_waiting(text: str) -> None:
+    show(make_console(error=True), text, "dim")
 
 
 def _show_of_ranks(text: str) -> None:

@@ -52,10 +52,17 @@ class Failure:
     time: float
     of_another: bool = False
     """It failed because another one has."""
+    blamed: int | None = None
+    """The rank that does not answer, where that is why."""
 
 
 def record_failure(
-    message: str, *, exit_code: int, of_another: bool = False, env: Mapping[str, str] = os.environ
+    message: str,
+    *,
+    exit_code: int,
+    of_another: bool = False,
+    blamed: int | None = None,
+    env: Mapping[str, str] = os.environ,
 ) -> None:
     """Leave the message of a process that is about to fail for whoever started it, torchrun,
     `expert train --gpus` or a batch script; nothing where nobody asks. The first message stays."""
@@ -65,7 +72,7 @@ def record_failure(
     # torchrun takes the earliest for the cause of all.
     when = time.time() + (SECONDS_LATER if of_another else 0.0)
     more = {"py_callstack": "", "timestamp": str(when), "of_another": of_another}
-    more |= {"exit_code": exit_code}
+    more |= {"exit_code": exit_code, "blamed": blamed}
     told = {"message": message, "extraInfo": more}
     with contextlib.suppress(OSError):  # the failure itself matters more
         write_text_atomically(Path(name), json.dumps({"message": told}))
@@ -79,6 +86,7 @@ def recorded_failure(file: Path) -> Failure | None:
             return Failure(told, file.stat().st_mtime)
         more = told["extraInfo"]
         of_another = more.get("of_another") is True
-        return Failure(str(told["message"]), float(more["timestamp"]), of_another)
+        blamed, when = more.get("blamed"), float(more["timestamp"])
+        return Failure(str(told["message"]), when, of_another, blamed)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -11,29 +11,31 @@ import datetime
 import os
 import pickle
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
+from expert.core.text import span
 from expert.core.world import ALONE, World
+from expert.parallel.launch import meeting_point
+from expert.parallel.meeting import NotAllCame, meet
+from expert.parallel.watch import LIMIT_SECONDS, NO_LIMIT, Watch
 
+HEAD = 4
+"""Numbers that are in every exchange."""
 NUMBERS = 6
 """Room for numbers in an exchange."""
-WAIT_SECONDS = 600
-"""The longest that a rank waits for the others between two exchanges: one may be compiling, or
-writing a large checkpoint. Preparing data has no limit, it waits in another way."""
+EXCHANGE_DAYS = 30
+"""No limit: a first rank may write a large checkpoint meanwhile. A rank that does not answer is
+found by the watch."""
 POLL_SECONDS = 0.2
-CLOSE_SECONDS = 5
 FAILED = 1
-ENDED = "ended"
-"""The store's key under which a rank says why all must end."""
 
 Made = TypeVar("Made")
 
@@ -50,7 +52,8 @@ class PeerFailed(ExpertError):
         super().__init__(f"{who}{text}" if rank is None else f"rank {rank} failed: {text}")
 
 
-LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
+TIMED_OUT = "Timed out waiting"
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", TIMED_OUT)
 """What gloo and NCCL say when another process has ended or does not answer."""
 
 
@@ -61,7 +64,9 @@ class Group:
     last exchange: whoever decides by it decides the same everywhere.
     """
 
-    def __init__(self, world: World = ALONE, *, talks: bool | None = None) -> None:
+    def __init__(
+        self, world: World = ALONE, *, talks: bool | None = None, watch: Watch | None = None
+    ) -> None:
         """`talks`: whether numbers go over the network; None: where there are several ranks."""
         self.world = world
         self.talks = world.size > 1 if talks is None else talks
@@ -70,10 +75,14 @@ class Group:
         self._busy: Callable[[], float] = lambda: 0.0
         self._paces: list[float] = []
         self._waits = 0
-        self._over = threading.Event()
-        self._watch: threading.Thread | None = None
+        self._found: Any = None
+        self._any_found = False
+        self._watch = watch
         # Of its own, so that nothing said here meets a sum that another rank is in the middle of.
-        self._talk: Any = dist.new_group(backend="gloo") if self.talks else None
+        self._talk: Any = None
+        if self.talks:
+            long = datetime.timedelta(days=EXCHANGE_DAYS)
+            self._talk = dist.new_group(backend="gloo", timeout=long)
 
     def listen(
         self, requested: Callable[[], int | None], busy: Callable[[], float] = lambda: 0.0
@@ -93,6 +102,22 @@ class Group:
             "median_rank_seconds": statistics.median(self._paces),
         }
 
+    def at(self, doing: str) -> None:
+        """From now on this rank is `doing` that, for those who would wait for it in vain."""
+        if self._watch is not None:
+            self._watch.at(doing)
+
+    def work(self, doing: str, extra: float = NO_LIMIT) -> AbstractContextManager[None]:
+        """Something for which the others wait longer than the limit, by `extra` seconds or as long
+        as this process lives."""
+        return nullcontext() if self._watch is None else self._watch.work(doing, extra)
+
+    def report_to(self, folder: Path, told: Callable[[str], None]) -> None:
+        """From now on write there what this rank was in when another does not answer any more, and
+        give `told` the message before this process ends because another rank says so."""
+        if self._watch is not None:
+            self._watch.report_to(folder, told)
+
     @property
     def signal(self) -> int | None:
         return self._signal if self.talks else self._requested()
@@ -110,7 +135,7 @@ class Group:
         found = self._all(0, numbers)
         if any(each[0] == FAILED for each in found):
             raise PeerFailed(*self._first_failure(None))
-        return [each[3 : 3 + len(numbers)] for each in found]
+        return [each[HEAD : HEAD + len(numbers)] for each in found]
 
     def agree(self) -> None:
         """Go on together, or raise PeerFailed."""
@@ -160,85 +185,85 @@ class Group:
         if not self.talks:
             return [mine]
         self.agree()
-        found: list[Any] = [None] * self.world.size
-        dist.all_gather_object(found, mine, group=self._talk)
-        return found
+        return self._gathered(mine)
 
     def first_of(self, mine: Any) -> Any:
-        """What the lowest rank has that has anything but None."""
-        (some,) = self.total(int(mine is not None))
-        if not some or not self.talks:
+        """What the lowest rank has that has anything but None; all ranks ask together. The others
+        learn of it in the next exchange, whatever that is for, so it is given when they ask again.
+        """
+        if not self.talks:
             return mine
-        return next(each for each in self.gather(mine) if each is not None)
+        self._found = mine if self._found is None else self._found
+        if not self._any_found:
+            return None
+        given, self._found = self._found, None
+        return next(each for each in self.gather(given) if each is not None)
 
     def end_all(self, text: str) -> None:
         """Tell the others to end, wherever they are: for a failure in the middle of something that
         they cannot do without this rank, and would wait in."""
-        _store().set(ENDED, f"rank {self.world.rank} failed: {text}")
+        if self._watch is not None:
+            self._watch.end_all(f"rank {self.world.rank} failed: {text}")
 
     def lost(self, error: BaseException) -> PeerFailed | None:
         """What is said where another rank has gone in the middle of an exchange or a sum."""
         chain: list[BaseException | None] = [error, error.__cause__]
         if not self.talks or not any(map(_is_of_a_peer, chain)):
             return None
-        try:
-            told = _store().get(ENDED).decode() if _store().check([ENDED]) else ""
-        except (dist.DistNetworkError, dist.DistStoreError):
-            told = ""
+        told = self._watch.why_ended() if self._watch is not None else ""
+        if not told and self._watch is not None and any(TIMED_OUT in str(each) for each in chain):
+            waited, doing = span(self._watch.limit), self._watch.doing
+            told = f"rank {self.world.rank} has waited {waited} for the sums of the others, {doing}"
+            self._watch.end_all(told, silent=True)
         return PeerFailed(None, None, told or "it has ended or does not answer any more")
-
-    def end_with_others(self, told: Callable[[str], None]) -> None:
-        """From now on, end this process when another rank says so; `told` gets its message."""
-
-        def watch() -> None:
-            while not self._over.wait(POLL_SECONDS):
-                try:
-                    if not _store().check([ENDED]):
-                        continue
-                    text = _store().get(ENDED).decode()
-                except (dist.DistNetworkError, dist.DistStoreError, ValueError):
-                    return  # the run is over, or the process that kept the store has gone
-                if not text.startswith(f"rank {self.world.rank} "):
-                    told(text)
-                    os._exit(EXIT_RUN_FAILED)
-
-        if self.talks:
-            self._watch = threading.Thread(target=watch, name="end-with-others", daemon=True)
-            self._watch.start()
 
     def leave_together(self) -> None:
         """Wait until the first rank has nothing left to write or show: it may keep the store, and
         who started the ranks may end all of them when one has ended."""
-        self.made_by_first(lambda: None)
-        self.agree()
+        with self.work("leaving"):
+            self.made_by_first(lambda: None)
+            self.agree()
 
     def close(self) -> None:
         """No longer look at the store. A thread that is in there when the interpreter ends would
         abort the process."""
-        self._over.set()
         if self._watch is not None:
-            self._watch.join(CLOSE_SECONDS)
+            self._watch.close()
 
     def _all(self, status: int, numbers: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """An exchange as it is: status, signal, pace and numbers of every rank."""
+        """An exchange as it is: status, signal, pace, whether it has found something, and numbers
+        of every rank."""
         assert len(numbers) <= NUMBERS
         pace = round(self._busy() * 1e6)
-        message = [status, self._requested() or 0, pace, *numbers]
+        message = [status, self._requested() or 0, pace, int(self._found is not None), *numbers]
         message += [0] * (NUMBERS - len(numbers))
         sent = torch.tensor(message, dtype=torch.int64)
         got = [torch.empty_like(sent) for _ in range(self.world.size)]
-        dist.all_gather(got, sent, group=self._talk)
+        with self._waiting():
+            dist.all_gather(got, sent, group=self._talk)
         found = [tuple(each.tolist()) for each in got]
         self._signal = max(each[1] for each in found) or None
         self._paces = [each[2] / 1e6 for each in found]
+        if any(each[0] == FAILED for each in found):
+            self._found = None  # it was about a plan that is over
+        self._any_found = any(each[3] for each in found) and not any(each[0] for each in found)
         return found
 
     def _first_failure(self, mine: tuple[int, Any, str] | None) -> tuple[int, Any, str]:
         """What failed, the same on every rank: of several failures the lowest rank's."""
-        found: list[Any] = [None] * self.world.size
-        dist.all_gather_object(found, mine, group=self._talk)
-        first: tuple[int, Any, str] = next(each for each in found if each is not None)
+        first: tuple[int, Any, str] = next(
+            each for each in self._gathered(mine) if each is not None
+        )
         return first
+
+    def _gathered(self, mine: Any) -> list[Any]:
+        found: list[Any] = [None] * self.world.size
+        with self._waiting():
+            dist.all_gather_object(found, mine, group=self._talk)
+        return found
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._watch is None else self._watch.waiting()
 
 
 def open_alone(device: torch.device) -> None:
@@ -262,12 +287,18 @@ def _store() -> Any:
 
 @contextmanager
 def open_group(
-    world: World, *, device: str, share_card: bool = False, limit: float = WAIT_SECONDS
+    world: World,
+    *,
+    device: str,
+    share_card: bool = False,
+    limit: float = LIMIT_SECONDS,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Group]:
     """The group of this run's ranks, by the addresses in the environment; one rank needs none.
 
     Tensors of a card go over NCCL, unless ranks share a card, which NCCL refuses; gloo takes them
-    through the host then. Everything else goes over gloo.
+    through the host then. Everything else goes over gloo. `limit`: seconds after which a rank that
+    does not come or does not answer counts as lost; `tell` is given what is being waited for.
     """
     if world.size == 1:
         yield Group()
@@ -278,20 +309,28 @@ def open_group(
         cards = torch.cuda.device_count()
         torch.cuda.set_device(world.local_rank % cards)
         backend = "gloo" if share_card else "cpu:gloo,cuda:nccl"
-    timeout = datetime.timedelta(seconds=limit)
-    found = rendezvous("env://", rank=world.rank, world_size=world.size, timeout=timeout)
-    store, _, _ = next(found)
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     # The store of torch elastic outlives its ranks: those of a restart must not find the addresses
     # of the ones before.
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    dist.init_process_group(
-        backend,
-        store=dist.PrefixStore(f"start {start}", store),  # type: ignore[attr-defined]
-        rank=world.rank,
-        world_size=world.size,
-        timeout=timeout,
-    )
-    group = Group(world)
+    name = f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    store = meet(world, meeting_point(), limit=limit, kept=kept, name=name, tell=tell)
+    try:
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=datetime.timedelta(seconds=limit),
+        )
+        watch = Watch(world, store, limit=limit, kept_by_first=kept)
+        group = Group(world, watch=watch)
+    except RuntimeError as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        fix = "set GLOO_SOCKET_IFNAME to the interface that joins the machines"
+        raise NotAllCame(
+            f"all ranks have come, but cannot talk to each other: {said}  ({fix})"
+        ) from error
+    watch.start()
     try:
         yield group
     finally:

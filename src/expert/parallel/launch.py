@@ -6,6 +6,7 @@ Nothing here imports torch: the command line asks before anything is loaded.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import signal
@@ -30,6 +31,13 @@ LAUNCH_FOLDER = "EXPERT_LAUNCH_FOLDER"
 """Set by `expert train --gpus` for the processes that it starts: their logs and messages."""
 PARENT_PIPE = "EXPERT_LAUNCH_PIPE"
 """A descriptor that is closed when the process that started this one has ended."""
+LAST_FAILURE = "EXPERT_LAST_FAILURE"
+"""Set for ranks that are started again: the file in which those before them left why they ended."""
+FAILURE_FILE = "ranks/failure.json"
+"""That file, in a run folder."""
+RANK_TIMEOUT = "EXPERT_RANK_TIMEOUT"
+"""Set by users: seconds after which a rank that does not answer counts as lost."""
+LEAST_TIMEOUT = 5.0
 RUN_FILE = "run"
 """In that folder: the run folder, once the first process has made it."""
 PORTS = (15_000, 31_999)
@@ -83,6 +91,24 @@ def meeting_point(env: Mapping[str, str] = os.environ) -> MeetingPoint:
     if not address:
         raise WorldError("no address to meet at", ["MASTER_ADDR is missing"])
     return MeetingPoint(address, int(port) if port else _port_of_job(env))
+
+
+def last_failure(env: Mapping[str, str] = os.environ) -> Path | None:
+    """Where ranks before these left why they ended, in a run that had saved nothing."""
+    return Path(env[LAST_FAILURE]) if env.get(LAST_FAILURE) else None
+
+
+def rank_timeout(default: float, env: Mapping[str, str] = os.environ) -> float:
+    """Seconds after which a rank that does not answer counts as lost."""
+    text = env.get(RANK_TIMEOUT, "")
+    try:
+        seconds = float(text) if text else default
+    except ValueError:
+        seconds = 0.0
+    if not LEAST_TIMEOUT <= seconds < math.inf:
+        what = f"{RANK_TIMEOUT}={text}: expected seconds from {LEAST_TIMEOUT:.0f}"
+        raise ExpertError(f"{what}  (unset it for {default:.0f})")
+    return seconds
 
 
 def first_host(hosts: str) -> str:
@@ -209,7 +235,7 @@ def differences(facts: Sequence[Mapping[str, str]]) -> list[str]:
             who.setdefault(each.get(name, "unknown"), []).append(rank)
         if len(who) > 1:
             told = "; ".join(
-                f"{value or 'none'} on {_ranks(ranks)}" for value, ranks in who.items()
+                f"{value or 'none'} on {named_ranks(ranks)}" for value, ranks in who.items()
             )
             found.append(f"{name}: {told}")
     return found
@@ -264,10 +290,11 @@ def shared_cards(cards: Sequence[str]) -> list[str]:
     for rank, card in enumerate(cards):
         if card:
             who.setdefault(card, []).append(rank)
-    return [f"{_ranks(ranks)} share {card}" for card, ranks in who.items() if len(ranks) > 1]
+    return [f"{named_ranks(ranks)} share {card}" for card, ranks in who.items() if len(ranks) > 1]
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
+    """`rank 2`, or `ranks 0, 3`."""
     noun = "rank" if len(ranks) == 1 else "ranks"
     return f"{noun} {', '.join(map(str, ranks))}"
 

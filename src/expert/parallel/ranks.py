@@ -44,7 +44,15 @@ from expert.core.errors import (
 from expert.core.interrupts import passing_on, show_cursor
 from expert.core.process import how_it_ended
 from expert.core.world import ERROR_FILE, recorded_failure
-from expert.parallel.launch import LAUNCH_FOLDER, PARENT_PIPE, RUN_FILE, first_log, rank_log
+from expert.parallel.launch import (
+    FAILURE_FILE,
+    LAST_FAILURE,
+    LAUNCH_FOLDER,
+    PARENT_PIPE,
+    RUN_FILE,
+    first_log,
+    rank_log,
+)
 
 SECONDS_BETWEEN_LOOKS = 0.05
 SECONDS_TO_NOTICE = 8.0
@@ -196,6 +204,7 @@ class _Agent(SimpleElasticAgent):
                 ERROR_FILE: str(self._error_file(attempt, rank)),
                 LAUNCH_FOLDER: str(attempt.folder),
                 PARENT_PIPE: str(self._pipe[0]),
+                **({LAST_FAILURE: str(run / FAILURE_FILE)} if run is not None else {}),
             }
             attempt.processes[rank] = self._started(words, env, first_log(attempt.folder, rank))
             if self._asked is not None:  # while the ranks before it were started
@@ -276,7 +285,8 @@ class _Agent(SimpleElasticAgent):
 
         def order(rank: int) -> tuple[bool, bool, float, int]:
             note = told[rank]
-            of_another = note is not None and note.of_another
+            # A rank that hangs has nothing to say for itself.
+            of_another = note is not None and note.of_another and note.blamed is None
             return failed[rank] >= 0, of_another, note.time if note else 0.0, rank
 
         first = min(failed, key=order)
@@ -328,6 +338,9 @@ class _Agent(SimpleElasticAgent):
     def _failure_in_words(self, attempt: _Attempt, rank: int) -> str:
         code, log = attempt.codes[rank], self._log_of(attempt, rank)
         told = recorded_failure(self._error_file(attempt, rank))
+        blamed = told.blamed if told is not None else None
+        if told is not None and blamed is not None and blamed in attempt.left:
+            return f"{told.message}{_where(self._log_of(attempt, blamed))}"
         message = told.message if told is not None else _last_error(log)
         head = f"rank {rank} {how_it_ended(code)}"
         if code == -signal.SIGKILL and not message:
@@ -335,8 +348,7 @@ class _Agent(SimpleElasticAgent):
         shown = told is not None and not told.of_another
         if rank == 0 and (shown or (told is None and code >= 0)):
             return head  # its own words are in this terminal
-        where = f"\n  its log: {log}" if log.is_file() and log.stat().st_size else ""
-        return f"{f'{head}: {message}'.rstrip(': ')}{where}"
+        return f"{f'{head}: {message}'.rstrip(': ')}{_where(log)}"
 
     def _error_file(self, attempt: _Attempt, rank: int) -> Path:
         return attempt.folder / f"error-{rank}.json"
@@ -372,6 +384,10 @@ def _named_run(attempt: _Attempt) -> Path | None:
         return Path((attempt.folder / RUN_FILE).read_text(encoding="utf-8"))
     except OSError:
         return None
+
+
+def _where(log: Path) -> str:
+    return f"\n  its log: {log}" if log.is_file() and log.stat().st_size else ""
 
 
 def _last_error(log: Path) -> str:

@@ -65,6 +65,11 @@ class PlanDraft:
         self.decisions[path] = Decision(path=path, value=value, because=because, source=source)
         return value
 
+    def settle_again(self, path: str, value: Any, because: str) -> None:
+        """Replace a value by what a later choice needs."""
+        del self.decisions[path]
+        self.settle(path, value, because)
+
     def choose(
         self, path: str, key: str, value: Any, because: str, source: Source = "machine"
     ) -> Any:

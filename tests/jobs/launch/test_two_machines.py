@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from expert.core.errors import EXIT_OK
+from expert.jobs.diagnose.diagnose import diagnose_run
 from tests.cli.running import ROOT
-from tests.jobs.launch.two_machines import Machine, joined, why_not
-from tests.jobs.runs import base_model, events_of, write_expert
+from tests.jobs.launch.two_machines import Machine, joined, shape, why_not
+from tests.jobs.runs import base_model, events_of, run, write_expert
+from tests.parallel.test_worlds import CLOSE, numbers_of
 
 PATIENCE_SECONDS = 300.0
 PORT = 29500
@@ -51,6 +53,29 @@ def run_of(manifest: Path, steps: int, started: list[subprocess.Popen[str]]) -> 
                 return folder
         time.sleep(0.2)
     raise AssertionError("no run")
+
+
+def test_over_a_slow_link_losses_are_the_same_and_the_diagnosis_names_the_link(machines, tmp_path):
+    for each in machines:
+        reason = shape(each, rate="4mbit", delay="5ms")
+        if reason:
+            pytest.skip(reason)
+    config = {"device": "cpu", "epochs": 4, "rank": 64}
+    manifest = write_expert(tmp_path / "expert", base_model(), config)
+    try:
+        started = [by_hand(manifest, each, node, machines[0]) for node, each in enumerate(machines)]
+        outs = [each.communicate(timeout=PATIENCE_SECONDS)[0] for each in started]
+    finally:
+        for each in machines:
+            shape(each, rate="1gbit", delay="1ms")
+    (folder,) = (manifest.parent / "runs").iterdir()
+    assert len(events_of(folder, "finished")) == 1, "\n".join(outs)[-3000:]
+    alone = run(write_expert(tmp_path / "alone", base_model(), config)).folder
+    assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
+    link = next(each for each in diagnose_run(folder).findings if each.name == "slow-link")
+    share = int(link.evidence.split(" %")[0])
+    assert 20 <= share < 100
+    assert events_of(folder, "step")[-1]["time_communication"] > 0
 
 
 def test_two_machines_train_lose_one_and_resume(machines, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Rule, Seen, seen
@@ -50,15 +52,29 @@ def straggler(found: Evidence) -> Seen | None:
 
 def long_talk(found: Evidence) -> Seen | None:
     step = found.step
-    if step is None or not step.timed or step.share(COMMUNICATION) < LONG_TALK:
+    if step is None or not step.timed or step.wall <= 0:
         return None
-    if straggler(found) is not None:  # the others wait for that one
+    talk = step.of(COMMUNICATION) - _waited_for_slowest(found)
+    share = talk / step.wall
+    if share < LONG_TALK:
         return None
-    share = step.share(COMMUNICATION)
     return seen(
-        f"{percent(share)} of a step ({span(step.of(COMMUNICATION))}) goes to summing gradients",
+        f"{percent(share)} of a step ({span(talk)}) goes to summing gradients",
         gain=1 / (1 - share),
     )
+
+
+def _waited_for_slowest(found: Evidence) -> float:
+    """Seconds of a step in which the fastest rank waits for the slowest, about: the middle one is
+    halfway. Nothing is sent meanwhile."""
+    waits = []
+    for line in found.anatomy.steady:
+        slowest, middle = (
+            number(line.event, f"{name}_rank_seconds") for name in ("slowest", "median")
+        )
+        if slowest is not None and middle is not None:
+            waits.append(2 * (slowest - middle))
+    return statistics.median(waits) if waits else 0.0
 
 
 # fmt: off

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from expert.parallel.launch import (
-    MEETING_NAMES,
     WorldError,
     card_of,
     differences,
-    meeting_point,
     own_facts,
+    rank_timeout,
     shared_cards,
 )
 
@@ -26,13 +25,23 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def joined(world: World, read: ReadManifest, overrides: Sequence[str] = ()) -> Iterator[Group]:
+def joined(
+    world: World,
+    read: ReadManifest,
+    overrides: Sequence[str] = (),
+    *,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Iterator[Group]:
     """The group of all ranks. Raises on every rank, with all reasons, where they have other code,
     another manifest or another torch, or where two would compute on one card.
 
-    What the first rank raises before it has announced a run is told to the others, who wait for it.
+    `tell` is given what is being waited for, where ranks come late. What the first rank raises
+    before it has announced a run is told to the others, who wait for it.
     """
+    if world.size > 1:  # before torch is loaded: it would show C++ frames where a rank is lost
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from expert.parallel.group import open_group
+    from expert.parallel.watch import LIMIT_SECONDS
     from expert.planning.machine.machine import describe_machine
 
     if world.size == 1:
@@ -46,10 +55,8 @@ def joined(world: World, read: ReadManifest, overrides: Sequence[str] = ()) -> I
     if device == "cuda":
         own = machine.gpus[card_of(world, len(machine.gpus))]
         card = f"{own.mig_slice.value or own.uuid.value or own.index.value} of {_host()}"
-    meeting = meeting_point()
-    for name, value in zip(MEETING_NAMES, (meeting.address, str(meeting.port)), strict=True):
-        os.environ.setdefault(name, value)  # torch looks for it there; Slurm sets none
-    with open_group(world, device=device) as group:
+    limit = rank_timeout(LIMIT_SECONDS)
+    with open_group(world, device=device, limit=limit, tell=tell) as group:
         facts = own_facts(manifest=read.manifest.model_dump_json(), overrides=overrides)
         found = group.gather(({**facts, "device": device}, card))
         problems = differences([each for each, _ in found])

@@ -61,6 +61,21 @@ def settle_engine(draft: PlanDraft, work: Workload | None) -> None:
     _settle_offload(draft, work)
     if work is not None:
         _warn_of_gathering(draft, work)
+    if engine == "sharded" and cluster.ranks > 1:
+        _settle_optimizer(draft, work)
+
+
+def _settle_optimizer(draft: PlanDraft, work: Workload | None) -> None:
+    """Where all weights train and are spread, 8-bit optimizers give way."""
+    path = "optim.optimizer"
+    asked = draft[path]
+    if "8bit" not in asked or draft["adapter.type"] != "full":
+        return
+    plain = "adamw_torch_fused" if draft.on_gpu else "adamw_torch"
+    taken = work.optimizer if work is not None else plain
+    because = "8-bit state is quantised in blocks that cannot be spread over ranks"
+    draft.settle_again(path, taken, because)
+    draft.supersede(path, f"optim: {asked}: {because}; {taken} takes 8 bytes a weight, spread")
 
 
 def _engine_without_sizes(draft: PlanDraft) -> str:

@@ -78,11 +78,21 @@ def _sharings(draft: PlanDraft, base: Workload) -> Iterator[Workload]:
         return
     groups = dict.fromkeys((cluster.ranks_of_a_node, cluster.ranks))
     shards = [count for count in groups if count > 1] or [1]
-    sharded = [replace(base, engine="sharded", shards=count) for count in shards]
+    spread = with_spread_optimizer(draft, base) if cluster.ranks > 1 else base
+    sharded = [replace(spread, engine="sharded", shards=count) for count in shards]
     if cluster.ranks > 1:
         yield from sharded
-    if _may_offload(draft, base):
+    if _may_offload(draft, spread):
         yield from (replace(work, offload=True) for work in sharded)
+
+
+def with_spread_optimizer(draft: PlanDraft, work: Workload) -> Workload:
+    """With an optimizer whose state can be spread over ranks as its weights are. That of an 8-bit
+    one cannot: it is quantised in blocks of 256, which do not end where the part of a rank does, so
+    that a checkpoint would load with this number of ranks alone."""
+    if not work.trains_everything or "8bit" not in work.optimizer:
+        return work
+    return replace(work, optimizer="adamw_torch_fused" if draft.on_gpu else "adamw_torch")
 
 
 def _may_offload(draft: PlanDraft, base: Workload) -> bool:
@@ -268,6 +278,7 @@ def _savings(draft: PlanDraft, work: Workload) -> Iterator[tuple[str, Workload]]
     """Every way to save memory that this model and device allow, each on top of those before."""
     if work.engine == "replicated":
         work = replace(work, engine="sharded", shards=draft.cluster.ranks_of_a_node)
+        work = with_spread_optimizer(draft, work)
         yield "distributed: sharded", work
     small = replace(work, fused_loss=True)
     yield "fused_loss: true", small
@@ -277,7 +288,8 @@ def _savings(draft: PlanDraft, work: Workload) -> Iterator[tuple[str, Workload]]
     yield "micro_batch_size: 1", small
     small = replace(small, recomputed_blocks=small.shape.layers)
     yield "gradient_checkpointing: full", small
-    if draft.on_gpu and small.trains_everything and small.optimizer != "sgd":
+    may = draft.on_gpu and small.trains_everything and small.engine != "sharded"
+    if may and small.optimizer != "sgd":
         small = replace(small, optimizer="adamw_bnb_8bit")
         yield "optim: adamw_bnb_8bit", small
     if draft.is_char_model:

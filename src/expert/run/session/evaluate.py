@@ -42,6 +42,7 @@ def evaluate_split(session: Session, split: PreparedSplit) -> EvalResult | None:
     from expert.training.evaluation import means_of
 
     began = time.monotonic()
+    session.group.at(f"evaluating {split.name}")
     sums = _fitting(session, split, most=None)
     if sums is None:
         return None

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from expert.run.session.evaluate import evaluate_validation, probe
-from expert.run.session.failures import failure_of
+from expert.run.session.failures import RunFailed, failure_of
 from expert.run.session.finish import RunResult, finished, stopped
 from expert.run.session.recover import (
     agreed,
     end_all,
     follow_sign,
+    next_start,
     recover_from_failure,
     recover_from_trouble,
     rows_behind,
@@ -25,6 +26,7 @@ from expert.run.session.start import announce, report_data
 
 if TYPE_CHECKING:
     from expert.training.loop import Ending
+    from expert.training.recovery import Failure
     from expert.training.state import TrainState
 
 Through = Callable[[Iterable[Any]], Iterable[Any]]
@@ -35,8 +37,9 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
     """Attempt, and where that fails take the next plan, until the run has ended."""
     from expert.training.step import StepInterrupted
 
-    session.group.end_with_others(
-        lambda text: session.emit("failed", step=session.state.done, error=text)
+    session.group.report_to(
+        session.folder.path / "ranks",
+        lambda text: session.emit("failed", step=session.state.done, error=text),
     )
     announce(session)
     report_data(session)
@@ -48,13 +51,7 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
         except Exception as error:
             failure = failure_of(error, session.now.doing, session.plan)
             interrupted = isinstance(error, StepInterrupted)
-            lost = session.group.lost(error)
-            if lost is not None:
-                session.emit("failed", step=session.state.done, error=str(lost))
-                raise lost from error
-            if waits_in_passes(session) or (interrupted and session.group.talks):
-                end_all(session, failure, error)
-                raise
+            _end_together(session, failure, error, interrupted=interrupted)
             failure = agreed(session, failure, error)
             if failure is None:
                 text = f"{type(error).__name__}: {error}"
@@ -72,7 +69,31 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
         elif ending.exit_code is not None:
             return stopped(session, ending.exit_code)
         else:
-            return finished(session, early=ending.early)
+            return _finished(session, early=ending.early)
+
+
+def _finished(session: Session, *, early: bool) -> RunResult:
+    try:
+        return finished(session, early=early)
+    except Exception as error:
+        failure = failure_of(error, session.now.doing, session.plan)
+        _end_together(session, failure, error)
+        raise
+
+
+def _end_together(
+    session: Session, failure: Failure | None, error: Exception, *, interrupted: bool = False
+) -> None:
+    """Raise where no rank can continue: another one has gone, or waits in the middle of a pass."""
+    lost = session.group.lost(error)
+    if lost is not None:
+        session.emit("failed", step=session.state.done, error=str(lost))
+        raise lost from error
+    if waits_in_passes(session) or (interrupted and session.group.talks):
+        end_all(session, failure, error)
+        if failure is None:
+            raise error
+        raise RunFailed(next_start(session, failure)) from error
 
 
 def attempt(session: Session, *, through: Through = iter) -> Ending:
@@ -114,8 +135,16 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
     session.instruments.pressure.data.restart()
     session.instruments.meter.start()
     with feed as fed:
-        now.state, ending = train(built.engine, through(fed), now.state, session.loop_plan, tools)
+        steps = _named(session, through(fed))
+        now.state, ending = train(built.engine, steps, now.state, session.loop_plan, tools)
     return ending
+
+
+def _named(session: Session, steps: Iterable[Any]) -> Iterator[Any]:
+    """Steps on their way to the loop; the other ranks learn which of them this one is in."""
+    for fed in steps:
+        session.group.at(f"computing step {fed.update.done + 1}")
+        yield fed
 
 
 def _try_out(session: Session) -> None:

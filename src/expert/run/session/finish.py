@@ -43,7 +43,8 @@ def finished(session: Session, *, early: bool) -> RunResult:
     """Evaluate and publish what the run ends with, and report it."""
     keeps = session.checkpoints is not None
     if keeps:
-        take_best(session)
+        with session.group.work("loading the best checkpoint"):
+            take_best(session)
     test = evaluate_test(session) if keeps else None
     session.group.agree()
     if session.group.signal is not None:
@@ -184,12 +185,18 @@ def publish_final(session: Session) -> Path:
     """What a user takes away, whole or not at all."""
     from expert.core.publish import publishing
     from expert.model.saving import save_trained
+    from expert.parallel.watch import SAVED_BYTES_PER_SECOND
     from expert.training.checkpoint import bytes_needed, check_space
 
     loaded = model_of(session).whole()
     if session.group.world.is_first:
-        check_space(session.folder.path, bytes_needed({"weights": loaded.weights}))
-        with publishing(session.folder.final) as folder:
+        needed = bytes_needed({"weights": loaded.weights})
+        check_space(session.folder.path, needed)
+        seconds = needed / SAVED_BYTES_PER_SECOND
+        with (
+            session.group.work("writing the result", seconds),
+            publishing(session.folder.final) as folder,
+        ):
             save_trained(loaded, folder)
     session.group.agree()  # a rank that ends before the first has written would look like a failure
     return session.folder.final

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_RUN_FAILED
+from expert.parallel.launch import FAILURE_FILE, last_failure
 from expert.run.session.failures import RunFailed, nothing_left
 from expert.run.session.session import Session, change_plan, continue_from, save
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from expert.training.recovery import Failure
 
 SHOWN_ROWS = 10
-FAILURE = "ranks/failure.json"
-"""In a run folder: why all ranks were ended."""
+KEYS = {"batch.micro_batch": "micro_batch_size", "batch.eval_batch": "eval_batch_size"}
+"""What a manifest calls what the next start would change."""
 
 
 def recover_from_failure(session: Session, failure: Failure, *, interrupted: bool) -> None:
@@ -64,10 +65,16 @@ def end_all(session: Session, failure: Failure | None, error: BaseException) -> 
     text = f"{type(error).__name__}: {error}"
     if failure is not None:
         from expert.core.files import write_text_atomically
+        from expert.run.session.checkpoints import fallbacks_of
 
-        path = session.folder.path / FAILURE
+        path = session.folder.path / FAILURE_FILE
         path.parent.mkdir(exist_ok=True)
-        kept = {"kind": type(failure).__name__, "fields": asdict(failure)}
+        kept = {
+            "kind": type(failure).__name__,
+            "fields": asdict(failure),
+            # What earlier starts have answered may be in no checkpoint yet.
+            "fallbacks": fallbacks_of(session.plan),
+        }
         write_text_atomically(path, json.dumps(kept))
     session.emit("failed", step=session.state.done, error=text)
     session.group.end_all(text)
@@ -75,25 +82,45 @@ def end_all(session: Session, failure: Failure | None, error: BaseException) -> 
 
 def take_failure(session: Session) -> None:
     """Begin with the plan that answers the failure which ended all ranks before this start."""
+    from expert.run.session.checkpoints import with_fallbacks
     from expert.training import recovery
 
-    path = session.folder.path / FAILURE
-
     def read() -> dict[str, Any] | None:
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        path.unlink(missing_ok=True)
-        return dict(found)
+        for path in (session.folder.path / FAILURE_FILE, last_failure()):
+            try:
+                found = json.loads(path.read_text(encoding="utf-8")) if path else None
+            except (OSError, ValueError):
+                continue
+            if path is not None and found is not None:
+                path.unlink(missing_ok=True)
+                return dict(found)
+        return None
 
     kept = session.group.made_by_first(read)
     if kept is None:
         return
     failure = getattr(recovery, kept["kind"])(**kept["fields"])
-    after = plan_for(session, failure)
+    before = with_fallbacks(session.plan, kept.get("fallbacks", []))
+    after = recovery.plan_after(before, failure)
     if after is not None:
         fall_back(session, after, failure)
+
+
+def next_start(session: Session, failure: Failure) -> str:
+    """Why all ranks have ended, and what the next start does about it."""
+    from expert.run.stored.locate import has_saved
+    from expert.training.recovery import changes
+
+    after = plan_for(session, failure)
+    if after is None:
+        return nothing_left(failure)
+    made = changes(session.plan, after)
+    values = ", ".join(f"{decision.path}: {decision.value}" for decision in made)
+    fix = f"the next start takes {values}"
+    keys = [f"--set {KEYS[d.path]}={d.value}" for d in made if d.path in KEYS]
+    if keys and not has_saved(session.folder):
+        fix = f"nothing was saved yet: start again with {' '.join(keys)}"
+    return f"{made[0].because}  ({fix})"
 
 
 def change_over(
@@ -253,7 +280,8 @@ def _return_to_checkpoint(session: Session) -> None:
     """Continue from the newest good checkpoint; without one the run starts over."""
     from expert.training.state import TrainState
 
-    found = session.checkpoints.newest() if session.checkpoints is not None else None
+    with session.group.work("loading a checkpoint"):
+        found = session.checkpoints.newest() if session.checkpoints is not None else None
     kept = session.state
     state = found.state if found is not None else TrainState()
     continue_from(

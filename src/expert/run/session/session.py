@@ -245,13 +245,14 @@ def model_of(session: Session) -> Built:
     now = session.now
     if now.built is None:
         remote = session.start.allow_remote_code
-        now.built = build(
-            now.plan,
-            now.data.encoder,
-            device=session.device,
-            allow_remote_code=remote,
-            group=session.group,
-        )
+        with session.group.work("loading the model"):
+            now.built = build(
+                now.plan,
+                now.data.encoder,
+                device=session.device,
+                allow_remote_code=remote,
+                group=session.group,
+            )
         for largest in largest_ids(now.data):
             check_vocabulary(now.built.loaded, largest)
         now.recorder = session.instruments.recorder(now.plan, now.state, now.built.timeline)
@@ -267,8 +268,15 @@ def save(session: Session, state: TrainState, due: bool = False) -> None:
     now = session.now
     now.state = state
     if session.checkpoints is not None:
-        tensors = model_of(session).tensors()  # every rank takes part, one writes
-        session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
+        from expert.parallel.watch import SAVED_BYTES_PER_SECOND
+        from expert.training.checkpoint import bytes_needed
+
+        group = session.group
+        with group.work(f"gathering the checkpoint of step {state.done}", 0.0):
+            tensors = model_of(session).tensors()  # every rank takes part, one writes
+        seconds = bytes_needed(tensors) / SAVED_BYTES_PER_SECOND
+        with group.work(f"saving the checkpoint of step {state.done}", seconds):
+            session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
 
 
 def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:

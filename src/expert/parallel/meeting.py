@@ -1,0 +1,312 @@
+"""The processes of a world find each other at the address of the first one, or say who is missing.
+
+The meeting itself is torch's store, which the first rank keeps, or who started the ranks. Each rank
+signs in there and shows that it is still alive; the first one decides when all have come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from expert.core.errors import EXIT_RUN_FAILED, ExpertError
+from expert.core.text import counted, span
+from expert.core.world import World
+from expert.parallel.launch import MeetingPoint, WorldError, named_ranks
+
+POLL_SECONDS = 0.1
+TELL_AFTER_SECONDS = 5.0
+TELL_AGAIN_SECONDS = 60.0
+STRANGER_SECONDS = 20.0
+"""A store answers at once: what has not done so by then is something else."""
+PRESENT_SECONDS = 3.0
+"""A process that waits shows itself all the time; one that has not for so long has ended."""
+AFTER_FIRST_SECONDS = 10.0
+"""The first rank says who is missing; the others wait so much longer, then say it themselves."""
+STORE_DAYS = 30
+ADDRESS_IN_USE = "EADDRINUSE"
+COMPLETE, REFUSED, READ, ARRIVALS = "complete", "refused", "read", "arrivals"
+
+Tell = Callable[[str], None]
+_kept: list[Any] = []
+"""Stores that this process keeps for the others, until it ends."""
+
+
+class NotAllCame(ExpertError):
+    """Processes of a world that did not find each other in time."""
+
+    exit_code = EXIT_RUN_FAILED
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Who has come."""
+
+    rank: int
+    size: int
+    """Of the world, as this process knows it."""
+    host: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (process {self.pid} on {self.host})"
+
+
+def meet(
+    world: World, point: MeetingPoint, *, limit: float, kept: bool, name: str, tell: Tell
+) -> Any:
+    """The store, once all ranks have come. Raises where they do not within `limit` seconds, and
+    where those that came cannot be one world; every rank raises the same.
+
+    `kept`: the first rank keeps the store; else it is there already. `name`: of this start, where
+    the store has seen others.
+    """
+    ends = time.monotonic() + limit
+    opened = _open(world, point, limit=limit, ends=ends, keep=kept and world.is_first, tell=tell)
+    store = dist.PrefixStore(name, opened)  # type: ignore[attr-defined]
+    try:
+        _Meeting(world, point, store, limit=limit, ends=ends, tell=tell).wait()
+    except (dist.DistNetworkError, dist.DistStoreError):
+        text = f"rank 0 has ended while this rank, {world.rank}, waited for the others"
+        raise NotAllCame(f"{text}  (it says why)") from None
+    return store
+
+
+# --- the store ------------------------------------------------------------------------------------
+
+
+def _open(
+    world: World, point: MeetingPoint, *, limit: float, ends: float, keep: bool, tell: Tell
+) -> Any:
+    """The store, reached by its address from every rank, also from the one that keeps it.
+
+    torch's own constructor never comes back from something that listens and is not a store, so it
+    has a thread and a limit. It would end the process where a store cannot reach itself.
+    """
+    if keep:
+        _kept.append(_made_here(point))
+    _reach(world, point, limit=limit, ends=ends, tell=tell)
+    made: list[Any] = []
+
+    def reach() -> None:
+        with contextlib.suppress(RuntimeError):  # torch's errors of the network
+            made.append(_client(point))
+
+    thread = threading.Thread(target=reach, daemon=True)
+    thread.start()
+    thread.join(min(limit, STRANGER_SECONDS))
+    if made:
+        return made[0]
+    text = f"something else answers at {_named(point)}"
+    fix = "give all ranks the MASTER_ADDR and MASTER_PORT of rank 0, and a port that is free"
+    raise WorldError(f"rank {world.rank} cannot meet the others", [f"{text}  ({fix})"])
+
+
+def _made_here(point: MeetingPoint) -> Any:
+    try:
+        return TCPStore(
+            "127.0.0.1", point.port, is_master=True, wait_for_workers=False, multi_tenant=True
+        )
+    except dist.DistNetworkError as error:
+        if ADDRESS_IN_USE not in str(error):
+            raise
+    fix = "end what uses it, or set another MASTER_PORT for all ranks"
+    text = f"port {point.port} is in use on this machine  ({fix})"
+    raise WorldError(f"rank 0 cannot be met at {_named(point)}", [text])
+
+
+def _client(point: MeetingPoint) -> Any:
+    long = datetime.timedelta(days=STORE_DAYS)
+    return TCPStore(
+        point.address, point.port, is_master=False, wait_for_workers=False, timeout=long
+    )
+
+
+def _reach(world: World, point: MeetingPoint, *, limit: float, ends: float, tell: Tell) -> None:
+    """Wait until something listens there: the first rank may come later than this one."""
+    waits = _Waits(tell)
+    while True:
+        try:
+            with socket.create_connection((point.address, point.port), timeout=2.0):
+                return
+        except OSError as error:
+            why = error.strerror or str(error) or "no answer"
+        if time.monotonic() >= ends:
+            fix = (
+                "start rank 0 on the machine of that address; MASTER_ADDR and MASTER_PORT must be "
+                "the same for all ranks, and no firewall may be in between"
+            )
+            text = f"rank 0 could not be reached at {_named(point)} within {span(limit)}: {why}"
+            raise NotAllCame(f"{text}  ({fix})")
+        waits.tell(f"rank {world.rank} waits for rank 0 at {_named(point)}: {why}", limit)
+        time.sleep(POLL_SECONDS)
+
+
+def _named(point: MeetingPoint) -> str:
+    return f"{point.address}:{point.port}"
+
+
+class _Waits:
+    """Says after a while what is being waited for, and again each minute."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell, self._next = tell, time.monotonic() + TELL_AFTER_SECONDS
+
+    def tell(self, text: str, limit: float) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + TELL_AGAIN_SECONDS
+            self._tell(f"{text} (at most {span(limit)})")
+
+
+# --- who has come ---------------------------------------------------------------------------------
+
+
+def problems_of(present: Sequence[Arrival], size: int) -> list[str]:
+    """Why those that are there cannot be a world of `size`."""
+    problems = []
+    for rank in sorted({each.rank for each in present}):
+        same = [each for each in present if each.rank == rank]
+        if len(same) > 1:
+            where = " and ".join(f"process {each.pid} on {each.host}" for each in same)
+            fix = "each needs a RANK, or --node-rank, of its own"
+            problems.append(f"rank {rank} is there {len(same)} times: {where}  ({fix})")
+    for each in present:
+        if each.size != size:
+            problems.append(f"{each} has WORLD_SIZE={each.size}, but that of rank 0 is {size}")
+    return problems
+
+
+class _Meeting:
+    """The arrivals in a store, as one rank sees them."""
+
+    def __init__(
+        self,
+        world: World,
+        point: MeetingPoint,
+        store: Any,
+        *,
+        limit: float,
+        ends: float,
+        tell: Tell,
+    ) -> None:
+        self._world, self._point, self._store = world, point, store
+        self._limit, self._ends, self._waits = limit, ends, _Waits(tell)
+        self._refused = False
+        """By this process."""
+        self._arrivals: dict[int, Arrival] = {}
+        self._shown: dict[int, tuple[bytes, float, float]] = {}
+        """Of each arrival: its last beat, when that was seen, and when the first was."""
+
+    def wait(self) -> None:
+        own = Arrival(self._world.rank, self._world.size, socket.gethostname(), os.getpid())
+        number = self._store.add(ARRIVALS, 1)
+        self._store.set(f"beat {number}", "0")
+        self._store.set(f"arrival {number}", json.dumps(asdict(own)))
+        beats = 0
+        while True:
+            beats += 1
+            self._store.set(f"beat {number}", str(beats))
+            self._look()
+            if self._store.check([REFUSED]):
+                self._raise_refused()
+            if self._store.check([COMPLETE]):
+                self._check_part(own, number)
+                return
+            if self._world.is_first:
+                self._decide()
+            elif time.monotonic() >= self._ends + AFTER_FIRST_SECONDS:
+                raise NotAllCame(self._who_is_missing(self._present()))
+            self._waits.tell(self._waiting_for(), self._limit)
+            time.sleep(POLL_SECONDS)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for number in range(1, self._store.add(ARRIVALS, 0) + 1):
+            if number not in self._arrivals and self._store.check([f"arrival {number}"]):
+                self._arrivals[number] = Arrival(**json.loads(self._store.get(f"arrival {number}")))
+                self._shown[number] = (b"", now, now)
+        for number, (before, _, first) in list(self._shown.items()):
+            beat = self._store.get(f"beat {number}")
+            if beat != before:
+                self._shown[number] = (beat, now, first)
+
+    def _present(self) -> dict[int, Arrival]:
+        """Arrivals that have not gone since, by their numbers."""
+        since = time.monotonic() - PRESENT_SECONDS
+        return {n: each for n, each in self._arrivals.items() if self._shown[n][1] >= since}
+
+    def _decide(self) -> None:
+        present, size = self._present(), self._world.size
+        ranks = [each.rank for each in present.values()]
+        problems = problems_of(list(present.values()), size)
+        # One of two that say they are the same rank may have ended: it shows in a moment.
+        settled = time.monotonic() - PRESENT_SECONDS
+        if problems and all(self._shown[number][2] < settled for number in present):
+            self._refuse({"problems": problems})
+        elif not problems and sorted(ranks) == list(range(size)):
+            self._store.set(COMPLETE, json.dumps(sorted(present)))
+        elif time.monotonic() >= self._ends:
+            self._refuse({"missing": self._who_is_missing(present)})
+
+    def _refuse(self, why: dict[str, Any]) -> None:
+        """Tell everyone, and wait a moment for all to read it: the store ends with this rank."""
+        if self._store.check([REFUSED]):  # by another process that says it is the first
+            return
+        self._refused = True
+        self._store.set(REFUSED, json.dumps(why))
+        others, end = len(self._present()) - 1, time.monotonic() + PRESENT_SECONDS
+        while self._store.add(READ, 0) < others and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+
+    def _raise_refused(self) -> None:
+        why = json.loads(self._store.get(REFUSED))
+        if not self._refused:
+            with contextlib.suppress(RuntimeError):
+                self._store.add(READ, 1)
+        if "problems" in why:
+            raise WorldError("these ranks cannot train together", why["problems"])
+        raise NotAllCame(why["missing"])
+
+    def _check_part(self, own: Arrival, number: int) -> None:
+        """Raise where the others have started without this process."""
+        numbers = json.loads(self._store.get(COMPLETE))
+        if number in numbers:
+            return
+        there = [self._arrivals[each] for each in numbers]
+        problems = problems_of([*there, own], there[0].size)
+        head = f"the {counted(len(there), 'rank')} at {_named(self._point)} are complete without it"
+        raise WorldError(f"{own}: {head}", problems or ["they have started already"])
+
+    def _absent(self, present: dict[int, Arrival]) -> str:
+        came = {each.rank for each in present.values()}
+        absent = [rank for rank in range(self._world.size) if rank not in came]
+        return named_ranks(absent) if absent else ""
+
+    def _waiting_for(self) -> str:
+        present, size = self._present(), self._world.size
+        here = f"{len(present)} of {size} ranks are at {_named(self._point)}"
+        return f"waiting for {self._absent(present) or 'rank 0'}; {here}"
+
+    def _who_is_missing(self, present: dict[int, Arrival]) -> str:
+        absent = self._absent(present)
+        head = f"{absent} did not come to {_named(self._point)} within {span(self._limit)}"
+        lines = [
+            f"  - {each} is here and waits"
+            for each in sorted(present.values(), key=lambda a: a.rank)
+        ]
+        fix = (
+            f"  (start {absent} with the same MASTER_ADDR and MASTER_PORT; no firewall may close "
+            f"port {self._point.port} of {self._point.address})"
+        )
+        return "\n".join([head, *lines, fix])

@@ -1,0 +1,84 @@
+"""Two machines by hand with torchrun's variables: one comes late, never, or is the wrong one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from expert.core.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE
+from tests.cli.running import ROOT
+from tests.jobs.runs import base_model, events_of, write_expert
+from tests.parallel.ranks import free_port
+from tests.wording import wording
+
+pytestmark = pytest.mark.slow
+PATIENCE_SECONDS = 240.0
+LATE_SECONDS = 20.0
+
+
+@pytest.fixture
+def manifest(tmp_path) -> Path:
+    return write_expert(tmp_path / "expert", base_model(), {"epochs": 1})
+
+
+def by_hand(manifest: Path, rank: int, port: int, **more: str) -> subprocess.Popen[str]:
+    """A rank on a machine of its own, as far as its variables say."""
+    own = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **own, **more}
+    words = [sys.executable, "-m", "expert", "train", str(manifest), "--device", "cpu"]
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    return subprocess.Popen(words, env=env, text=True, stdout=pipe, stderr=both)
+
+
+def ends(*started: subprocess.Popen[str]) -> list[tuple[int, str]]:
+    outs = [each.communicate(timeout=PATIENCE_SECONDS)[0] for each in started]
+    return [(each.returncode, out) for each, out in zip(started, outs, strict=True)]
+
+
+def test_a_machine_that_starts_late_is_waited_for_and_then_they_train(manifest):
+    port = free_port()
+    first = by_hand(manifest, 0, port)
+    time.sleep(LATE_SECONDS)
+    (code, out), (other, log) = ends(first, by_hand(manifest, 1, port))
+    assert (code, other) == (EXIT_OK, EXIT_OK), out + log
+    assert f"rank 1; {wording('ranks-are-at', here=1)}{port}" in out
+    (folder,) = (manifest.parent / "runs").iterdir()
+    assert len(events_of(folder, "finished")) == 1
+
+
+def test_a_machine_that_never_starts_ends_the_run_with_what_to_check(manifest):
+    ((code, out),) = ends(by_hand(manifest, 0, free_port(), EXPERT_RANK_TIMEOUT="8"))
+    assert code == EXIT_RUN_FAILED, out
+    assert wording("rank-did-not-come", rank=1) in out
+    assert "Traceback" not in out
+    assert "frame #" not in out
+    assert not (manifest.parent / "runs").exists()
+
+
+def test_a_machine_with_another_manifest_is_refused_on_both(manifest, tmp_path):
+    other = write_expert(tmp_path / "other", base_model(), {"epochs": 2})
+    port = free_port()
+    for code, out in ends(by_hand(manifest, 0, port), by_hand(other, 1, port)):
+        assert code == EXIT_USAGE, out
+        assert wording("cannot-train-together") in out
+        assert "manifest: " in out
+        assert "Traceback" not in out
+
+
+def test_a_machine_that_is_sent_to_another_program_is_refused(manifest):
+    words = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(free_port())]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:
+        try:
+            ((code, out),) = ends(by_hand(manifest, 1, int(words[-1])))
+        finally:
+            other.kill()
+    assert code == EXIT_USAGE, out
+    assert wording("something-else-answers") in out
+    assert "frame #" not in out
+    assert "Traceback" not in out

@@ -1,0 +1,83 @@
+"""Which rank does not answer, by the signs that ranks leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from expert.core.errors import ExpertError
+from expert.parallel.launch import rank_timeout
+from expert.parallel.watch import NO_LIMIT, SILENT_SHARE, SLOWER, Sign, unanswered
+from tests.wording import wording
+
+LIMIT = 100.0
+STEP = "computing step 12"
+
+
+def computes(seconds: float = 1.0, **more: Any) -> Sign:
+    fields: dict[str, Any] = {"doing": STEP, "extra": 0.0, "exchanges": 7, "seconds": seconds}
+    return Sign(**{**fields, **more})
+
+
+def waits(seconds: float, **more: Any) -> Sign:
+    return computes(seconds, **{"waits": True, "exchanges": 8, **more})
+
+
+def found(*signs: Sign, silent: dict[int, float] | None = None, size: int | None = None):
+    return unanswered(dict(enumerate(signs)), silent or {}, limit=LIMIT, size=size or len(signs))
+
+
+def test_a_rank_that_leaves_no_sign_is_named_with_what_it_was_last_doing():
+    quiet = LIMIT * SILENT_SHARE
+    assert found(waits(30), computes(), silent={1: quiet - 1}) is None
+    rank, text = found(waits(30), computes(), silent={1: quiet + 1, 2: 0.0})
+    assert rank == 1
+    assert text == wording("no-sign-of-life", rank=1, seconds=21, doing=STEP)
+
+
+def test_a_rank_that_is_saving_may_leave_no_sign_for_as_long_as_its_bytes_take():
+    saves = Sign(doing="saving", extra=50.0)
+    assert found(saves, silent={0: LIMIT + 49}) is None
+    assert found(saves, silent={0: LIMIT + 51}) is not None
+
+
+def test_a_rank_that_is_alive_and_stuck_is_named_with_who_waits_for_it():
+    assert found(waits(LIMIT - 1), computes(LIMIT + 5)) is None
+    rank, text = found(waits(LIMIT + 1), computes(LIMIT + 5))
+    assert rank == 1
+    asked = {"rank": 1, "doing": STEP, "seconds": 105, "waiter": 0, "waited": 101}
+    assert text == wording("rank-is-stuck", **asked)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "slow"),
+    [
+        (waits(10 * LIMIT), Sign(doing="loading the model", extra=NO_LIMIT)),
+        (waits(LIMIT + 40), computes(LIMIT + 40, extra=50.0)),
+        (waits(LIMIT + 40, longest=LIMIT), computes(LIMIT + 40)),
+    ],
+    ids=["loading has no limit", "a save has more", "steps that take long anyway"],
+)
+def test_a_rank_that_is_only_slow_is_left_alone(waiting, slow):
+    assert SLOWER > 2
+    assert found(waiting, slow) is None
+
+
+def test_where_all_wait_for_each_other_it_is_the_network_and_only_who_sees_all_ranks_says_so():
+    rank, text = found(waits(LIMIT + 1), waits(LIMIT + 1))
+    assert (rank, text) == (None, wording("network-does-not-answer", waited=101, doing=STEP))
+    assert found(waits(LIMIT + 1), waits(LIMIT + 1), size=3) is None
+
+
+def test_nobody_is_to_blame_while_nobody_waits():
+    assert found(computes(10 * LIMIT), computes(10 * LIMIT)) is None
+
+
+def test_the_limit_is_that_of_the_environment_where_it_is_a_number_of_seconds():
+    assert rank_timeout(600.0, {}) == 600.0
+    assert rank_timeout(600.0, {"EXPERT_RANK_TIMEOUT": "30"}) == 30.0
+    for wrong in ("4", "soon", "-1", "inf", "nan"):
+        with pytest.raises(ExpertError) as raised:
+            rank_timeout(600.0, {"EXPERT_RANK_TIMEOUT": wrong})
+        assert str(raised.value) == wording("rank-timeout-is-wrong", given=wrong)
