@@ -108,7 +108,7 @@ def rotations(
         by = (more[0], more[1]) if normed else None
         made = kernels.rotate(qkv, cos, sin, by, 1e-6, HEADS)
         out = torch.zeros_like(qkv)
-        kernels.rotate_backward(tuple(more[2:]), qkv, cos, sin, by, 1e-6, HEADS, out)
+        kernels.rotate_backward((more[2], more[3], more[4]), qkv, cos, sin, by, 1e-6, HEADS, out)
         return [made, out]
 
     both_ways(run, [qkv, cos, sin, *weights, *gradients], device, monkeypatch)

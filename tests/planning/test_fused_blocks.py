@@ -47,4 +47,7 @@ def test_they_keep_less_than_compiled_blocks_do():
     config = {"batch_size": 64, "micro_batch_size": 8}
     fused = plan(manifest(config), "h200")
     compiled = plan(manifest({**config, "torch_compile": True}), "h200")
-    assert fused.memory.peak_bytes < 0.9 * compiled.memory.peak_bytes
+    peaks = [made.memory.peak_bytes for made in (fused, compiled)]
+    assert peaks[0] is not None
+    assert peaks[1] is not None
+    assert peaks[0] < 0.9 * peaks[1]

@@ -200,8 +200,8 @@ class FusedForward:
             part.expand(*shape[:-1], -1).reshape(-1, parts.width) for part in position_embeddings
         )
         run: Any = QueriesKeysValues.apply
-        *qkv, hidden = run(hidden_states, cos, sin, parts, *parts.qkv.factors())
-        attended = self._attended(*qkv, more).reshape(-1, parts.out.inputs)
+        queries, keys, values, hidden = run(hidden_states, cos, sin, parts, *parts.qkv.factors())
+        attended = self._attended(queries, keys, values, more).reshape(-1, parts.out.inputs)
         run = AttentionOutput.apply
         hidden = run(attended, hidden, parts, *parts.out.factors())
         run = GatedMlp.apply

@@ -137,7 +137,7 @@ def swiglu(both: Tensor) -> Tensor:
     """silu(gate) * up of [gate | up]."""
     rows, width = both.shape[0], both.shape[1] // 2
     if not _uses_triton(both):
-        gate, up = both.to(_wide(both)).split(width, dim=1)
+        gate, up = both.to(_wide(both)).chunk(2, dim=1)
         return (F.silu(gate) * up).to(both.dtype)
     made = both.new_empty(rows, width)
     _kernel("_swiglu")[(rows, -(-width // COLUMNS))](
@@ -150,7 +150,7 @@ def swiglu_backward(both: Tensor, gradient: Tensor) -> Tensor:
     """The gradient of [gate | up]; in place of the given gradient, what `swiglu` had made."""
     width = gradient.shape[1]
     if not _uses_triton(both):
-        gate, up = both.to(_wide(both)).split(width, dim=1)
+        gate, up = both.to(_wide(both)).chunk(2, dim=1)
         share, wide = torch.sigmoid(gate), gradient.to(gate.dtype)
         of_gate = wide * up * share * (1 + gate * (1 - share))
         made = torch.cat((of_gate, wide * gate * share), dim=1).to(both.dtype)

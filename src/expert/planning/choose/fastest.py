@@ -101,7 +101,8 @@ def _pass_tokens(draft: PlanDraft, work: Workload, passes: int) -> float:
     known = draft.survey.packed
     fixed = known is not None and (work.compiled or work.captured)
     fill = known.fill if fixed and known is not None else 1.0
-    return min(float(work.tokens), tokens / steps / draft.cluster.ranks / passes / fill)
+    of_a_pass: float = tokens / steps / draft.cluster.ranks / passes / fill
+    return min(float(work.tokens), of_a_pass)
 
 
 def _timed(draft: PlanDraft, fit: Fit, sequences: int | None) -> Way:

@@ -171,9 +171,9 @@ def gpu_rate(run: RunShape, *, peak: Range, measured_card: bool) -> Range:
     tokens = run.tokens / max(1, run.steps)
     how = "recorded" if run.recorded else "compiled" if fast else "eager"
     blocks = run.micro_batches * _launched_blocks(run.work)
-    fast, slow = (blocks * seconds for seconds in _LAUNCH[how])
-    slowest = max(tokens * flops / (low * peak[0]), slow)
-    fastest = max(tokens * flops / (high * peak[1]), fast)
+    least, most = (blocks * seconds for seconds in _LAUNCH[how])
+    slowest = max(tokens * flops / (low * peak[0]), most)
+    fastest = max(tokens * flops / (high * peak[1]), least)
     return tokens / slowest, tokens / fastest
 
 
