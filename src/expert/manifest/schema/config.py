@@ -149,7 +149,7 @@ class TrainingConfig(StrictSection):
     fused_loss: Flag | Auto = AUTO
     """Cross-entropy in chunks, without the full logits; auto: on."""
     torch_compile: Flag | Auto = AUTO
-    """Compile each block; auto: on a GPU for runs longer than two minutes."""
+    """Compile each block; auto: on a GPU where the run ends sooner, compiling included."""
     torch_compile_backend: Literal["inductor"] = "inductor"
     """Compiler behind torch_compile."""
     torch_compile_mode: CompileMode | Auto = AUTO
