@@ -51,7 +51,7 @@ def test_the_table_has_the_rates_that_were_measured_side_by_side(model, tokens, 
     assert card is not None
     for rate, path in ((eager, False), (compiled, True)):
         work = Workload(shape=known.shape, rows=16, row_tokens=2048, compiled=path)
-        found = pass_time(work, tokens=tokens, mean_tokens=480, peak=card.bf16_tflops * 1e12)
+        found = pass_time(work, tokens=tokens, mean_tokens=480, peak=1e12 * (card.bf16_tflops or 0))
         assert tokens / found.seconds == pytest.approx(rate, rel=0.07)
 
 

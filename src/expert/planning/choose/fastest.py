@@ -95,7 +95,7 @@ def pass_time_of(draft: PlanDraft, work: Workload, passes: int) -> PassTime | No
 def _pass_tokens(draft: PlanDraft, work: Workload, passes: int) -> float:
     """Tokens that are computed in a pass: those of the rows where they are known, and what stays
     empty where all batches are of one width."""
-    tokens, steps = total_tokens(draft), draft["length.total_steps"]
+    tokens, steps = total_tokens(draft), int(draft["length.total_steps"] or 0)
     if not tokens or not steps:
         return float(work.tokens)
     known = draft.survey.packed
