@@ -400,3 +400,24 @@ def test_a_token_past_the_embedding_is_refused_and_the_last_row_is_not(qwen: Pat
 def test_a_base_is_named_by_its_hub_id_where_it_has_one(plan: Any, base: tuple[str, str | None]):
     own = {"name": "Qwen/Qwen3-0.6B", "location": "/c/models--Qwen--Qwen3-0.6B/snapshots/abc"}
     assert base_reference(model_plan("", **{**own, **plan})) == base
+
+
+def test_the_loss_is_computed_in_chunks_of_the_plan(qwen, monkeypatch):
+    from expert.model import loss as loss_file
+
+    rows = set()
+    real = loss_file._logits_into
+
+    def seen(logits: torch.Tensor, *args: Any) -> None:
+        rows.add(logits.shape[0])
+        real(logits, *args)
+
+    monkeypatch.setattr(loss_file, "_logits_into", seen)
+    found = documents(9, 6, 12)
+    batch = make_batch([found[:2], found[2:]], length=16)
+    losses = []
+    for chunk in (None, 8):
+        loaded = load(qwen, loss_chunk=chunk)
+        losses += [loaded.loss_sum(batch).item(), loaded.evaluate(batch)[0].item()]
+    assert rows == {32, 8}  # all places of the batch, or eight
+    assert losses[:2] == pytest.approx(losses[2:], rel=FLOAT_ERROR)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from expert.planning.choose.rates import COLD_COMPILE, WARM_COMPILE, pass_time
+from expert.planning.choose.rates import COLD_COMPILE, WARM_COMPILE, pass_seconds
 from expert.planning.compilations import (
     compilations_file,
     expected_compile,
@@ -52,7 +52,9 @@ def test_the_table_has_the_rates_that_were_measured_side_by_side(model, tokens, 
     assert card is not None
     for rate, path in ((eager, False), (compiled, True)):
         work = Workload(shape=known.shape, rows=16, row_tokens=2048, compiled=path)
-        found = pass_time(work, tokens=tokens, mean_tokens=480, peak=(card.bf16_tflops or 0) * 1e12)
+        found = pass_seconds(
+            work, tokens=tokens, mean_tokens=480, peak=(card.bf16_tflops or 0) * 1e12
+        )
         assert tokens / found.seconds == pytest.approx(rate, rel=0.07)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from expert.planning.choose.fastest import LITTLE_USED
-from expert.planning.choose.rates import pass_time
+from expert.planning.choose.rates import pass_seconds
 from expert.planning.machine.cards import find_card
 from expert.planning.memory.fitting import even_split
 from expert.planning.memory.memory import chunk_for, loss_chunk_rows
@@ -109,14 +109,15 @@ def test_a_pass_has_a_fixed_time_that_is_longer_where_weights_are_unpacked(quant
     assert card is not None
     work = Workload(shape=known.shape, rows=1, row_tokens=2048, quantization=quantization)
 
+    peak = 1e12 * (card.bf16_tflops or 0)
+
     def rate(tokens: int) -> float:
-        peak = (card.bf16_tflops or 0) * 1e12
-        return tokens / pass_time(work, tokens=tokens, mean_tokens=430, peak=peak).seconds
+        return tokens / pass_seconds(work, tokens=tokens, mean_tokens=430, peak=peak).seconds
 
     # 15,458 and 16,415 tokens/s as it is, 12,629 and 16,222 in 4 bits, one row or eight at a time.
     ratio = {"none": 15_458 / 16_415, "int4": 12_629 / 16_222}[quantization]
     assert rate(2048) / rate(8 * 2048) == pytest.approx(ratio, rel=0.03)
-    slower = pass_time(
+    slower = pass_seconds(
         replace(work, quantization="int4"), tokens=2048, mean_tokens=430, peak=1e15, bandwidth=1000
     )
     assert slower.computing > 0.17  # 36 ms on the H200, whose memory is 4.8 times as fast

@@ -49,7 +49,7 @@ class Compilation(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompileTime:
+class CompileSeconds:
     """Seconds of compiling to be expected, and from when they are known; None: from nowhere."""
 
     seconds: float
@@ -97,10 +97,10 @@ def installed_versions() -> dict[str, str | None]:
 
 def expected_compile(
     known: Sequence[Compilation], work: Workload, card: str, *, cold: float, warm: float
-) -> CompileTime:
+) -> CompileSeconds:
     """Seconds of compiling `work` on this machine; `cold` and `warm`: what it usually takes."""
     if not known:
-        return CompileTime(seconds=cold)
+        return CompileSeconds(seconds=cold)
     versions, model, step = installed_versions(), model_word(work), step_word(work)
     mine = [each for each in known if each.card == card and each.versions == versions]
     mine = [each for each in mine if each.model == model]
@@ -108,11 +108,11 @@ def expected_compile(
     if same:
         found = [each for each in same if each.warm]
         seconds = found[-1].seconds if found else min(warm, same[-1].seconds)
-        return CompileTime(seconds=seconds, warm=True, measured_on=same[-1].measured_on)
+        return CompileSeconds(seconds=seconds, warm=True, measured_on=same[-1].measured_on)
     before = [each for each in mine if not each.warm]
     if before:
-        return CompileTime(seconds=before[-1].seconds, measured_on=before[-1].measured_on)
-    return CompileTime(seconds=cold)
+        return CompileSeconds(seconds=before[-1].seconds, measured_on=before[-1].measured_on)
+    return CompileSeconds(seconds=cold)
 
 
 def remember_compilation(

@@ -142,7 +142,7 @@ class TrainingConfig(StrictSection):
     """Blocks with LoRA as a few kernels of their own, which need no compiling; auto: on a GPU,
     for models of Llama's, Mistral's and Qwen's kind."""
     torch_compile: Flag | Auto = AUTO
-    """Compile each block; auto: on a GPU for runs longer than two minutes."""
+    """Compile each block; auto: on a GPU where the run ends sooner, compiling included."""
     torch_compile_backend: Literal["inductor"] = "inductor"
     """Compiler behind torch_compile."""
     torch_compile_mode: CompileMode | Auto = AUTO

@@ -11,7 +11,7 @@ from expert.planning.choose.fastest import split_of
 from expert.planning.choose.length import total_tokens
 from expert.planning.choose.rates import COLD_COMPILE, WARM_COMPILE
 from expert.planning.choose.sequences import FULL_ENOUGH
-from expert.planning.compilations import CompileTime, expected_compile
+from expert.planning.compilations import CompileSeconds, expected_compile
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.measurements import ranks_of, rows_alike
@@ -30,7 +30,7 @@ class Seconds:
 
     eager: float
     compiled: float
-    compiling: CompileTime
+    compiling: CompileSeconds
     measured: bool
 
     @property
@@ -132,7 +132,7 @@ def _seconds(draft: PlanDraft, work: Workload | None, sequences: int | None) -> 
     )
 
 
-def compile_time(draft: PlanDraft, work: Workload) -> CompileTime:
+def compile_time(draft: PlanDraft, work: Workload) -> CompileSeconds:
     """Seconds that compiling is expected to take here."""
     share = draft.cluster.share_of(draft["batch.sequences_per_update"] or work.rows)
     shape = replace(work, rows=split_of(draft, share, work.rows)[0])

@@ -51,10 +51,11 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> C
         return Captured(way=recorded, value=True, because=SET, source="manifest")
     if draft.config.deterministic:
         return no("a resumed run starts uncaptured: the bits might differ")
+    if found is not None and found[0] and not has_room:
+        return no(NO_ROOM)
     if found is not None:
-        value = bool(found[0]) and has_room
-        way = recorded if value else plain
-        return Captured(way=way, value=value, because=found[1], source="measurement")
+        way = recorded if found[0] else plain
+        return Captured(way=way, value=found[0], because=found[1], source="measurement")
     if plain.time is None:
         return no("the compute time of a pass is not known")
     computing, launching = (1e3 * each for each in (plain.time.computing, plain.time.launching))

@@ -5,7 +5,7 @@ evaluating, each with its own; what it rests on is said beside it.
 
 Held against the 38 rates of an H200 in docs/benchmarks (training-speed, small-updates, experts,
 char-gpt, ladder-expert): each lies within its range. Of the 29 runs that a plan would choose (CUDA
-graphs, or compiled with full batches) the middle of the range is off by -26 to +60 %, by 12 % in
+graphs, or compiled with full batches) the middle of the range is off by -21 to +60 %, by 10 % in
 the median. The others waited for launches on shared cores, up to 3.2 times as long as the middle
 says: their ranges span a factor of 3 to 15. tests/planning/test_expected_time.py holds all this. No
 other card was measured, so ranges are wider there.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from expert.planning.choose.length import peaks_of, total_tokens
-from expert.planning.choose.rates import PassTime, pass_time
+from expert.planning.choose.rates import PassSeconds, pass_seconds
 from expert.planning.draft import PlanDraft
 from expert.planning.memory.fitting import (
     MARGIN,
@@ -42,7 +42,7 @@ class Way:
 
     fit: Fit
     passes: int
-    time: PassTime | None
+    time: PassSeconds | None
     checkpointed_for: int = 1
     """Rows that blocks are checkpointed for, where they are."""
 
@@ -76,13 +76,13 @@ def split_of(draft: PlanDraft, sequences: int, largest: int) -> tuple[int, int]:
     return even_split(sequences, largest, on_gpu=draft.on_gpu)
 
 
-def pass_time_of(draft: PlanDraft, work: Workload, passes: int) -> PassTime | None:
+def pass_seconds_of(draft: PlanDraft, work: Workload, passes: int) -> PassSeconds | None:
     """What one of so many passes of a step takes; None where the card's peak is not known."""
     peak = peaks_of(draft, work.precision)[0] if draft.on_gpu else None
     if peak is None:
         return None
     card = draft.target.card
-    return pass_time(
+    return pass_seconds(
         work,
         tokens=_pass_tokens(draft, work, passes),
         mean_tokens=draft.mean_document(work.row_tokens),
@@ -95,7 +95,7 @@ def pass_time_of(draft: PlanDraft, work: Workload, passes: int) -> PassTime | No
 def _pass_tokens(draft: PlanDraft, work: Workload, passes: int) -> float:
     """Tokens that are computed in a pass: those of the rows where they are known, and what stays
     empty where all batches are of one width."""
-    tokens, steps = total_tokens(draft), draft["length.total_steps"]
+    tokens, steps = total_tokens(draft), int(draft["length.total_steps"] or 0)
     if not tokens or not steps:
         return float(work.tokens)
     known = draft.survey.packed
@@ -108,7 +108,7 @@ def _pass_tokens(draft: PlanDraft, work: Workload, passes: int) -> float:
 def _timed(draft: PlanDraft, fit: Fit, sequences: int | None) -> Way:
     rows, passes = split_of(draft, most_of_a_rank(draft, sequences), fit.work.rows)
     return Way(
-        fit=fit, passes=passes, time=pass_time_of(draft, replace(fit.work, rows=rows), passes)
+        fit=fit, passes=passes, time=pass_seconds_of(draft, replace(fit.work, rows=rows), passes)
     )
 
 

@@ -106,7 +106,7 @@ class RunShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassTime:
+class PassSeconds:
     """Seconds of one micro-batch forward and backward: of the card, and of its host."""
 
     computing: float
@@ -118,7 +118,7 @@ class PassTime:
         return max(self.computing, self.launching)
 
 
-def pass_time(
+def pass_seconds(
     work: Workload,
     *,
     tokens: float,
@@ -126,7 +126,7 @@ def pass_time(
     peak: float,
     bandwidth: float | None = None,
     characters: bool = False,
-) -> PassTime:
+) -> PassSeconds:
     """What a pass over so many tokens usually takes. `peak`: dense FLOP/s of the card; `bandwidth`:
     GB/s of its memory, where that is known."""
     fast = work.compiled or work.is_fused
@@ -138,7 +138,7 @@ def pass_time(
         fixed += work.shape.layers * UNPACK_SECONDS * size * slower
     how = "recorded" if work.captured else "compiled" if fast else "eager"
     kind = "plain" if work.adapter in ("full", "none") else "adapter"
-    return PassTime(
+    return PassSeconds(
         computing=tokens * flops_per_token(work, mean_tokens) / (share * peak) + fixed,
         launching=_launched_blocks(work) * _USUAL_LAUNCH[kind][how],
     )
