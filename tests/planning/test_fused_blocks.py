@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from expert.planning.survey import Survey
 from tests.each import each
 from tests.planning.planning import decision, manifest, plan
 from tests.wording import wording
@@ -51,3 +52,11 @@ def test_they_keep_less_than_compiled_blocks_do():
     assert peaks[0] is not None
     assert peaks[1] is not None
     assert peaks[0] < 0.9 * peaks[1]
+
+
+@each(("rows", "attention"), [(4_000, "flash"), (400_000, "flex")])
+def test_attention_is_compiled_only_for_runs_that_are_long_enough(rows, attention):
+    survey = Survey(rows, rows * 480, "counted", longest_tokens=1900)
+    made = plan(manifest({"batch_size": 67, "epochs": 3}), "h200", survey=survey)
+    assert made.kernels.fused_blocks
+    assert made.kernels.attention == attention

@@ -128,9 +128,9 @@ def _settle_all(draft: PlanDraft) -> None:
     settle_length(draft)
     _settle_loader(draft)
     work = _workload(draft, rank=rank, targets=targets, places=step.places)
-    choose_fused_blocks(draft, work, step.sequences)
+    fused_seconds = choose_fused_blocks(draft, work, step.sequences)
     choose_compile(draft, work, step.sequences)
-    choose_attention(draft)
+    choose_attention(draft, fused_seconds)
     if work is not None:
         compiled, attention = draft["kernels.compile"], draft["kernels.attention"]
         fused = draft["kernels.fused_blocks"]

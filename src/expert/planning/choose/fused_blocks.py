@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from expert.planning.choose.cuda_graphs import choose_capture
@@ -14,18 +15,26 @@ TRITON_LEAST = (8, 0)
 """bfloat16 in Triton's kernels."""
 
 
-def choose_fused_blocks(draft: PlanDraft, work: Workload | None, sequences: int | None) -> None:
-    """As fast as compiled blocks from the first step on, with less memory: wherever they can."""
-    asked = draft.config.fused_blocks
-    obstacle = _obstacle(draft) or _cannot_lie_so(draft, work, sequences)
-    if not obstacle:
+def choose_fused_blocks(
+    draft: PlanDraft, work: Workload | None, sequences: int | None
+) -> float | None:
+    """As fast as compiled blocks from the first step on, with less memory: wherever they can.
+    Returns the seconds that training so is expected to take, where that is known."""
+    asked, way = draft.config.fused_blocks, None
+    obstacle = _obstacle(draft) or ("" if work is not None else draft.resolved.shape_from)
+    if not obstacle and work is not None:
+        way = choose_capture(draft, replace(work, fused_blocks=True), sequences).way
+        obstacle = _cannot_lie_so(way.fit.work)
+    if not obstacle and way is not None:
         because = "as fast as compiled blocks on an H200, without the time to compile"
-        draft.choose(PATH, "fused_blocks", True, because)
-        return
+        chosen = draft.choose(PATH, "fused_blocks", True, because)
+        seconds = (draft["length.total_steps"] or math.nan) * way.step_seconds
+        return seconds if chosen and math.isfinite(seconds) else None
     fell_back = asked is True
     draft.settle(PATH, False, obstacle, "fallback" if fell_back else "machine")
     if fell_back:
         draft.warn(PATH, f"fused_blocks: true, but {obstacle}")
+    return None
 
 
 def _obstacle(draft: PlanDraft) -> str:
@@ -50,11 +59,8 @@ def _obstacle(draft: PlanDraft) -> str:
     return ""
 
 
-def _cannot_lie_so(draft: PlanDraft, work: Workload | None, sequences: int | None) -> str:
+def _cannot_lie_so(found: Workload) -> str:
     """Why weights cannot lie as the kernels want them, or nothing."""
-    if work is None:
-        return draft.resolved.shape_from
-    found = choose_capture(draft, replace(work, fused_blocks=True), sequences).way.fit.work
     if found.quantization != "none":
         return "quantised base weights are unpacked layer by layer"
     if found.engine == "sharded":

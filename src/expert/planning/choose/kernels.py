@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from expert.planning.choose.sequences import FULL_ENOUGH
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.memory.fitting import budget_of
 from expert.planning.memory.memory import chunk_for
 
+FLEX_PAYS_AFTER_SECONDS = 900
+"""FlexAttention alone took 36 s to compile on an H200 with 16 cores, and made fused blocks of 0.6B
+1.047x as fast (fused-blocks-h200.json): 36 s are won back after 13 minutes."""
 AMPERE = (8, 0)
 HOPPER = (9, 0)
 COMPILED = 1.3
@@ -70,19 +74,23 @@ def choose_tf32(draft: PlanDraft) -> None:
         draft.choose(path, "use_tf32", able, because)
 
 
-def choose_attention(draft: PlanDraft) -> None:
+def choose_attention(draft: PlanDraft, fused_seconds: float | None = None) -> None:
     """Kernels that keep packed documents apart; SDPA for rows alone, on older cards, in fp32.
 
-    What replaces use_sdpa depends on the card, which is known only here.
+    What replaces use_sdpa depends on the card, which is known only here. `fused_seconds`: what
+    training takes where blocks are fused and nothing else is compiled.
     """
-    _settle_attention(draft)
+    known = draft.survey.packed
+    full = known is None or known.fill >= FULL_ENOUGH  # FlexAttention needs a fixed width
+    long = full and (fused_seconds or 0) > FLEX_PAYS_AFTER_SECONDS
+    _settle_attention(draft, long=long)
     config, chosen = draft.config, draft["kernels.attention"]
     if config.use_sdpa is True and config.attention == "auto" and chosen != "sdpa":
         text = f"use_sdpa: {chosen} attention keeps packed rows apart; SDPA would need a mask of"
         draft.supersede("kernels.attention", f"{text} every pair of tokens")
 
 
-def _settle_attention(draft: PlanDraft) -> None:
+def _settle_attention(draft: PlanDraft, *, long: bool) -> None:
     config, path = draft.config, "kernels.attention"
     able, packed = draft.has_capability(AMPERE), draft.packed
     flashes = able and draft["kernels.precision"] != "fp32"
@@ -108,7 +116,7 @@ def _settle_attention(draft: PlanDraft) -> None:
     found = _measured_attention(draft)
     if found is not None and (found[0] != "flash" or flashes):
         draft.settle(path, *found, "measurement")
-    elif packed and draft["kernels.compile"] and draft.target.capability == HOPPER:
+    elif packed and draft.target.capability == HOPPER and (draft["kernels.compile"] or long):
         # docs/benchmarks/training-speed-h200.json: 117,143 against 108,998 tokens/s at 0.6B in one
         # run; at 8B, in two runs, 16,415 against 16,229.
         because = "FlexAttention with document masks ran 1.07x as fast as flash on an H200 (0.6B)"
