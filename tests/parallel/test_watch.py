@@ -50,6 +50,12 @@ def test_a_rank_that_is_alive_and_stuck_is_named_with_who_waits_for_it():
     assert text == wording("rank-is-stuck", **asked)
 
 
+def test_a_rank_that_others_wait_for_and_that_leaves_no_sign_is_not_said_to_be_stuck():
+    saves = Sign(doing="saving", extra=1.0)
+    rank, text = found(saves, waits(LIMIT + 2), silent={0: LIMIT})
+    assert (rank, text) == (0, wording("no-sign-of-life", rank=0, seconds=100, doing="saving"))
+
+
 @pytest.mark.parametrize(
     ("waiting", "slow"),
     [

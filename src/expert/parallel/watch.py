@@ -92,9 +92,16 @@ def unanswered(
         sign = signs[rank]
         patience = limit + max(sign.extra, 0.0) if sign.extra else limit * SILENT_SHARE
         if seconds > patience:
-            text = f"no sign of life for {span(seconds)}; it was last seen {sign.doing}"
-            return rank, f"rank {rank} does not answer: {text}"
-    return _stuck(signs, limit, size)
+            return rank, _gave_no_sign(rank, sign, seconds)
+    found = _stuck(signs, limit, size)
+    if found is None or found[0] is None or silent.get(found[0], 0.0) <= limit * SILENT_SHARE:
+        return found
+    return found[0], _gave_no_sign(found[0], signs[found[0]], silent[found[0]])
+
+
+def _gave_no_sign(rank: int, sign: Sign, seconds: float) -> str:
+    text = f"no sign of life for {span(seconds)}; it was last seen {sign.doing}"
+    return f"rank {rank} does not answer: {text}"
 
 
 def _stuck(signs: Mapping[int, Sign], limit: float, size: int) -> Found | None:
