@@ -115,7 +115,7 @@ class PassSeconds:
     def seconds(self) -> float:
         """Whichever is longer, and more where both are about as long: the host launches ahead while
         the card computes, but small kernels come one after the other."""
-        return math.hypot(self.computing**2, self.launching**2) ** 0.5
+        return math.sqrt(math.hypot(self.computing**2, self.launching**2))
 
 
 def pass_seconds(
