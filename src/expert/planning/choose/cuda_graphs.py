@@ -62,7 +62,7 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> C
     times = f"about {computing:.0f} ms of compute, {launching:.0f} ms of launches per pass"
     if has_room and recorded.step_seconds < WORTH * plain.step_seconds:
         because = f"the GPU would wait for its host: {times}"
-        if computing >= launching:
+        if recorded.fit.work.rows != plain.fit.work.rows:
             rows = counted(recorded.fit.work.rows, "row")
             because = f"{rows} at once, captured, are faster than {times}"
         return Captured(way=recorded, value=True, because=because)
