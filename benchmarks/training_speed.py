@@ -54,7 +54,12 @@ CASES: list[tuple[str, str, int, dict[str, Any]]] = [
     ("0.6b flash eager", "qwen3-0.6b", 16, {**FAST, "torch_compile": False}),
     ("8b flash compiled", "llama-8b", 8, FAST),
     ("8b flex compiled", "llama-8b", 8, {**FAST, "attention": "flex"}),
-    ("8b flex, layer by layer", "llama-8b", 8, {**FAST, "attention": "flex", "fused_blocks": False}),
+    (
+        "8b flex, layer by layer",
+        "llama-8b",
+        8,
+        {**FAST, "attention": "flex", "fused_blocks": False},
+    ),
     ("1b flex compiled", "llama-1b", 16, {**FAST, "attention": "flex"}),
     ("8b nf4", "llama-8b", 8, {**FAST, "attention": "flex", "base": "int4"}),
     ("8b int8", "llama-8b", 8, {**FAST, "attention": "flex", "base": "int8"}),

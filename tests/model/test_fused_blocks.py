@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,15 @@ import torch
 from torch import Tensor
 
 from expert.model.blocks import recompute
-from expert.model.fused.block import FusedForward, fuse_blocks, why_not
+from expert.model.fused.block import (
+    AttentionOutput,
+    FusedForward,
+    GatedMlp,
+    Parts,
+    fuse_blocks,
+    why_not,
+)
+from expert.model.fused.product import Packed
 from expert.model.load import LoadedModel, load_model
 from expert.model.saving import save_trained
 from tests.each import each
@@ -136,3 +145,52 @@ def test_what_is_saved_is_what_other_blocks_save(tmp_path):
         save_trained(a_model(folder, dtype=torch.float32, fused=fused), tmp_path / name)
     files = [tmp_path / name / "adapter_model.safetensors" for name in ("one", "other")]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@torch.no_grad()
+@each("name", ["down_proj", "o_proj", "up_proj"])
+def test_a_small_change_arrives_in_bfloat16(tmp_path, name):
+    """Also where it is added to a residual that is a thousand times as large: it is rounded once
+    with all that it is added to."""
+    loaded = a_model(tiny_model(tmp_path / "model", "llama"), dtype=torch.bfloat16)
+    forward: Any = loaded.blocks[0].forward
+    layer: Any = next(m for n, m in loaded.module.named_modules() if n.endswith(name))
+    second = layer.lora_B[ADAPTER].weight
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(1, 4000, 64, generator=generator).bfloat16()
+    weights, outputs = second.clone(), []
+    for size in (0.0, 0.004):
+        second.copy_(size * weights)
+        exact = a_copy(forward.parts, torch.float64)
+        outputs.append((run(forward.parts, hidden, name), run(exact, hidden.double(), name)))
+    (before, base), (after, meant) = outputs
+    change = meant - base
+    assert 0 < change.norm() < 0.003 * base.norm()
+    share = ((after.double() - before.double()) * change).sum() / change.square().sum()
+    # 256,000 roundings of at most 2^-9 of a value: their mean is within a tenth of such a change.
+    assert float(share) == pytest.approx(1, abs=0.15)
+
+
+def run(parts: Parts, hidden: Tensor, name: str) -> Tensor:
+    """The function that has the layer."""
+    apply: Any = AttentionOutput.apply if name == "o_proj" else GatedMlp.apply
+    given = (hidden[0],) if name == "o_proj" else ()
+    made: Tensor = apply(*given, hidden, parts)
+    return made
+
+
+def a_copy(parts: Parts, dtype: torch.dtype) -> Parts:
+    """The same numbers, more exactly computed with."""
+
+    def of(packed: Packed) -> Packed:
+        return replace(packed, matrix=packed.matrix.to(dtype))
+
+    return replace(
+        parts,
+        qkv=of(parts.qkv),
+        out=of(parts.out),
+        gate_up=of(parts.gate_up),
+        down=of(parts.down),
+        first_norm=parts.first_norm.to(dtype),
+        second_norm=parts.second_norm.to(dtype),
+    )

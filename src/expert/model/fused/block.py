@@ -27,11 +27,10 @@ from expert.model.fused.kernels import (
 )
 from expert.model.fused.product import (
     Packed,
+    backward_narrow,
     backward_wide,
     cut,
-    forward_narrow,
-    forward_wide,
-    gradient_with_room,
+    forward,
     make_room,
     pack,
 )
@@ -69,7 +68,7 @@ class QueriesKeysValues(torch.autograd.Function):
         rows, packed = hidden.view(-1, hidden.shape[-1]), parts.qkv
         both = rows.new_empty(len(rows), packed.inputs + packed.ranks)
         inverse = norm(rows, parts.first_norm, parts.epsilon, both[:, : packed.inputs])
-        made, low = forward_wide(both, packed)
+        made, low = forward(both, packed)
         turned = rotate(made, cos, sin, parts.head_norms, parts.epsilon, parts.heads)
         ctx.save_for_backward(rows, inverse, made, low, cos, sin)
         ctx.parts, ctx.shape = parts, hidden.shape
@@ -108,7 +107,10 @@ class AttentionOutput(torch.autograd.Function):
     def forward(
         ctx: Any, attended: Tensor, hidden: Tensor, parts: Parts, *factors: Tensor
     ) -> Tensor:
-        made, low = forward_narrow(attended, parts.out, hidden.view(-1, hidden.shape[-1]))
+        packed = parts.out
+        both = attended.new_empty(len(attended), packed.inputs + packed.ranks)
+        both[:, : packed.inputs] = attended
+        made, low = forward(both, packed, hidden.view(-1, hidden.shape[-1]))
         ctx.save_for_backward(attended, low)
         ctx.parts = parts
         return made.view(hidden.shape)
@@ -118,10 +120,9 @@ class AttentionOutput(torch.autograd.Function):
         attended, low = ctx.saved_tensors
         packed: Packed = ctx.parts.out
         gradient = _flat(gradients[0])
-        both = gradient_with_room(gradient, packed)
-        below = both[:, packed.outputs :]
+        of_attended, below = backward_narrow(gradient, packed)
         factors = cut(below.t() @ attended, gradient.t() @ low, packed)
-        return both @ packed.joined, gradients[0], None, *factors
+        return of_attended, gradients[0], None, *factors
 
 
 class GatedMlp(torch.autograd.Function):
@@ -132,8 +133,10 @@ class GatedMlp(torch.autograd.Function):
         rows, packed = hidden.view(-1, hidden.shape[-1]), parts.gate_up
         both = rows.new_empty(len(rows), packed.inputs + packed.ranks)
         inverse = norm(rows, parts.second_norm, parts.epsilon, both[:, : packed.inputs])
-        made, low = forward_wide(both, packed)
-        out, low_down = forward_narrow(swiglu(made), parts.down, rows)
+        made, low = forward(both, packed)
+        gated = made.new_empty(len(rows), parts.down.inputs + parts.down.ranks)
+        swiglu(made, gated[:, : parts.down.inputs])
+        out, low_down = forward(gated, parts.down, rows)
         ctx.save_for_backward(rows, inverse, made, low, low_down)
         ctx.parts = parts
         return out.view(hidden.shape)
@@ -143,11 +146,9 @@ class GatedMlp(torch.autograd.Function):
         rows, inverse, made, low, low_down = ctx.saved_tensors
         parts: Parts = ctx.parts
         down, gradient = parts.down, _flat(gradients[0])
-        both = gradient_with_room(gradient, down)
-        of_gated = both @ down.joined
+        of_gated, below = backward_narrow(gradient, down)
         of_made = swiglu_backward(made, of_gated)
         gated = of_gated  # the kernel has put it there
-        below = both[:, down.outputs :]
         factors_down = cut(below.t() @ gated, gradient.t() @ low_down, down)
         x = torch.empty_like(rows)
         norm(rows, parts.second_norm, parts.epsilon, x)
@@ -259,10 +260,10 @@ def parts_of(block: Any, adapter: str) -> Parts:
         norms = attention.q_norm.weight, attention.k_norm.weight
     qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
     return Parts(
-        qkv=pack(qkv, adapter, wide=True),
-        out=pack((attention.o_proj,), adapter, wide=False),
-        gate_up=pack((mlp.gate_proj, mlp.up_proj), adapter, wide=True),
-        down=pack((mlp.down_proj,), adapter, wide=False),
+        qkv=pack(qkv, adapter),
+        out=pack((attention.o_proj,), adapter),
+        gate_up=pack((mlp.gate_proj, mlp.up_proj), adapter),
+        down=pack((mlp.down_proj,), adapter),
         first_norm=block.input_layernorm.weight,
         second_norm=block.post_attention_layernorm.weight,
         epsilon=block.input_layernorm.variance_epsilon,

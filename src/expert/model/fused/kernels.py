@@ -133,17 +133,16 @@ def rotate_backward(
     )  # fmt: skip
 
 
-def swiglu(both: Tensor) -> Tensor:
-    """silu(gate) * up of [gate | up]."""
-    rows, width = both.shape[0], both.shape[1] // 2
+def swiglu(both: Tensor, out: Tensor) -> None:
+    """silu(gate) * up of [gate | up], into `out`, whose rows may lie apart."""
+    rows, width = out.shape
     if not _uses_triton(both):
         gate, up = both.to(_wide(both)).chunk(2, dim=1)
-        return (F.silu(gate) * up).to(both.dtype)
-    made = both.new_empty(rows, width)
+        out.copy_(F.silu(gate) * up)
+        return
     _kernel("_swiglu")[(rows, -(-width // COLUMNS))](
-        both, made, width, both.stride(0), COLUMNS=COLUMNS, num_warps=4
+        both, out, width, both.stride(0), out.stride(0), COLUMNS=COLUMNS, num_warps=4
     )
-    return made
 
 
 def swiglu_backward(both: Tensor, gradient: Tensor) -> Tensor:
@@ -318,7 +317,9 @@ def _rotate_backward(  # type: ignore[no-untyped-def]
     tl.store(target, tl.load(of_value, mask=kept, other=0.0), mask=kept)
 
 
-def _swiglu(both, out, width, both_stride, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _swiglu(  # type: ignore[no-untyped-def]
+    both, out, width, both_stride, out_stride, COLUMNS: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     there = columns < width
@@ -326,9 +327,8 @@ def _swiglu(both, out, width, both_stride, COLUMNS: tl.constexpr):  # type: igno
     given = tl.load(place, mask=there, other=0.0)
     gate = given.to(tl.float32)
     up = tl.load(place + width, mask=there, other=0.0).to(tl.float32)
-    tl.store(
-        out + row * width + columns, (gate * tl.sigmoid(gate) * up).to(given.dtype), mask=there
-    )
+    made = (gate * tl.sigmoid(gate) * up).to(given.dtype)
+    tl.store(out + row * out_stride + columns, made, mask=there)
 
 
 def _swiglu_backward(  # type: ignore[no-untyped-def]

@@ -1,17 +1,18 @@
 """Layers that read the same input as one product, with their LoRA in it.
 
 q, k and v read the same x, as gate and up do. Layer by layer that is three products of the base,
-three of every factor, and sums in between; together it is one of each. The adapter is added inside
-the product of the base, which is rounded once (model/lora/lora.py says why). Two ways, for layers
-with more outputs than inputs (q k v, gate up) and for the others (o, down), since what is shorter
-gets room for the adapter beside it:
+three of every factor, and sums in between; together it is one of each. The adapter is part of the
+same product, so that all of it is rounded once, with the residual where that is added:
 
-    wide:    [x | s x A^T] [W | B]^T,  and backward  g W + (s g B) A
-    narrow:  x W^T + (s x A^T) B^T,    and backward  [g | s g B] [W ; A]
+    forward   [x | s x A^T] [W | B]^T
+    backward  [g | s g B] [W ; A]
 
-[W | B] and [W ; A] are one matrix each, of which the layers' own weights and adapters are views:
-nothing is put together in a step. The products of Qwen3-0.6B with LoRA of rank 16 and 32k tokens
-take 98 ms this way on an H200, 140 layer by layer, and those of the base alone 76.
+A change that is small beside what it is added to would otherwise be rounded away
+(model/lora/lora.py). Where g has more columns than x, room beside it costs more than another pass
+over the result: g W + (s g B) A. The matrices are parts of one, [[W, B], [A, 0]], of which the
+layers' own weights and adapters are views: nothing is put together in a step. The products of
+Qwen3-0.6B with LoRA of rank 16 and 32k tokens take 98 ms this way on an H200, 140 layer by layer,
+and those of the base alone 76.
 """
 
 from __future__ import annotations
@@ -31,13 +32,12 @@ every row of 16-bit numbers."""
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Packed:
-    """Weights [N, k] and adapters of layers as matrices; the layers' own are views of them."""
+    """Weights [N, k] and adapters of layers as one matrix; the layers' own are views of it."""
 
-    joined: Tensor
-    """`wide`: [W | B], else [W ; A]."""
-    other: Tensor
-    """The factor that is not in it: A [R, k], or B [N, R], which has a block for every layer."""
-    wide: bool
+    matrix: Tensor
+    """[[W, B], [A, 0]]: N + R rows, k + R columns; B has a block for every layer."""
+    ranks: int
+    """R."""
     scaling: float
     firsts: Sequence[nn.Parameter]
     """The layers' own A, [rank, k] each."""
@@ -47,48 +47,37 @@ class Packed:
 
     @property
     def inputs(self) -> int:
-        return self.other.shape[1] if self.wide else self.joined.shape[1]
+        return self.matrix.shape[1] - self.ranks
 
     @property
     def outputs(self) -> int:
-        return self.joined.shape[0] if self.wide else self.other.shape[0]
-
-    @property
-    def ranks(self) -> int:
-        return self.other.shape[0] if self.wide else self.other.shape[1]
+        return self.matrix.shape[0] - self.ranks
 
     @property
     def weight(self) -> Tensor:
-        return self.joined[: self.outputs, : self.inputs]
+        return self.matrix[: self.outputs, : self.inputs]
 
     @property
     def first(self) -> Tensor:
         """A, [R, k]."""
-        return self.other if self.wide else self.joined[self.outputs :]
+        return self.matrix[self.outputs :, : self.inputs]
 
     @property
     def second(self) -> Tensor:
         """B, [N, R]."""
-        return self.joined[:, self.inputs :] if self.wide else self.other
+        return self.matrix[: self.outputs, self.inputs :]
 
     def factors(self) -> tuple[nn.Parameter, ...]:
         """Everything of the layers that trains."""
         return (*self.firsts, *self.seconds)
 
 
-def forward_wide(both: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
-    """(x W^T + s x A^T B^T, s x A^T) of x, which has room for what is made of it beside it."""
-    low = both[:, packed.inputs :]
+def forward(both: Tensor, packed: Packed, added_to: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(added_to + x W^T + s x A^T B^T, s x A^T) of x, which has room for the latter beside it."""
+    low, weights = both[:, packed.inputs :], packed.matrix[: packed.outputs].t()
     _scaled(both[:, : packed.inputs], packed.first.t(), packed.scaling, out=low)
-    return _with_bias(both @ packed.joined.t(), packed), low.contiguous()
-
-
-def forward_narrow(x: Tensor, packed: Packed, added_to: Tensor) -> tuple[Tensor, Tensor]:
-    """(added_to + x W^T + s x A^T B^T, s x A^T): rounded to 16 bits before x W^T is added, and
-    once more after it."""
-    low = _scaled(x, packed.first.t(), packed.scaling)
-    made = torch.addmm(added_to, low, packed.second.t()).addmm_(x, packed.weight.t())
-    return _with_bias(made, packed), low
+    made = both @ weights if added_to is None else torch.addmm(added_to, both, weights)
+    return made if packed.bias is None else made.add_(packed.bias), low.contiguous()
 
 
 def backward_wide(
@@ -102,15 +91,15 @@ def backward_wide(
     return (gradient @ packed.weight).addmm_(below, packed.first), factors
 
 
-def gradient_with_room(gradient: Tensor, packed: Packed) -> Tensor:
-    """[g | s g B] of g: in its own memory where that has room, else in a copy."""
+def backward_narrow(gradient: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
+    """The gradient of x, and s g B; beside the gradient, where it has room, or a copy of it."""
     rows, outputs = gradient.shape
-    whole = room_beside(gradient, packed.ranks)
-    if whole is None:
-        whole = gradient.new_empty(rows, outputs + packed.ranks)
-        whole[:, :outputs] = gradient
-    _scaled(gradient, packed.second, packed.scaling, out=whole[:, outputs:])
-    return whole
+    both = room_beside(gradient, packed.ranks)
+    if both is None:
+        both = gradient.new_empty(rows, outputs + packed.ranks)
+        both[:, :outputs] = gradient
+    below = _scaled(gradient, packed.second, packed.scaling, out=both[:, outputs:])
+    return both @ packed.matrix[:, : packed.inputs], below
 
 
 def make_room(tensor: Tensor, columns: int) -> Tensor:
@@ -149,10 +138,6 @@ def _scaled(left: Tensor, right: Tensor, factor: float, out: Tensor | None = Non
     return torch.addmm(out, left, right, beta=0, alpha=factor, out=out)
 
 
-def _with_bias(made: Tensor, packed: Packed) -> Tensor:
-    return made if packed.bias is None else made.add_(packed.bias)
-
-
 def _ends(sizes: Iterable[int]) -> list[tuple[int, int]]:
     """Where each of the parts of these sizes begins and ends."""
     ends = list(accumulate(sizes))
@@ -160,27 +145,26 @@ def _ends(sizes: Iterable[int]) -> list[tuple[int, int]]:
 
 
 @torch.no_grad()
-def pack(layers: Sequence[Any], adapter: str, *, wide: bool) -> Packed:
-    """Put weights and adapters of PEFT's layers side by side; the layers' own become views."""
+def pack(layers: Sequence[Any], adapter: str) -> Packed:
+    """Put weights and adapters of PEFT's layers into one matrix; the layers' own become views."""
     firsts = [layer.lora_A[adapter].weight for layer in layers]
     seconds = [layer.lora_B[adapter].weight for layer in layers]
     bases = [layer.get_base_layer() for layer in layers]
-    weights = [base.weight for base in bases]
+    weights, biases = [base.weight for base in bases], [base.bias for base in bases]
     inputs, outputs = weights[0].shape[1], sum(weight.shape[0] for weight in weights)
     ranks = -(-sum(first.shape[0] for first in firsts) // ALIGNED) * ALIGNED
-    like = weights[0].new_zeros
-    biases = [base.bias for base in bases]
-    zeros = [like(weight.shape[0]) for weight in weights]
+    zeros = weights[0].new_zeros
     packed = Packed(
-        joined=like(outputs, inputs + ranks) if wide else like(outputs + ranks, inputs),
-        other=like(ranks, inputs) if wide else like(outputs, ranks),
-        wide=wide,
+        matrix=zeros(outputs + ranks, inputs + ranks),
+        ranks=ranks,
         scaling=layers[0].scaling[adapter],
         firsts=firsts,
         seconds=seconds,
         bias=None
         if all(bias is None for bias in biases)
-        else torch.cat([z if b is None else b for b, z in zip(biases, zeros, strict=True)]),
+        else torch.cat(
+            [zeros(base.out_features) if base.bias is None else base.bias for base in bases]
+        ),
     )
     down = _ends(first.shape[0] for first in firsts)
     across = _ends(weight.shape[0] for weight in weights)
@@ -189,6 +173,14 @@ def pack(layers: Sequence[Any], adapter: str, *, wide: bool) -> Packed:
         _move(firsts[index], packed.first[left:right])
         _move(seconds[index], packed.second[start:end, left:right])
     return packed
+
+
+def _joined(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor | None:
+    """The biases of layers as one, with zeros where there are none."""
+    if all(bias is None for bias in biases):
+        return None
+    pairs = zip(biases, weights, strict=True)
+    return torch.cat([weight.new_zeros(len(weight)) if b is None else b for b, weight in pairs])
 
 
 def _move(parameter: nn.Parameter, place: Tensor) -> None:
