@@ -19,7 +19,7 @@ from expert.model.fused.block import (
     fuse_blocks,
     why_not,
 )
-from expert.model.fused.product import Packed
+from expert.model.fused.product import Product
 from expert.model.load import LoadedModel, load_model
 from expert.model.saving import save_trained
 from tests.each import each
@@ -40,18 +40,24 @@ ADAPTER = "default"
 
 
 def a_model(
-    folder: Path, *, dtype: torch.dtype = torch.float64, fused: bool = True, **adapter: Any
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float64,
+    fused: bool = True,
+    quantization: str = "none",
+    **adapter: Any,
 ) -> LoadedModel:
     """The same adapter with the same values, fused or not."""
     loaded = load_model(
-        model_plan(folder),
+        model_plan(folder, quantization=quantization),
         adapter_plan(**{"kind": "lora", **adapter}),
         kernel_plan(),
         vocabulary=None,
         device=torch.device("cpu"),
         seed=0,
     )
-    loaded.module.to(dtype)
+    if quantization == "none":
+        loaded.module.to(dtype)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for _, parameter in loaded.trainable:
@@ -96,6 +102,25 @@ def test_layers_with_a_bias_are_as_those_of_peft(tmp_path, monkeypatch):
     assert_equal(outcome(a_model(folder)), by_peft(folder, monkeypatch))
 
 
+@each("family", ["llama", "qwen3"])
+def test_dora_is_that_of_layers_one_by_one(tmp_path, family):
+    # Those are held to PEFT's in test_dora.py and test_lora.py.
+    folder = tiny_model(tmp_path / "model", family, attention_bias=True)
+    apart = outcome(a_model(folder, kind="dora", fused=False))
+    assert_equal(outcome(a_model(folder, kind="dora")), apart)
+
+
+@each("quantization", ["int8", "int4"])
+@each("kind", ["lora", "dora"])
+def test_quantised_layers_are_as_one_by_one(tmp_path, quantization, kind):
+    pytest.importorskip("bitsandbytes")
+    folder = tiny_model(tmp_path / "model", "llama")
+    options: dict[str, Any] = {"kind": kind, "quantization": quantization, "dtype": torch.float32}
+    apart = outcome(a_model(folder, fused=False, **options))
+    # Float32 keeps 24 bits, through two blocks and back: a few hundred roundings.
+    assert_equal(outcome(a_model(folder, **options)), apart, 1e-4)
+
+
 def test_what_is_recomputed_is_the_same(tmp_path):
     loaded = a_model(tiny_model(tmp_path / "model", "llama"))
     right = outcome(loaded)
@@ -125,7 +150,7 @@ def test_an_adapter_that_is_off_is_left_to_transformers(tmp_path):
     ("family", "adapter", "words"),
     [
         ("llama", {"dropout": 0.1}, "dropout"),
-        ("llama", {"kind": "dora"}, "not LoRA alone"),
+        ("llama", {"kind": "ia3"}, "not every linear layer"),
         ("llama", {"target_modules": ["q_proj", "v_proj"]}, "not every linear layer"),
         ("gpt2", {}, "GPT2Block"),
         ("gemma2", {}, "Gemma2DecoderLayer"),
@@ -182,8 +207,11 @@ def run(parts: Parts, hidden: Tensor, name: str) -> Tensor:
 def a_copy(parts: Parts, dtype: torch.dtype) -> Parts:
     """The same numbers, more exactly computed with."""
 
-    def of(packed: Packed) -> Packed:
-        return replace(packed, matrix=packed.matrix.to(dtype))
+    def of(product: Product) -> Product:
+        assert product.matrix is not None
+        outputs, inputs, matrix = product.outputs, product.inputs, product.matrix.to(dtype)
+        first, second = matrix[outputs:, :inputs], matrix[:outputs, inputs:]
+        return replace(product, matrix=matrix, first=first, second=second)
 
     return replace(
         parts,

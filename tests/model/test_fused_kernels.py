@@ -76,6 +76,7 @@ def all_kernels(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
     for normed in (False, True):
         rotations(dtype, normed, device, monkeypatch)
     swiglus(dtype, device, monkeypatch)
+    columns(dtype, device, monkeypatch)
 
 
 def norms(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +124,18 @@ def swiglus(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) ->
         return [out, kernels.swiglu_backward(both, gradient), gradient]
 
     both_ways(run, [both, gradient], device, monkeypatch)
+
+
+def columns(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, width = 130, 200
+    gradient, before = (drawn(rows, width, dtype=dtype, seed=seed) for seed in (7, 8))
+    scale = drawn(width, dtype=torch.float32)
+
+    def run(gradient: Tensor, before: Tensor, scale: Tensor) -> list[Tensor]:
+        made = kernels.scale_columns(gradient, before, scale, in_place=False)
+        return [*made, *kernels.scale_columns(gradient, before, scale, in_place=True), gradient]
+
+    both_ways(run, [gradient, before, scale], device, monkeypatch)
 
 
 @each("dtype", [torch.float64, torch.float32])

@@ -20,13 +20,14 @@ def test_blocks_of_known_families_are_fused_and_not_compiled(model):
 @each(
     ("config", "model", "card", "words"),
     [
-        ({"adapter_type": "dora"}, "Qwen3-0.6B", "rtx-4090", "made for LoRA alone"),
+        ({"adapter_type": "dora"}, "Qwen3-0.6B", "rtx-4090", "not measured"),
+        ({"adapter_type": "ia3"}, "Qwen3-0.6B", "rtx-4090", "made for LoRA"),
         ({"dropout": 0.1}, "Qwen3-0.6B", "rtx-4090", "dropout"),
         ({"target_modules": ["q_proj", "v_proj"]}, "Qwen3-0.6B", "rtx-4090", "not every"),
         ({"bf16": False, "fp16": True}, "Qwen3-0.6B", "rtx-4090", "bf16"),
         ({}, "google/gemma-2-2b", "rtx-4090", "Llama"),
         ({}, "Qwen3-0.6B", "rtx-2080-ti", "bf16"),
-        ({}, "Llama-3.1-8B", "rtx-4060", "quantised"),
+        ({}, "Llama-3.1-8B", "rtx-4060", "quantised weights not measured"),
         ({"torch_compile": True}, "Qwen3-0.6B", "rtx-4090", "torch_compile"),
     ],
     ids=str,
@@ -39,9 +40,15 @@ def test_what_stands_in_the_way_is_said(config, model, card, words):
 
 
 def test_fused_blocks_that_were_asked_for_and_cannot_be_are_warned_of():
-    made = plan(manifest({"fused_blocks": True, "adapter_type": "dora"}))
+    made = plan(manifest({"fused_blocks": True, "adapter_type": "ia3"}))
     assert decision(made, PATH)[2] == "fallback"
     assert any(remark.path == PATH for remark in made.remarks)
+
+
+def test_dora_and_quantised_weights_are_fused_where_that_is_asked_for():
+    config = {"fused_blocks": True, "adapter_type": "dora"}
+    made = plan(manifest(config, base_models=[{"name": "Qwen3-0.6B", "quantization": "int4"}]))
+    assert (made.kernels.fused_blocks, made.kernels.compile) == (True, False)
 
 
 def test_they_keep_less_than_compiled_blocks_do():

@@ -107,8 +107,8 @@ def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
 
 
 def _fused_blocks(plan: RunPlan, because: str) -> list[Switch]:
-    """Nothing to say of runs without LoRA."""
-    if plan.adapter.type != "lora":
+    """Nothing to say of runs without LoRA and DoRA."""
+    if plan.adapter.type not in ("lora", "dora"):
         return []
     return [_told("fused blocks", plan.kernels.fused_blocks, because)]
 

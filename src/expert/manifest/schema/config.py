@@ -139,8 +139,8 @@ class TrainingConfig(StrictSection):
     fused_loss: Flag | Auto = AUTO
     """Cross-entropy in chunks, without the full logits; auto: on."""
     fused_blocks: Flag | Auto = AUTO
-    """Blocks with LoRA as a few kernels of their own, which need no compiling; auto: on a GPU,
-    for models of Llama's, Mistral's and Qwen's kind."""
+    """Blocks with LoRA or DoRA as a few kernels of their own, which need no compiling; auto: on a
+    GPU, for LoRA on models of Llama's, Mistral's and Qwen's kind."""
     torch_compile: Flag | Auto = AUTO
     """Compile each block; auto: on a GPU where the run ends sooner, compiling included."""
     torch_compile_backend: Literal["inductor"] = "inductor"

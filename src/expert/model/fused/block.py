@@ -1,4 +1,4 @@
-"""A decoder block of Llama's kind with LoRA, as three functions of autograd around its attention.
+"""A decoder block of Llama's kind with LoRA or DoRA, as three functions around its attention.
 
 norm, q k v and rotary embedding; the output of attention, added to the residual; norm, gate and up,
 SwiGLU and down, added to the residual. Little is kept for the backward: the inputs of norms, what
@@ -25,15 +25,9 @@ from expert.model.fused.kernels import (
     swiglu,
     swiglu_backward,
 )
-from expert.model.fused.product import (
-    Packed,
-    backward_narrow,
-    backward_wide,
-    cut,
-    forward,
-    make_room,
-    pack,
-)
+from expert.model.fused.packing import is_quantised, pack
+from expert.model.fused.product import Product, make_room
+from expert.model.lora.dora import faster_class
 
 KNOWN = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 """Blocks that are computed as this file does it; others of the same names of parts may not be."""
@@ -43,10 +37,10 @@ KNOWN = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3
 class Parts:
     """What a block is made of."""
 
-    qkv: Packed
-    out: Packed
-    gate_up: Packed
-    down: Packed
+    qkv: Product
+    out: Product
+    gate_up: Product
+    down: Product
     first_norm: Tensor
     second_norm: Tensor
     epsilon: float
@@ -63,14 +57,18 @@ class QueriesKeysValues(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, cos: Tensor, sin: Tensor, parts: Parts, *factors: Tensor
+        ctx: Any, hidden: Tensor, cos: Tensor, sin: Tensor, parts: Parts, *trained: Tensor
     ) -> tuple[Tensor, ...]:
-        rows, packed = hidden.view(-1, hidden.shape[-1]), parts.qkv
-        both = rows.new_empty(len(rows), packed.inputs + packed.ranks)
-        inverse = norm(rows, parts.first_norm, parts.epsilon, both[:, : packed.inputs])
-        made, low = forward(both, packed)
-        turned = rotate(made, cos, sin, parts.head_norms, parts.epsilon, parts.heads)
-        ctx.save_for_backward(rows, inverse, made, low, cos, sin)
+        rows, product = hidden.view(-1, hidden.shape[-1]), parts.qkv
+        both = product.with_room(rows)
+        inverse = norm(rows, parts.first_norm, parts.epsilon, both[:, : product.inputs])
+        made, kept = product.forward(both)
+        # What is neither normed nor scaled is not read again before it is turned.
+        in_place = parts.head_norms is None and product.magnitudes is None
+        turned = rotate(
+            made, cos, sin, parts.head_norms, parts.epsilon, parts.heads, in_place=in_place
+        )
+        ctx.save_for_backward(rows, inverse, made, cos, sin, *kept)
         ctx.parts, ctx.shape = parts, hidden.shape
         queries, keys = parts.heads
         values = made[:, (queries + keys) * parts.width :].view(-1, keys, parts.width)
@@ -80,7 +78,7 @@ class QueriesKeysValues(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        rows, inverse, made, low, cos, sin = ctx.saved_tensors
+        rows, inverse, made, cos, sin, *kept = ctx.saved_tensors
         parts: Parts = ctx.parts
         of_made = torch.empty_like(made)
         of_queries, of_keys, of_values, residual = gradients
@@ -90,14 +88,13 @@ class QueriesKeysValues(torch.autograd.Function):
         )  # fmt: skip
         x = torch.empty_like(rows)
         norm(rows, parts.first_norm, parts.epsilon, x)
-        wanted = ctx.needs_input_grad[0]
-        of_x, factors = backward_wide(of_made, x, low, parts.qkv, of_input=wanted)
+        back = parts.qkv.gradients(of_made, made, tuple(kept), wide=True)
         of_hidden = None
-        if of_x is not None:
+        if ctx.needs_input_grad[0]:
             room = make_room(rows, parts.down.ranks)  # for the block before this one
-            norm_backward(of_x, rows, parts.first_norm, inverse, _flat(residual), room)
+            norm_backward(back.of_input(), rows, parts.first_norm, inverse, _flat(residual), room)
             of_hidden = _shaped(room, ctx.shape)
-        return of_hidden, None, None, None, *factors
+        return of_hidden, None, None, None, *back.of_trained(x)
 
 
 class AttentionOutput(torch.autograd.Function):
@@ -105,58 +102,55 @@ class AttentionOutput(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, attended: Tensor, hidden: Tensor, parts: Parts, *factors: Tensor
+        ctx: Any, attended: Tensor, hidden: Tensor, parts: Parts, *trained: Tensor
     ) -> Tensor:
-        packed = parts.out
-        both = attended.new_empty(len(attended), packed.inputs + packed.ranks)
-        both[:, : packed.inputs] = attended
-        made, low = forward(both, packed, hidden.view(-1, hidden.shape[-1]))
-        ctx.save_for_backward(attended, low)
+        both = parts.out.with_room(attended)
+        both[:, : parts.out.inputs] = attended
+        made, kept = parts.out.forward(both, hidden.view(-1, hidden.shape[-1]))
+        ctx.save_for_backward(attended, *kept)
         ctx.parts = parts
         return made.view(hidden.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        attended, low = ctx.saved_tensors
-        packed: Packed = ctx.parts.out
-        gradient = _flat(gradients[0])
-        of_attended, below = backward_narrow(gradient, packed)
-        factors = cut(below.t() @ attended, gradient.t() @ low, packed)
-        return of_attended, gradients[0], None, *factors
+        attended, *kept = ctx.saved_tensors
+        back = ctx.parts.out.gradients(_flat(gradients[0]), None, tuple(kept), wide=False)
+        return back.of_input(), gradients[0], None, *back.of_trained(attended)
 
 
 class GatedMlp(torch.autograd.Function):
     """hidden + down(silu(gate) * up) of its norm."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, parts: Parts, *factors: Tensor) -> Tensor:
-        rows, packed = hidden.view(-1, hidden.shape[-1]), parts.gate_up
-        both = rows.new_empty(len(rows), packed.inputs + packed.ranks)
-        inverse = norm(rows, parts.second_norm, parts.epsilon, both[:, : packed.inputs])
-        made, low = forward(both, packed)
-        gated = made.new_empty(len(rows), parts.down.inputs + parts.down.ranks)
+    def forward(ctx: Any, hidden: Tensor, parts: Parts, *trained: Tensor) -> Tensor:
+        rows, product = hidden.view(-1, hidden.shape[-1]), parts.gate_up
+        both = product.with_room(rows)
+        inverse = norm(rows, parts.second_norm, parts.epsilon, both[:, : product.inputs])
+        made, kept = product.forward(both)
+        gated = parts.down.with_room(rows)
         swiglu(made, gated[:, : parts.down.inputs])
-        out, low_down = forward(gated, parts.down, rows)
-        ctx.save_for_backward(rows, inverse, made, low, low_down)
-        ctx.parts = parts
+        out, kept_down = parts.down.forward(gated, rows)
+        ctx.save_for_backward(rows, inverse, made, *kept, *kept_down)
+        ctx.parts, ctx.kept = parts, len(kept)
         return out.view(hidden.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        rows, inverse, made, low, low_down = ctx.saved_tensors
+        rows, inverse, made, *all_kept = ctx.saved_tensors
         parts: Parts = ctx.parts
-        down, gradient = parts.down, _flat(gradients[0])
-        of_gated, below = backward_narrow(gradient, down)
-        of_made = swiglu_backward(made, of_gated)
-        gated = of_gated  # the kernel has put it there
-        factors_down = cut(below.t() @ gated, gradient.t() @ low_down, down)
+        gradient = _flat(gradients[0])
+        kept, kept_down = tuple(all_kept[: ctx.kept]), tuple(all_kept[ctx.kept :])
+        down = parts.down.gradients(gradient, None, kept_down, wide=False)
+        gated = down.of_input()
+        of_made = swiglu_backward(made, gated)  # leaves in `gated` what it was the gradient of
+        trained_down = down.of_trained(gated)
         x = torch.empty_like(rows)
         norm(rows, parts.second_norm, parts.epsilon, x)
-        of_x, factors = backward_wide(of_made, x, low, parts.gate_up, of_input=True)
-        assert of_x is not None
+        back = parts.gate_up.gradients(of_made, made, kept, wide=True)
         room = make_room(rows, parts.out.ranks)
-        norm_backward(of_x, rows, parts.second_norm, inverse, gradient, room)
-        return _shaped(room, gradients[0].shape), None, *factors, *factors_down
+        norm_backward(back.of_input(), rows, parts.second_norm, inverse, gradient, room)
+        of_hidden = _shaped(room, gradients[0].shape)
+        return of_hidden, None, *back.of_trained(x), *trained_down
 
 
 def _shaped(made: Tensor, shape: torch.Size) -> Tensor:
@@ -201,12 +195,12 @@ class FusedForward:
             part.expand(*shape[:-1], -1).reshape(-1, parts.width) for part in position_embeddings
         )
         run: Any = QueriesKeysValues.apply
-        queries, keys, values, hidden = run(hidden_states, cos, sin, parts, *parts.qkv.factors())
+        queries, keys, values, hidden = run(hidden_states, cos, sin, parts, *parts.qkv.trained())
         attended = self._attended(queries, keys, values, more).reshape(-1, parts.out.inputs)
         run = AttentionOutput.apply
-        hidden = run(attended, hidden, parts, *parts.out.factors())
+        hidden = run(attended, hidden, parts, *parts.out.trained())
         run = GatedMlp.apply
-        return run(hidden, parts, *parts.gate_up.factors(), *parts.down.factors())
+        return run(hidden, parts, *parts.gate_up.trained(), *parts.down.trained())
 
     def _as_it_was(self, hidden: Tensor, *args: Any, **more: Any) -> Any:
         *first, embeddings, past = args
@@ -293,12 +287,15 @@ def _layer(layer: Any, adapter: str) -> str:
     if adapter not in getattr(layer, "lora_A", {}):
         return "not every linear layer of the block has an adapter"
     base, first, second = layer.get_base_layer(), layer.lora_A[adapter], layer.lora_B[adapter]
-    if type(base) is not nn.Linear or base.weight.device != first.weight.device:
-        return "base weights are quantised or lie elsewhere"
-    if not base.weight.dtype == first.weight.dtype == second.weight.dtype:
-        return f"the adapter is {first.weight.dtype} beside {base.weight.dtype}"
+    plain, dtype = type(base) is nn.Linear, first.weight.dtype
+    if not (plain or is_quantised(base)) or base.weight.device != first.weight.device:
+        return f"a base layer is {type(base).__name__}"
+    if second.weight.dtype != dtype or (plain and base.weight.dtype != dtype):
+        return f"the adapter is {dtype} beside {base.weight.dtype}"
     if not isinstance(layer.lora_dropout[adapter], nn.Identity):
         return "the adapter has dropout"
-    if adapter in layer.lora_magnitude_vector or second.bias is not None:
-        return "the adapter is not LoRA alone"
+    vectors = layer.lora_magnitude_vector
+    dora = adapter not in vectors or isinstance(vectors[adapter], faster_class())
+    if not dora or second.bias is not None:
+        return "the adapter is neither LoRA nor DoRA"
     return ""

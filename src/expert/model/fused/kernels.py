@@ -68,15 +68,16 @@ def rotate(
     norms: tuple[Tensor, Tensor] | None,
     epsilon: float,
     heads: tuple[int, int],
+    *,
+    in_place: bool = False,
 ) -> Tensor:
     """Queries and keys [rows, heads, width], side by side in the columns of `qkv`, normed if there
-    are weights for it, and turned by their positions (cos, sin [rows, width]): in place where there
-    are none, since the backward then needs them no more."""
+    are weights for it, and turned by their positions (cos, sin [rows, width])."""
     rows, width = cos.shape
     count = sum(heads)
-    made = qkv[:, : count * width].view(rows, count, width)
-    if norms is not None:
-        made = qkv.new_empty(rows, count, width)
+    made = qkv.new_empty(rows, count, width)
+    if in_place:
+        made = qkv[:, : count * width].view(rows, count, width)
     if not _uses_triton(qkv):
         x = qkv[:, : count * width].reshape(rows, count, width)
         wide = x.to(_wide(x))
@@ -162,6 +163,29 @@ def swiglu_backward(both: Tensor, gradient: Tensor) -> Tensor:
     return made
 
 
+def scale_columns(
+    gradient: Tensor, before: Tensor, scale: Tensor, *, in_place: bool
+) -> tuple[Tensor, Tensor]:
+    """(gradient * scale, the sums over all rows of gradient * before)."""
+    rows, width = gradient.shape
+    if not _uses_triton(gradient):
+        wide = gradient.to(_wide(gradient))
+        sums = (wide * before).sum(0)
+        scaled = (wide * scale).to(gradient.dtype)
+        return (gradient.copy_(scaled) if in_place else scaled), sums
+    out = gradient if in_place else torch.empty_like(before)
+    parts = -(-rows // ROWS)
+    sums = torch.empty(parts, width, dtype=torch.float32, device=gradient.device)
+    _kernel("_scale_columns")[(parts, -(-width // SUMMED))](
+        gradient, before, scale, out, sums, rows, width,
+        gradient.stride(0), before.stride(0), out.stride(0),
+        ROWS=ROWS, COLUMNS=SUMMED, num_warps=4,
+    )  # fmt: skip
+    return out, sums.sum(0)
+
+
+ROWS, SUMMED = 64, 128
+"""Rows and columns that one program scales and adds up."""
 COLUMNS = 1024
 """Of a row, that one program does."""
 
@@ -349,3 +373,21 @@ def _swiglu_backward(  # type: ignore[no-untyped-def]
     tl.store(target + width, (of_made * gate * share).to(given.dtype), mask=there)
     made = (gate * share * up).to(given.dtype)
     tl.store(gradient + row * width + columns, made, mask=there)
+
+
+def _scale_columns(  # type: ignore[no-untyped-def]
+    gradient, before, scale, out, sums, rows, width,
+    gradient_stride, before_stride, out_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(0)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    row = (part * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
+    there = (row < rows) & (columns < width)
+    given = tl.load(gradient + row * gradient_stride + columns, mask=there, other=0.0)
+    values = tl.load(before + row * before_stride + columns, mask=there, other=0.0)
+    factor = tl.load(scale + columns, mask=columns < width, other=0.0)
+    total = tl.sum(given.to(tl.float32) * values.to(tl.float32), 0)
+    one = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    tl.store(sums + part * width + one, total, mask=one < width)
+    made = (given.to(tl.float32) * factor).to(given.dtype)
+    tl.store(out + row * out_stride + columns, made, mask=there)

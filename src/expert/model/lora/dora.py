@@ -73,7 +73,7 @@ def faster_class() -> type[Any]:
             super().__init__(old.fan_in_fan_out)
             self.weight = old.weight
             self.train(old.training)
-            self.read_weight, self.is_quantised = _reader(base_layer)
+            self.read_weight, self.is_quantised = reader_of(base_layer)
             weight = self.read_weight(base_layer, torch.float32).detach()
             exact = torch.promote_types(weight.dtype, torch.float32)
             squares = torch.linalg.vector_norm(weight, dim=1, dtype=exact).square()
@@ -125,7 +125,7 @@ def _less_bias(result: Tensor, base_layer: Any) -> Tensor:
     return result if bias is None else result - bias.to(result.dtype)
 
 
-def _reader(base_layer: Any) -> tuple[ReadWeight, bool]:
+def reader_of(base_layer: Any) -> tuple[ReadWeight, bool]:
     """(what gives the layer's weight [out, in], whether that is a quantised one). The dtype it is
     given is for weights that have none of their own."""
     from transformers.pytorch_utils import Conv1D

@@ -1,4 +1,4 @@
-"""Whether blocks with LoRA are computed by kernels of our own."""
+"""Whether blocks with LoRA or DoRA are computed by kernels of our own."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ def choose_fused_blocks(
     if not obstacle and work is not None:
         way = choose_capture(draft, replace(work, fused_blocks=True), sequences).way
         obstacle = _cannot_lie_so(way.fit.work)
+        if not obstacle and asked == "auto":
+            obstacle = _not_measured(way.fit.work)
     if not obstacle and way is not None:
         because = "as fast as compiled blocks on an H200, without the time to compile"
         chosen = draft.choose(PATH, "fused_blocks", True, because)
@@ -40,8 +42,8 @@ def choose_fused_blocks(
 def _obstacle(draft: PlanDraft) -> str:
     """Why the kernels are not for this model, adapter or card, or nothing."""
     shape, targets = draft.resolved.shape, draft["adapter.target_modules"]
-    if draft.config.adapter_type != "lora":
-        return "made for LoRA alone"
+    if draft.config.adapter_type not in ("lora", "dora"):
+        return "made for LoRA and DoRA"
     if not draft.on_gpu:
         return "no GPU"
     if draft.target.windows:
@@ -61,10 +63,15 @@ def _obstacle(draft: PlanDraft) -> str:
 
 def _cannot_lie_so(found: Workload) -> str:
     """Why weights cannot lie as the kernels want them, or nothing."""
-    if found.quantization != "none":
-        return "quantised base weights are unpacked layer by layer"
     if found.engine == "sharded":
         return "weights that are spread over ranks stay as they lie"
+    return ""
+
+
+def _not_measured(found: Workload) -> str:
+    """Why nobody knows yet whether they are faster, or nothing."""
+    if found.adapter == "dora" or found.quantization != "none":
+        return "with DoRA and quantised weights not measured on a GPU yet: true tries it"
     return ""
 
 

@@ -245,8 +245,10 @@ def kept_per_token(work: Workload, calibration: Calibration = H200) -> int:
     q, k, h, f = s.q_width, s.kv_width, s.hidden, s.ffn
     if work.is_fused:
         # Norms and silu(gate) * up are computed again; q and k are kept before their norm too.
-        elements = 2.0 * h + q + 2 * k + q + 2 * f + (q + k if s.qk_norm else 0)
-        elements += _adapter_elements(work, calibration)
+        dora = work.adapter == "dora"
+        elements = 2.0 * h + q + 2 * k + q + 2 * f + (q + k if s.qk_norm or dora else 0)
+        elements += work.rank * len(work.target_sizes())
+        elements += 2 * h if dora else 0  # what o and down gave, before it is scaled
         return int(width * elements + 4 * s.heads + 8)
     trained = _layers_that_need_their_input(work)
     elements = 2.0 * h + q + 2 * k + q

@@ -65,8 +65,8 @@ class Workload:
 
     @property
     def is_fused(self) -> bool:
-        """Fused blocks need weights that lie as they are, on one device."""
-        return self.fused_blocks and self.quantization == "none" and self.engine != "sharded"
+        """Fused blocks need all weights on one device."""
+        return self.fused_blocks and self.engine != "sharded"
 
     @property
     def trains_everything(self) -> bool:
