@@ -97,6 +97,16 @@ def test_losses_and_gradients_are_those_of_peft(tmp_path, monkeypatch, family):
     assert_equal(outcome(a_model(folder)), by_peft(folder, monkeypatch))
 
 
+def test_what_a_window_hides_stays_hidden(tmp_path):
+    """Of Mistral it is the model's, of Qwen each layer's own."""
+    for family, options in (
+        ("mistral", {"sliding_window": 8}),
+        ("qwen3", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}),
+    ):
+        folder = tiny_model(tmp_path / family, family, **options)
+        assert_equal(outcome(a_model(folder)), outcome(a_model(folder, fused=False)))
+
+
 def test_layers_with_a_bias_are_as_those_of_peft(tmp_path, monkeypatch):
     folder = tiny_model(tmp_path / "model", "llama", attention_bias=True, mlp_bias=True)
     assert_equal(outcome(a_model(folder)), by_peft(folder, monkeypatch))

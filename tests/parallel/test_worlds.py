@@ -59,6 +59,7 @@ def final_weights(folder: Path) -> dict[str, Any]:
 
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {},
+    "lora, fused": {"fused_blocks": True},
     "int4, sharded": {"distributed": "sharded", "quantization": "int4"},
     "full, sharded": {"distributed": "sharded", "adapter_type": "full", "learning_rate": 1e-3},
 }
@@ -159,6 +160,7 @@ EVERY_KIND: dict[str, dict[str, Any]] = {
     "lora, in order of length": {"packing": False, "group_by_length": True},
     "dora": {"adapter_type": "dora"},
     "dora on int8": {"adapter_type": "dora", "quantization": "int8"},
+    "dora on int8, fused": {"adapter_type": "dora", "quantization": "int8", "fused_blocks": True},
     "ia3": {"adapter_type": "ia3", "rank": None},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},

@@ -33,7 +33,13 @@ OfACompiler.__module__ = "torch._dynamo.exc"
 
 
 def plan(**kernels: Any) -> Any:
-    own = {"compile": True, "attention": "sdpa", "precision": "bf16", "fused_loss": True}
+    own = {
+        "compile": True,
+        "attention": "sdpa",
+        "precision": "bf16",
+        "fused_loss": True,
+        "fused_blocks": False,
+    }
     return SimpleNamespace(kernels=SimpleNamespace(**(own | kernels)))
 
 
@@ -77,6 +83,10 @@ def test_what_compiles_is_given_up_in_turn(error):
         failure = failure_of(error, "training", plan(compile=False, attention=attended))
         assert isinstance(failure, KernelUnavailable)
         assert failure.kernel == kernel
+        fused = plan(compile=False, attention=attended, fused_blocks=True)
+        failure = failure_of(error, "training", fused)
+        assert isinstance(failure, KernelUnavailable)
+        assert failure.kernel == "triton"
 
 
 def test_attention_that_is_not_deterministic_is_given_up_only_where_that_was_asked_for():

@@ -66,7 +66,9 @@ class Sharding:
         padded = torch.zeros(shape, dtype=part.dtype, device=self.device)
         padded[: len(part)] = part.detach()
         found = padded.new_empty((rows * self.parts, *like.shape[1:]))
-        dist.all_gather_into_tensor(found, padded, group=self.group)
+        # What torch 2.13 calls deprecated is the only name that 2.11 has.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(found, padded, group=self.group)
         return found[: like.shape[0]]
 
 

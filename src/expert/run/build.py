@@ -214,12 +214,15 @@ def _arrange_blocks(loaded: LoadedModel, kernels: KernelPlan) -> None:
     from expert.model.blocks import compile_blocks, recompute
     from expert.model.chargpt import CharGpt
     from expert.model.fused.block import fuse_blocks
+    from expert.model.fused.kernels import triton_trouble
     from expert.training.recovery import KernelUnavailable
 
     if kernels.fused_blocks:
-        reason = fuse_blocks(loaded.blocks, ADAPTER)
+        trouble = triton_trouble(loaded.head().device)
+        reason = trouble or fuse_blocks(loaded.blocks, ADAPTER)
         if reason:
-            raise DoesNotRun(KernelUnavailable(kernel="fused_blocks", reason=reason))
+            kernel = "triton" if trouble else "fused_blocks"
+            raise DoesNotRun(KernelUnavailable(kernel=kernel, reason=reason))
     blocks = len(loaded.blocks)
     if kernels.checkpointing != "none":
         default = blocks if kernels.checkpointing == "full" else -(-blocks // 2)

@@ -12,7 +12,7 @@ from expert.planning.run_plan import RunPlan
 
 ATTENTION_AFTER = {"flex": "flash", "flash": "sdpa", "sdpa": "eager"}
 PLAIN_OPTIMIZER = "adamw_torch"
-SWITCHES = ("fused_loss", "fused_blocks", "compile", "tf32", "cudnn_benchmark", "cuda_graphs")
+SWITCHES = ("fused_loss", "compile", "tf32", "cudnn_benchmark", "cuda_graphs")
 """Kernels that can be left out, and nothing else changes."""
 # More batches ahead than this only hold memory: a loader that is on average too slow stays so.
 MOST_PREFETCHED = 64
@@ -209,6 +209,11 @@ def _without_kernel(plan: RunPlan, failure: KernelUnavailable) -> tuple[Changes,
         kernel = plan.optim.optimizer
         if kernel not in (PLAIN_OPTIMIZER, "sgd"):
             values = {"optim.optimizer": PLAIN_OPTIMIZER}
+    elif kernel in ("triton", "fused_blocks") and kernels.fused_blocks:
+        # Blocks that are not fused are compiled, unless it is Triton that does not run.
+        values = {"kernels.fused_blocks": False}
+        if kernel == "fused_blocks" and plan.data.packing != "none" and kernels.device == "cuda":
+            values["kernels.compile"] = True
     elif kernel in SWITCHES and getattr(kernels, kernel):
         values = {f"kernels.{kernel}": False}
     return values, f"{kernel} cannot run here: {_first_line(failure.reason)}"
@@ -220,7 +225,10 @@ def _other_precision(plan: RunPlan, failure: PrecisionUnsupported) -> tuple[Chan
     if failure.precision != plan.kernels.precision or failure.precision == "fp32":
         return {}, because
     if failure.precision == "bf16" and plan.kernels.device == "cuda":
-        return {"kernels.precision": "fp16", "kernels.loss_scaling": True}, because
+        values: Changes = {"kernels.precision": "fp16", "kernels.loss_scaling": True}
+        if plan.kernels.fused_blocks:  # which need adapters of the precision of the base
+            values["kernels.fused_blocks"] = False
+        return values, because
     return {"kernels.precision": "fp32", "kernels.loss_scaling": False}, because
 
 

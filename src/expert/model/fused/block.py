@@ -173,6 +173,7 @@ class FusedForward:
     def __init__(self, block: Any, adapter: str) -> None:
         self.plain: Callable[..., Any] = block.forward
         self._attention = block.self_attn
+        self._window = window_of(block)
         self.parts = parts_of(block, adapter)
 
     def __call__(
@@ -221,7 +222,7 @@ class FusedForward:
             given.pop("attention_mask", None),
             dropout=attention.attention_dropout if attention.training else 0.0,
             scaling=attention.scaling,
-            sliding_window=getattr(attention, "sliding_window", None),
+            sliding_window=self._window,
             **given,
         )[0]
         return made
@@ -267,6 +268,17 @@ def parts_of(block: Any, adapter: str) -> Parts:
     )
 
 
+def window_of(block: Any) -> int | None:
+    """How far back attention looks: of the layer, or for Mistral, whose layers are alike, of the
+    model. None of a layer of Qwen means that it looks at everything."""
+    attention = block.self_attn
+    if hasattr(attention, "sliding_window"):
+        found: int | None = attention.sliding_window
+        return found
+    alike = type(block).__name__ == "MistralDecoderLayer"
+    return getattr(attention.config, "sliding_window", None) if alike else None
+
+
 def why_not(block: Any, adapter: str) -> str:
     """Why a block cannot be computed by these functions; empty where it can."""
     if type(block).__name__ not in KNOWN:
@@ -279,7 +291,10 @@ def why_not(block: Any, adapter: str) -> str:
         return f"the activation is {type(mlp.act_fn).__name__}, not SiLU"
     layers = [getattr(attention, f"{name}_proj") for name in "qkvo"]
     layers += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    return next((reason for layer in layers if (reason := _layer(layer, adapter))), "")
+    reason = next((reason for layer in layers if (reason := _layer(layer, adapter))), "")
+    if not reason and len({layer.scaling[adapter] for layer in layers}) > 1:
+        return "the layers are scaled differently"
+    return reason
 
 
 def _layer(layer: Any, adapter: str) -> str:

@@ -190,6 +190,29 @@ COLUMNS = 1024
 """Of a row, that one program does."""
 
 
+@functools.cache
+def triton_trouble(device: torch.device) -> str:
+    """Why Triton's kernels do not run here, tried once in a process; empty where they do.
+
+    Triton can be imported where it has no compiler or the card is not one of its own.
+    """
+    if device.type != "cuda":
+        return ""
+    if not triton_installed():
+        return "Triton is not installed"
+    try:
+        x = torch.randn(3, 40, generator=torch.Generator().manual_seed(0)).to(device)
+        found, right = (torch.empty_like(x) for _ in range(2))
+        norm(x, x[0].contiguous(), 1e-6, found)
+        right.copy_(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * x[0])
+        wrong = not torch.allclose(found, right, rtol=1e-4, atol=1e-4)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a kernel raises here is the answer
+        return f"{type(error).__name__}: {error}"
+    return "a kernel gives wrong numbers" if wrong else ""
+
+
 def _uses_triton(tensor: Tensor) -> bool:
     return (tensor.is_cuda or INTERPRETED) and triton_installed()
 
@@ -298,7 +321,7 @@ def _rotate_backward(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = WIDTH // 2
-    heads = tl.arange(0, BLOCK)[:, None]
+    heads = tl.arange(0, BLOCK)[:, None].to(tl.int64)
     columns = tl.arange(0, half)[None, :]
     is_query = heads < QUERIES
     is_key = (heads >= QUERIES) & (heads < QUERIES + KEYS)
@@ -333,7 +356,7 @@ def _rotate_backward(  # type: ignore[no-untyped-def]
     target = out + row * out_stride + heads * WIDTH + columns
     tl.store(target, before_left.to(kind), mask=is_query | is_key)
     tl.store(target + half, before_right.to(kind), mask=is_query | is_key)
-    value_heads = tl.arange(0, VALUES)[:, None]
+    value_heads = tl.arange(0, VALUES)[:, None].to(tl.int64)
     wide = tl.arange(0, WIDTH)[None, :]
     kept = value_heads < KEYS
     of_value = values + sequence * value_row + place * value_place + value_heads * value_head + wide

@@ -162,6 +162,7 @@ def _measured_rate(draft: PlanDraft, *, compiled: bool) -> float | None:
             about = {**wanted, "quantization": rate.quantization}
         alike = rate.row_tokens is not None and rows_alike(rate.row_tokens, row_tokens)
         same = all(rate.settings.get(path) == value for path, value in settled.items())
+        same &= not rate.settings.get("kernels.fused_blocks")
         if alike and same and ranks_of(rate) == 1 and rate.is_about(about):
             return rate.tokens_per_second
     best = draft.best

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from expert.planning.choose.cuda_graphs import choose_capture
-from expert.planning.draft import PlanDraft
+from expert.planning.draft import KEPT, PlanDraft
 from expert.planning.memory.workload import Workload
 from expert.planning.models.shapes import PROJECTIONS
 
@@ -20,12 +20,16 @@ def choose_fused_blocks(
 ) -> float | None:
     """As fast as compiled blocks from the first step on, with less memory: wherever they can.
     Returns the seconds that training so is expected to take, where that is known."""
-    asked, way = draft.config.fused_blocks, None
+    asked, kept, way = draft.config.fused_blocks, draft.kept.fused_blocks, None
+    if asked == "auto" and kept is False:
+        draft.settle(PATH, False, KEPT)
+        return None
     obstacle = _obstacle(draft) or ("" if work is not None else draft.resolved.shape_from)
     if not obstacle and work is not None:
-        way = choose_capture(draft, replace(work, fused_blocks=True), sequences).way
+        fused = replace(work, fused_blocks=True, attention=_likely_attention(draft))
+        way = choose_capture(draft, fused, sequences).way
         obstacle = _cannot_lie_so(way.fit.work)
-        if not obstacle and asked == "auto":
+        if not obstacle and asked == "auto" and not kept:
             obstacle = _not_measured(way.fit.work)
     if not obstacle and way is not None:
         because = "as fast as compiled blocks on an H200, without the time to compile"
@@ -44,11 +48,12 @@ def _obstacle(draft: PlanDraft) -> str:
     shape, targets = draft.resolved.shape, draft["adapter.target_modules"]
     if draft.config.adapter_type not in ("lora", "dora"):
         return "made for LoRA and DoRA"
-    if not draft.on_gpu:
+    if not draft.on_gpu and draft.config.fused_blocks == "auto":
         return "no GPU"
-    if draft.target.windows:
+    if draft.on_gpu and draft.target.windows:
         return "Triton does not ship for Windows"
-    if not draft.has_capability(TRITON_LEAST) or draft["kernels.precision"] == "fp16":
+    able = draft.has_capability(TRITON_LEAST) or not draft.on_gpu
+    if not able or draft["kernels.precision"] == "fp16":
         return "needs bf16"
     if shape is None or not shape.llama_blocks or shape.head_dim & (shape.head_dim - 1):
         return "made for blocks like those of Llama, Mistral and Qwen"
@@ -66,6 +71,13 @@ def _cannot_lie_so(found: Workload) -> str:
     if found.engine == "sharded":
         return "weights that are spread over ranks stay as they lie"
     return ""
+
+
+def _likely_attention(draft: PlanDraft) -> str:
+    """What is chosen later, as far as memory goes."""
+    if draft.config.attention != "auto":
+        return str(draft.config.attention)
+    return "flash" if draft.packed and draft["kernels.precision"] != "fp32" else "sdpa"
 
 
 def _not_measured(found: Workload) -> str:

@@ -249,6 +249,10 @@ def kept_per_token(work: Workload, calibration: Calibration = H200) -> int:
         elements = 2.0 * h + q + 2 * k + q + 2 * f + (q + k if s.qk_norm or dora else 0)
         elements += work.rank * len(work.target_sizes())
         elements += 2 * h if dora else 0  # what o and down gave, before it is scaled
+        # A mask makes SDPA repeat keys and values for grouped queries; padded rows have none, and
+        # packed ones in 16 bits have flash attention.
+        masked = work.attention == "eager" or (work.attention == "sdpa" and width == 4)
+        elements += 2 * q if masked and q != k else 0
         return int(width * elements + 4 * s.heads + 8)
     trained = _layers_that_need_their_input(work)
     elements = 2.0 * h + q + 2 * k + q

@@ -76,12 +76,14 @@ def _is_of_a_compiler(error: BaseException) -> bool:
 
 
 def _without_compiler(reason: str, plan: RunPlan | None) -> Failure:
-    """What still compiles is given up in turn: graphs, flex attention, the kernel of the loss."""
+    """What still compiles is given up in turn: graphs, fused blocks, flex attention, the kernel of
+    the loss."""
     from expert.training import recovery
 
     if plan is None or plan.kernels.compile:
         return recovery.CompileFailed(reason=reason)
     kernel = "attention" if plan.kernels.attention == "flex" else "fused_loss"
+    kernel = "triton" if plan.kernels.fused_blocks else kernel
     return recovery.KernelUnavailable(kernel=kernel, reason=reason)
 
 

@@ -56,12 +56,15 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
         asked = {each["name"]: each["quantization"] for each in models}[model["name"]]
         times, own_rows = config["gradient_accumulation_steps"], config["batch_size"] == "auto"
         base = model["quantization"] if asked == "auto" else None
+        kernels = plan["kernels"]
+        fused = kernels.get("fused_blocks", False) if kernels["device"] == "cuda" else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Kept()
     same = times == read.manifest.training.config.gradient_accumulation_steps
     return Kept(
         examples_per_update=rows if own_rows and same and isinstance(rows, int) else None,
         quantization=base if base in ("none", "int4") else None,
+        fused_blocks=fused if isinstance(fused, bool) else None,
     )
 
 

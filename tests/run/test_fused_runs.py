@@ -1,0 +1,55 @@
+"""Whole runs with fused blocks: the losses of other blocks, resumed bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+
+from tests.each import each
+from tests.jobs.runs import (
+    copied,
+    losses_of,
+    plan_of,
+    run,
+    saved_steps,
+    weights_of,
+    write_expert,
+)
+
+SETTINGS: dict[str, Any] = {"epochs": 1, "micro_batch_size": 2, "save_steps": 2}
+
+
+@each(
+    "config",
+    [
+        {},
+        {"packing": False},
+        {"gradient_checkpointing": "selective"},
+        {"adapter_type": "dora"},
+    ],
+    ids=str,
+)
+def test_a_run_with_fused_blocks_has_the_losses_of_other_blocks(tmp_path, base, config):
+    losses = []
+    for fused in (True, False):
+        settings = {**SETTINGS, **config, "fused_blocks": fused}
+        done = run(write_expert(tmp_path / str(fused), base, settings)).folder
+        assert plan_of(done)["kernels"]["fused_blocks"] is fused
+        losses.append({step: float.fromhex(loss) for step, loss in losses_of(done).items()})
+    assert losses[0].keys() == losses[1].keys()
+    for step, loss in losses[0].items():
+        # Float32 keeps 24 bits; other orders of sums, through a few blocks and steps.
+        assert loss == pytest.approx(losses[1][step], rel=1e-5)
+
+
+def test_a_run_with_fused_blocks_resumes_bit_for_bit(tmp_path, base):
+    manifest = write_expert(tmp_path / "whole", base, {**SETTINGS, "fused_blocks": True})
+    whole = run(manifest).folder
+    half = copied(whole, whole.with_name("demo-29990101-000000"))
+    for step in saved_steps(half)[1:]:
+        shutil.rmtree(half / "checkpoints" / f"step-{step:06d}")
+    assert run(manifest, resume=str(half)).folder == half
+    assert losses_of(half) == losses_of(whole)
+    assert weights_of(half) == weights_of(whole)
