@@ -94,7 +94,12 @@ PLANTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"attention": "eager"}, {}, "eager-attention", "warning"),
     ({"optim": "adamw_torch"}, {}, "plain-optimizer", "warning"),
     ({"fused_loss": False}, {}, "whole-logits", "warning"),
-    ({"torch_compile": False, "epochs": 1e8}, {}, "compile-off", "warning"),
+    (
+        {"torch_compile": False, "fused_blocks": False, "epochs": 1e8},
+        {},
+        "compile-off",
+        "warning",
+    ),
     ({"torch_compile": True}, {"windows": True}, "compile-cannot", "warning"),
     ({"torch_compile": True}, {"capability": (6, 1)}, "compile-cannot", "warning"),
     ({"torch_compile": True, **PADDED}, {}, "compile-padded", "warning"),

@@ -51,5 +51,5 @@ def test_a_run_with_fused_blocks_resumes_bit_for_bit(tmp_path, base):
     for step in saved_steps(half)[1:]:
         shutil.rmtree(half / "checkpoints" / f"step-{step:06d}")
     assert run(manifest, resume=str(half)).folder == half
-    assert losses_of(half) == losses_of(whole)
+    assert losses_of(half) == {s: loss for s, loss in losses_of(whole).items() if s > 2}
     assert weights_of(half) == weights_of(whole)
