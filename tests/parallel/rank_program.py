@@ -10,6 +10,7 @@
   kill          ends itself with SIGKILL
   run=FOLDER    moves its log there, as a rank does when the run folder is made
   once=FILE     goes on only where FILE is not there yet, and makes it; else exits with 0
+  after=FILE    waits until FILE is there
   say=WORDS     prints
   words=FILE    appends its arguments and rank to FILE
   last=FILE     writes to FILE where those that were started before it have left why they ended
@@ -71,6 +72,9 @@ def act(what: str, rank: int) -> None:
         if Path(value).exists():
             sys.exit(0)
         Path(value).touch()
+    elif name == "after":
+        while not Path(value).exists():
+            time.sleep(0.02)
     elif name == "say":
         say(value)
     elif name == "words":

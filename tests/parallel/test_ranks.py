@@ -61,8 +61,10 @@ def test_a_rank_that_is_killed_ends_all_and_is_named_first():
     assert told[0] == wording("rank-ended-by-signal", rank=1, signal="SIGKILL")
 
 
-def test_a_rank_that_does_not_answer_is_named_by_those_that_wait_for_it_and_ended():
-    ended, told = started("1:say=in-vain", "1:hang", "0:blame=1")
+def test_a_rank_that_does_not_answer_is_named_by_those_that_wait_for_it_and_ended(tmp_path):
+    there = tmp_path / "there"
+    hangs = ("1:say=in-vain", f"1:once={there}", "1:hang")
+    ended, told = started(*hangs, f"0:after={there}", "0:blame=1")
     assert ended.exit_code == EXIT_RUN_FAILED
     message, log = told[0].splitlines()
     assert message == "silence-of 1"
