@@ -310,3 +310,11 @@ def test_a_rate_on_a_cpu_holds_for_as_many_cores_and_threads():
         for cores, environ in ((2, {}), (4, {}), (2, {"OMP_NUM_THREADS": "1"}), (None, {}))
     ]
     assert len({json.dumps(each) for each in told}) == 4
+
+
+def test_fused_blocks_that_lost_a_benchmark_are_not_chosen(home):
+    remember_rate(home, rate(settings={**WON, "kernels.fused_blocks": False}))
+    made = planned(home, {"fused_blocks": "auto"})
+    assert made.kernels.fused_blocks is False
+    assert decision(made, "kernels.fused_blocks")[2] == "measurement"
+    assert planned(home, {"fused_blocks": True}).kernels.fused_blocks

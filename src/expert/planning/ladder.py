@@ -179,6 +179,12 @@ SETTINGS: tuple[Setting, ...] = (
         needs=_compiles,
     ),
     Setting(
+        name="fused blocks",
+        adds="blocks with LoRA by kernels of our own instead of compiled ones",
+        settings={"fused_blocks": "auto", "torch_compile": "auto"},
+        about=("kernels.fused_blocks",),
+    ),
+    Setting(
         name="batch size",
         adds="the largest micro-batch size that fits",
         settings={"micro_batch_size": "auto"},

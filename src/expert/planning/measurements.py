@@ -27,6 +27,7 @@ from expert.planning.machine.threads import NAMES
 # What a benchmark may settle for later plans where the manifest says auto: it changes only speed.
 REMEMBERED: dict[str, TypeAdapter[Any]] = {
     "kernels.compile": TypeAdapter(bool),
+    "kernels.fused_blocks": TypeAdapter(bool),
     "kernels.cuda_graphs": TypeAdapter(bool),
     "kernels.attention": TypeAdapter(Literal["eager", "sdpa", "flash", "flex"]),
     "kernels.checkpointing": TypeAdapter(Literal["none", "selective", "full"]),

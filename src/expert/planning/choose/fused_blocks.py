@@ -21,15 +21,19 @@ def choose_fused_blocks(
     """As fast as compiled blocks from the first step on, with less memory: wherever they can.
     Returns the seconds that training so is expected to take, where that is known."""
     asked, kept, way = draft.config.fused_blocks, draft.kept.fused_blocks, None
+    found = draft.measured(PATH)
     if asked == "auto" and kept is False:
         draft.settle(PATH, False, KEPT)
+        return None
+    if asked == "auto" and kept is None and found is not None and not found[0]:
+        draft.settle(PATH, *found, "measurement")
         return None
     obstacle = _obstacle(draft) or ("" if work is not None else draft.resolved.shape_from)
     if not obstacle and work is not None:
         fused = replace(work, fused_blocks=True, attention=_likely_attention(draft))
         way = choose_capture(draft, fused, sequences).way
         obstacle = _cannot_lie_so(way.fit.work)
-        if not obstacle and asked == "auto" and not kept:
+        if not obstacle and asked == "auto" and not kept and found is None:
             obstacle = _not_measured(way.fit.work)
     if not obstacle and way is not None:
         because = "as fast as compiled blocks on an H200, without the time to compile"
