@@ -285,7 +285,7 @@ class _Comparison:
              "compile", False, "" if kernels.compile else "the plan compiles nothing"),
             ("fused loss = plain loss",
              "fused_loss", False, "" if kernels.fused_loss else "the plan has the plain loss"),
-            ("fused blocks = the model's own",
+            ("fused blocks = plain blocks",
              "fused_blocks", False, "" if kernels.fused_blocks else "the plan has none"),
         ):  # fmt: skip
             found.append(
