@@ -120,6 +120,14 @@ def test_dora_is_that_of_layers_one_by_one(tmp_path, family):
     assert_equal(outcome(a_model(folder, kind="dora")), apart)
 
 
+def test_a_row_of_zeros_has_a_magnitude_that_gets_no_gradient_and_no_nan(tmp_path):
+    loaded = a_model(tiny_model(tmp_path / "model", "llama"), kind="dora")
+    parts: Any = loaded.blocks[0].forward
+    with torch.no_grad():
+        parts.parts.gate_up.magnitudes.vectors[0][0] = 0.0
+    assert all(gradient.isfinite().all() for gradient in outcome(loaded))
+
+
 @each("quantization", ["int8", "int4"])
 @each("kind", ["lora", "dora"])
 def test_quantised_layers_are_as_one_by_one(tmp_path, quantization, kind):

@@ -28,7 +28,9 @@ def judged(run: Session, weights: Groups, job: Job) -> dict[str, Any]:
     if run.data.validation is None:
         return {"loss": None, "held_out_rows": 0, "held_out_tokens": 0}
     own = {
-        "kernels.compile": False,  # that it computes the same is a setting of its own
+        # That these compute the same is a setting of its own.
+        "kernels.compile": False,
+        "kernels.fused_blocks": False,
         "kernels.loss_scaling": False,
         "kernels.checkpointing": "none",
     }

@@ -292,9 +292,12 @@ def why_not(block: Any, adapter: str) -> str:
     layers = [getattr(attention, f"{name}_proj") for name in "qkvo"]
     layers += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     reason = next((reason for layer in layers if (reason := _layer(layer, adapter))), "")
-    if not reason and len({layer.scaling[adapter] for layer in layers}) > 1:
+    if reason:
+        return reason
+    if len({layer.scaling[adapter] for layer in layers}) > 1:
         return "the layers are scaled differently"
-    return reason
+    kinds = {type(layer.get_base_layer()).__name__ for layer in layers}
+    return f"base layers are of several kinds: {', '.join(sorted(kinds))}" if len(kinds) > 1 else ""
 
 
 def _layer(layer: Any, adapter: str) -> str:

@@ -127,28 +127,36 @@ class Product:
         """What the backward starts with. `made`: what `forward` gave, where nothing was added;
         `wide`: of layers with more outputs than inputs, whose gradient may be changed in place."""
         if self.magnitudes is None:
-            return Gradients(self, gradient, kept, wide, ())
+            return Gradients(self, gradient, kept, wide=wide)
         scale, lengths = kept[1:3]
         before = kept[3] if made is None else made
         if made is not None and self.bias is not None:
             before = before - self.bias
         scaled, sums = scale_columns(gradient, before, scale, in_place=wide)
-        # Where something was made of it, the scale is in what was kept already.
-        of_vectors = sums / lengths if made is None else sums / (scale * lengths)
+        of_vectors = sums / lengths
+        if made is not None:
+            # What was made has the scale in it already; a row without any length gives nothing.
+            of_vectors = torch.where(scale == 0, torch.zeros_like(sums), of_vectors / scale)
         vectors = self.magnitudes.vectors
         places = zip(vectors, ends(vector.shape[0] for vector in vectors), strict=True)
         parts = tuple(of_vectors[start:end].to(vector.dtype) for vector, (start, end) in places)
-        return Gradients(self, scaled, kept, wide, parts)
+        return Gradients(self, scaled, kept, wide=wide, vectors=parts)
 
 
 class Gradients:
     """The gradients of a product: first that of its input, and then, with the input, the others."""
 
     def __init__(
-        self, product: Product, gradient: Tensor, kept: Kept, wide: bool, vectors: Kept
+        self,
+        product: Product,
+        gradient: Tensor,
+        kept: Kept,
+        *,
+        wide: bool,
+        vectors: Kept = (),
     ) -> None:
         self._product, self._gradient, self._low = product, gradient, kept[0]
-        self._wide, self._vectors = wide, vectors
+        self._vectors = vectors
         rows, outputs = gradient.shape
         self._both: Tensor | None = None
         if wide or product.matrix is None:

@@ -6,13 +6,12 @@ import math
 from dataclasses import replace
 
 from expert.planning.choose.cuda_graphs import choose_capture
+from expert.planning.choose.kernels import AMPERE
 from expert.planning.draft import KEPT, PlanDraft
 from expert.planning.memory.workload import Workload
 from expert.planning.models.shapes import PROJECTIONS
 
 PATH = "kernels.fused_blocks"
-TRITON_LEAST = (8, 0)
-"""bfloat16 in Triton's kernels."""
 
 
 def choose_fused_blocks(
@@ -32,8 +31,9 @@ def choose_fused_blocks(
     if not obstacle and work is not None:
         fused = replace(work, fused_blocks=True, attention=_likely_attention(draft))
         way = choose_capture(draft, fused, sequences).way
-        obstacle = _cannot_lie_so(way.fit.work)
-        if not obstacle and asked == "auto" and not kept and found is None:
+        if way.fit.work.engine == "sharded":
+            obstacle = "weights that are spread over ranks stay as they lie"
+        elif asked == "auto" and not kept and found is None:
             obstacle = _not_measured(way.fit.work)
     if not obstacle and way is not None:
         because = "as fast as compiled blocks on an H200, without the time to compile"
@@ -56,7 +56,7 @@ def _obstacle(draft: PlanDraft) -> str:
         return "no GPU"
     if draft.on_gpu and draft.target.windows:
         return "Triton does not ship for Windows"
-    able = draft.has_capability(TRITON_LEAST) or not draft.on_gpu
+    able = draft.has_capability(AMPERE) or not draft.on_gpu
     if not able or draft["kernels.precision"] == "fp16":
         return "needs bf16"
     if shape is None or not shape.llama_blocks or shape.head_dim & (shape.head_dim - 1):
@@ -67,13 +67,6 @@ def _obstacle(draft: PlanDraft) -> str:
         return "dropout gives every layer another input"
     if draft.config.torch_compile is True:
         return "torch_compile: true compiles the model's own blocks"
-    return ""
-
-
-def _cannot_lie_so(found: Workload) -> str:
-    """Why weights cannot lie as the kernels want them, or nothing."""
-    if found.engine == "sharded":
-        return "weights that are spread over ranks stay as they lie"
     return ""
 
 
