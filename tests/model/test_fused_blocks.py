@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from expert.model.blocks import recompute
+from expert.model.fused import dropout
 from expert.model.fused.block import (
     AttentionOutput,
     FusedForward,
@@ -120,6 +121,74 @@ def test_dora_is_that_of_layers_one_by_one(tmp_path, family):
     assert_equal(outcome(a_model(folder, kind="dora")), apart)
 
 
+@each("kind", ["lora", "dora"])
+@each(
+    "targets",
+    [
+        ["q_proj", "v_proj"],
+        ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
+        ["gate_proj", "down_proj"],
+    ],
+)
+def test_layers_without_an_adapter_are_computed_too(tmp_path, monkeypatch, kind, targets):
+    folder = tiny_model(tmp_path / "model", "qwen3")
+    options: dict[str, Any] = {"kind": kind, "target_modules": targets}
+    assert_equal(outcome(a_model(folder, **options)), by_peft(folder, monkeypatch, **options))
+
+
+class Dropped(nn.Dropout):
+    """A layer's dropout with a seed of its own, as fused blocks have it."""
+
+    seed = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout._dropped(x, self.seed, self.p) if self.training else x
+
+
+@each("kind", ["lora", "dora"])
+def test_dropout_drops_of_every_layer_what_its_seed_says(tmp_path, monkeypatch, kind):
+    folder = tiny_model(tmp_path / "model", "llama")
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
+    options: dict[str, Any] = {"kind": kind, "dropout": 0.3, "target_modules": targets, "rank": 6}
+    apart, together = (a_model(folder, fused=fused, **options) for fused in (False, True))
+    for loaded in (apart, together):
+        loaded.module.eval()
+    whole = outcome(together)
+    assert_equal(whole, outcome(apart))
+    seeds = torch.arange(len(targets)) * 977 + 5
+    monkeypatch.setattr("expert.model.fused.block.seeds_of", lambda count, device: seeds[:count])
+    for name, layer in apart.module.named_modules():
+        if hasattr(layer, "lora_dropout"):
+            own = Dropped(0.3)
+            own.seed = int(seeds[targets.index(name.rsplit(".", 1)[-1])])
+            layer.lora_dropout[ADAPTER] = own
+    for loaded in (apart, together):
+        loaded.module.train()
+    found = outcome(together)
+    assert_equal(found, outcome(apart))
+    assert abs(found[0] - whole[0]) > 1e-3
+
+
+def test_dropout_drops_its_share_and_leaves_the_mean(tmp_path):
+    values = dropout._dropped(torch.ones(1000, 100), 7, 0.1)
+    # 100,000 draws: the share is within 3 parts in a thousand, three times its spread.
+    assert float((values == 0).float().mean()) == pytest.approx(0.1, abs=0.003)
+    assert float(values.mean()) == pytest.approx(1, abs=0.004)
+    others = dropout._dropped(torch.ones(1000, 100), 8, 0.1)
+    both = float(((values == 0) & (others == 0)).float().mean())
+    assert both == pytest.approx(0.01, abs=0.001)
+
+
+def test_a_resumed_run_drops_the_same(tmp_path):
+    loaded = a_model(tiny_model(tmp_path / "model", "llama"), dropout=0.3)
+    loaded.module.train()
+    state = torch.get_rng_state()
+    first, second = outcome(loaded), outcome(loaded)
+    torch.set_rng_state(state)
+    assert_equal(outcome(loaded), first, 0)
+    assert first[0] != second[0]
+
+
 def test_a_row_of_zeros_has_a_magnitude_that_gets_no_gradient_and_no_nan(tmp_path):
     loaded = a_model(tiny_model(tmp_path / "model", "llama"), kind="dora")
     parts: Any = loaded.blocks[0].forward
@@ -167,9 +236,7 @@ def test_an_adapter_that_is_off_is_left_to_transformers(tmp_path):
 @each(
     ("family", "adapter", "words"),
     [
-        ("llama", {"dropout": 0.1}, "dropout"),
-        ("llama", {"kind": "ia3"}, "not every linear layer"),
-        ("llama", {"target_modules": ["q_proj", "v_proj"]}, "not every linear layer"),
+        ("llama", {"kind": "ia3"}, "no linear layer"),
         ("gpt2", {}, "GPT2Block"),
         ("gemma2", {}, "Gemma2DecoderLayer"),
     ],
@@ -219,7 +286,8 @@ def run(parts: Parts, hidden: Tensor, name: str) -> Tensor:
     """The function that has the layer."""
     apply: Any = AttentionOutput.apply if name == "o_proj" else GatedMlp.apply
     given = (hidden[0],) if name == "o_proj" else ()
-    made: Tensor = apply(*given, hidden, parts)
+    seeds = None if name == "o_proj" else (None, None)
+    made: Tensor = apply(*given, hidden, parts, seeds)
     return made
 
 

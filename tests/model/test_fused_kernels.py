@@ -6,6 +6,7 @@ for (TRITON_INTERPRET=1) and Triton is installed, which CPU builds of torch come
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from expert.model.fused import kernels
+from expert.model.fused import dropout, kernels, launching, magnitudes, unpacking
+from expert.model.fused.kernels import Finish
+from expert.model.lora.nf4 import is_doubly_quantised
 from tests.each import each
 
 ROWS, WIDTH, HEADS, INNER = 5, 96, (6, 2), 1500
@@ -30,10 +33,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         return
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("no card; TRITON_INTERPRET=1 runs Triton's interpreter instead")
-    monkeypatch.setattr(kernels, "INTERPRETED", True)
-    kernels._kernel.cache_clear()
+    monkeypatch.setattr(launching, "INTERPRETED", True)
     yield "cpu"
-    kernels._kernel.cache_clear()
 
 
 def drawn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -42,19 +43,25 @@ def drawn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def both_ways(
-    run: Callable[..., list[Tensor]], given: list[Any], device: str, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., list[Tensor]],
+    given: list[Any],
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    terms: int = 1,
 ) -> None:
-    """What the kernels make of copies of `given`, and torch."""
+    """What the kernels make of copies of `given`, and torch; `terms`: of sums in another order."""
 
     def copies() -> list[Any]:
         return [part.clone().to(device) if isinstance(part, Tensor) else part for part in given]
 
     found = run(*copies())
     with monkeypatch.context() as patch:
-        patch.setattr(kernels, "_uses_triton", lambda tensor: False)
+        for module in (kernels, dropout, magnitudes, unpacking):
+            patch.setattr(module, "uses_triton", lambda tensor: False)
         right = run(*copies())
     for one, other in zip(found, right, strict=True):
-        close = CLOSE.get(other.dtype, 2e-6)
+        close = CLOSE.get(other.dtype, 2e-6) * max(1.0, terms**0.5)
         torch.testing.assert_close(one, other, rtol=close, atol=close)
 
 
@@ -77,6 +84,61 @@ def all_kernels(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
         rotations(dtype, normed, device, monkeypatch)
     swiglus(dtype, device, monkeypatch)
     columns(dtype, device, monkeypatch)
+    if device == "cuda" or dtype == torch.float32:  # the interpreter multiplies bfloat16 wrongly
+        dropouts(dtype, device, monkeypatch)
+        row_scales(dtype, device, monkeypatch)
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        unpacked_weights(dtype, device, monkeypatch)
+
+
+def row_scales(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs, inputs, ranks = 70, 40, 24
+    weight, first = drawn(outputs, inputs, dtype=dtype), drawn(ranks, inputs, dtype=dtype)
+    second, vectors = drawn(outputs, ranks, dtype=dtype), drawn(outputs, dtype=dtype, seed=2)
+
+    def run(weight: Tensor, first: Tensor, second: Tensor, vectors: Tensor) -> list[Tensor]:
+        squares = weight.float().square().sum(1)
+        return list(magnitudes.row_scales(vectors, squares, weight, first, second, 0.7))
+
+    given = [weight, first, second, vectors]
+    both_ways(run, given, device, monkeypatch, terms=inputs if dtype == torch.float32 else 1)
+
+
+def unpacked_weights(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import bitsandbytes as bnb
+
+    bases = []
+    for seed in (1, 2):
+        base = bnb.nn.Linear4bit(128, 40, quant_type="nf4", bias=False)
+        values = drawn(40, 128, dtype=dtype, seed=seed)
+        base.weight = bnb.nn.Params4bit(values, quant_type="nf4", requires_grad=False).to(device)
+        bases.append(base)
+    assert all(is_doubly_quantised(base) for base in bases)
+    both_ways(lambda: [unpacking.unpacked(bases, dtype)], [], device, monkeypatch)
+
+
+def finish_of(width: int, dtype: torch.dtype, device: str) -> Finish:
+    """DoRA's scale and a bias."""
+    return Finish(
+        drawn(width, dtype=torch.float32, seed=11).to(device),
+        drawn(width, dtype=dtype, seed=12).to(device),
+    )
+
+
+def dropouts(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, width, rank, layers = 70, 90, 5, 3
+    x, first = drawn(rows, width + 6, dtype=dtype), drawn(rank * layers + 1, width, dtype=dtype)
+    below, out = drawn(rows, rank * layers + 1, dtype=dtype), drawn(rows, width, dtype=dtype)
+
+    def run(x: Tensor, first: Tensor, below: Tensor, out: Tensor) -> list[Tensor]:
+        seeds = torch.tensor([3, 2**31 - 1, 77], device=device)
+        drops = dropout.Drops(seeds, 0.2, rank)
+        low = torch.zeros(rows, rank * layers + 1, dtype=dtype, device=device)
+        dropout.low_product(x[:, :width], first, drops, 0.5, low)
+        dropout.add_to_input(out, below, first, drops)
+        return [low, out, dropout.of_first(below, x[:, :width], drops)]
+
+    both_ways(run, [x, first, below, out], device, monkeypatch, terms=width)
 
 
 def norms(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +169,13 @@ def rotations(
 
     def run(qkv: Tensor, cos: Tensor, sin: Tensor, *more: Tensor) -> list[Tensor]:
         by = (more[0], more[1]) if normed else None
-        made = kernels.rotate(qkv, cos, sin, by, 1e-6, HEADS)
-        out = torch.zeros_like(qkv)
-        kernels.rotate_backward((more[2], more[3], more[4]), qkv, cos, sin, by, 1e-6, HEADS, out)
-        return [made, out]
+        found = []
+        for finish in (kernels.PLAIN, finish_of(qkv.shape[1], dtype, device)):
+            out = torch.zeros_like(qkv)
+            found += [kernels.rotate(qkv, cos, sin, by, 1e-6, HEADS, finish), out]
+            given = (qkv, cos, sin, by, 1e-6, HEADS, out, finish)
+            kernels.rotate_backward((more[2], more[3], more[4]), *given)
+        return found
 
     both_ways(run, [qkv, cos, sin, *weights, *gradients], device, monkeypatch)
 
@@ -119,9 +184,13 @@ def swiglus(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) ->
     both, gradient = drawn(ROWS, 2 * INNER, dtype=dtype), drawn(ROWS, INNER, dtype=dtype)
 
     def run(both: Tensor, gradient: Tensor) -> list[Tensor]:
-        out = torch.zeros(ROWS, INNER + 8, dtype=dtype, device=device)
-        kernels.swiglu(both, out[:, :INNER])
-        return [out, kernels.swiglu_backward(both, gradient), gradient]
+        out = torch.zeros(2, ROWS, INNER + 8, dtype=dtype, device=device)
+        finish, copy = finish_of(2 * INNER, dtype, device), gradient.clone()
+        kernels.swiglu(both, out[0, :, :INNER])
+        kernels.swiglu(both, out[1, :, :INNER], finish)
+        back = [kernels.swiglu_backward(both, *more) for more in ((gradient,), (copy, finish))]
+        residual = drawn(ROWS, 2 * INNER, dtype=dtype, seed=13).to(device)
+        return [out, *back, gradient, copy, kernels.finish_onto(both, finish, residual)]
 
     both_ways(run, [both, gradient], device, monkeypatch)
 
@@ -135,7 +204,7 @@ def columns(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) ->
         made = kernels.scale_columns(gradient, before, scale, in_place=False)
         return [*made, *kernels.scale_columns(gradient, before, scale, in_place=True), gradient]
 
-    both_ways(run, [gradient, before, scale], device, monkeypatch)
+    both_ways(run, [gradient, before, scale], device, monkeypatch, terms=rows)
 
 
 @each("dtype", [torch.float64, torch.float32])

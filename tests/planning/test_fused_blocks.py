@@ -21,14 +21,10 @@ def test_blocks_of_known_families_are_fused_and_not_compiled(model):
 @each(
     ("config", "model", "card", "words"),
     [
-        ({"adapter_type": "dora"}, "Qwen3-0.6B", "rtx-4090", "not measured"),
         ({"adapter_type": "ia3"}, "Qwen3-0.6B", "rtx-4090", "made for LoRA"),
-        ({"dropout": 0.1}, "Qwen3-0.6B", "rtx-4090", "dropout"),
-        ({"target_modules": ["q_proj", "v_proj"]}, "Qwen3-0.6B", "rtx-4090", "not every"),
         ({"bf16": False, "fp16": True}, "Qwen3-0.6B", "rtx-4090", "bf16"),
         ({}, "google/gemma-2-2b", "rtx-4090", "Llama"),
         ({}, "Qwen3-0.6B", "rtx-2080-ti", "bf16"),
-        ({}, "Llama-3.1-8B", "rtx-4060", "quantised weights not measured"),
         ({"torch_compile": True}, "Qwen3-0.6B", "rtx-4090", "torch_compile"),
     ],
     ids=str,
@@ -46,9 +42,22 @@ def test_fused_blocks_that_were_asked_for_and_cannot_be_are_warned_of():
     assert any(remark.path == PATH for remark in made.remarks)
 
 
-def test_dora_and_quantised_weights_are_fused_where_that_is_asked_for():
-    config = {"fused_blocks": True, "adapter_type": "dora"}
-    made = plan(manifest(config, base_models=[{"name": "Qwen3-0.6B", "quantization": "int4"}]))
+@each(
+    "config",
+    [
+        {"adapter_type": "dora", "rank": 14, "dropout": 0.1},
+        {"target_modules": ["q_proj", "v_proj"], "dropout": 0.05},
+        {
+            "adapter_type": "dora",
+            "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
+        },
+    ],
+    ids=str,
+)
+@each("quantization", ["none", "int4", "int8"])
+def test_dora_dropout_some_layers_and_quantised_weights_are_fused_too(config, quantization):
+    models = [{"name": "Qwen3-0.6B", "quantization": quantization}]
+    made = plan(manifest(config, base_models=models))
     assert (made.kernels.fused_blocks, made.kernels.compile) == (True, False)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from expert.model.fused.dropout import seeds_of
 from expert.model.fused.kernels import (
     norm,
     norm_backward,
@@ -25,8 +26,8 @@ from expert.model.fused.kernels import (
     swiglu,
     swiglu_backward,
 )
-from expert.model.fused.packing import is_quantised, pack
-from expert.model.fused.product import Product, make_room
+from expert.model.fused.packing import base_of, has_adapter, is_quantised, pack
+from expert.model.fused.product import Kept, Product, make_room
 from expert.model.lora.dora import faster_class
 
 KNOWN = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
@@ -57,44 +58,54 @@ class QueriesKeysValues(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, cos: Tensor, sin: Tensor, parts: Parts, *trained: Tensor
+        ctx: Any,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        parts: Parts,
+        seeds: Tensor | None,
+        *trained: Tensor,
     ) -> tuple[Tensor, ...]:
         rows, product = hidden.view(-1, hidden.shape[-1]), parts.qkv
         both = product.with_room(rows)
         inverse = norm(rows, parts.first_norm, parts.epsilon, both[:, : product.inputs])
-        made, kept = product.forward(both)
-        # What is neither normed nor scaled is not read again before it is turned.
-        in_place = parts.head_norms is None and product.magnitudes is None
-        turned = rotate(
-            made, cos, sin, parts.head_norms, parts.epsilon, parts.heads, in_place=in_place
-        )
+        made, kept = product.forward(both, seeds)
+        finish = product.finish(kept)
+        # What is neither normed nor finished is not read again before it is turned.
+        in_place = parts.head_norms is None and not finish.is_needed
+        given = (parts.head_norms, parts.epsilon, parts.heads, finish)
+        turned = rotate(made, cos, sin, *given, in_place=in_place)
         ctx.save_for_backward(rows, inverse, made, cos, sin, *kept)
         ctx.parts, ctx.shape = parts, hidden.shape
         queries, keys = parts.heads
-        values = made[:, (queries + keys) * parts.width :].view(-1, keys, parts.width)
-        split = (turned[:, :queries], turned[:, queries:], values)
+        if finish.is_needed:
+            values = turned[:, queries + keys :]
+        else:
+            values = made[:, (queries + keys) * parts.width :].view(-1, keys, parts.width)
+        split = (turned[:, :queries], turned[:, queries : queries + keys], values)
         shape = (*hidden.shape[:-1], -1, parts.width)
         return *(part.view(shape).transpose(1, 2) for part in split), hidden.view_as(hidden)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        rows, inverse, made, cos, sin, *kept = ctx.saved_tensors
-        parts: Parts = ctx.parts
+        rows, inverse, made, cos, sin, *all_kept = ctx.saved_tensors
+        parts, kept = ctx.parts, Kept(*all_kept)
+        product: Product = parts.qkv
         of_made = torch.empty_like(made)
         of_queries, of_keys, of_values, residual = gradients
         rotate_backward(
-            (of_queries, of_keys, of_values), made, cos, sin,
-            parts.head_norms, parts.epsilon, parts.heads, of_made,
+            (of_queries, of_keys, of_values), made, cos, sin, parts.head_norms, parts.epsilon,
+            parts.heads, of_made, product.finish(kept),
         )  # fmt: skip
         x = torch.empty_like(rows)
         norm(rows, parts.first_norm, parts.epsilon, x)
-        back = parts.qkv.gradients(of_made, made, tuple(kept), wide=True)
+        back = product.gradients(of_made, made, kept, wide=True)
         of_hidden = None
         if ctx.needs_input_grad[0]:
             room = make_room(rows, parts.down.ranks)  # for the block before this one
             norm_backward(back.of_input(), rows, parts.first_norm, inverse, _flat(residual), room)
             of_hidden = _shaped(room, ctx.shape)
-        return of_hidden, None, None, None, *back.of_trained(x)
+        return of_hidden, None, None, None, None, *back.of_trained(x)
 
 
 class AttentionOutput(torch.autograd.Function):
@@ -102,36 +113,44 @@ class AttentionOutput(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, attended: Tensor, hidden: Tensor, parts: Parts, *trained: Tensor
+        ctx: Any,
+        attended: Tensor,
+        hidden: Tensor,
+        parts: Parts,
+        seeds: Tensor | None,
+        *trained: Tensor,
     ) -> Tensor:
         both = parts.out.with_room(attended)
         both[:, : parts.out.inputs] = attended
-        made, kept = parts.out.forward(both, hidden.view(-1, hidden.shape[-1]))
+        made, kept = parts.out.onto(hidden.view(-1, hidden.shape[-1]), both, seeds)
         ctx.save_for_backward(attended, *kept)
         ctx.parts = parts
         return made.view(hidden.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        attended, *kept = ctx.saved_tensors
-        back = ctx.parts.out.gradients(_flat(gradients[0]), None, tuple(kept), wide=False)
-        return back.of_input(), gradients[0], None, *back.of_trained(attended)
+        attended, *all_kept = ctx.saved_tensors
+        kept = Kept(*all_kept)
+        back = ctx.parts.out.gradients(_flat(gradients[0]), kept.unscaled, kept, wide=False)
+        return back.of_input(), gradients[0], None, None, *back.of_trained(attended)
 
 
 class GatedMlp(torch.autograd.Function):
     """hidden + down(silu(gate) * up) of its norm."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, parts: Parts, *trained: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, parts: Parts, seeds: tuple[Tensor | None, ...], *trained: Tensor
+    ) -> Tensor:
         rows, product = hidden.view(-1, hidden.shape[-1]), parts.gate_up
         both = product.with_room(rows)
         inverse = norm(rows, parts.second_norm, parts.epsilon, both[:, : product.inputs])
-        made, kept = product.forward(both)
+        made, kept = product.forward(both, seeds[0])
         gated = parts.down.with_room(rows)
-        swiglu(made, gated[:, : parts.down.inputs])
-        out, kept_down = parts.down.forward(gated, rows)
+        swiglu(made, gated[:, : parts.down.inputs], product.finish(kept))
+        out, kept_down = parts.down.onto(rows, gated, seeds[1])
         ctx.save_for_backward(rows, inverse, made, *kept, *kept_down)
-        ctx.parts, ctx.kept = parts, len(kept)
+        ctx.parts = parts
         return out.view(hidden.shape)
 
     @staticmethod
@@ -139,10 +158,12 @@ class GatedMlp(torch.autograd.Function):
         rows, inverse, made, *all_kept = ctx.saved_tensors
         parts: Parts = ctx.parts
         gradient = _flat(gradients[0])
-        kept, kept_down = tuple(all_kept[: ctx.kept]), tuple(all_kept[ctx.kept :])
-        down = parts.down.gradients(gradient, None, kept_down, wide=False)
+        count = len(Kept._fields)
+        kept, kept_down = Kept(*all_kept[:count]), Kept(*all_kept[count:])
+        down = parts.down.gradients(gradient, kept_down.unscaled, kept_down, wide=False)
         gated = down.of_input()
-        of_made = swiglu_backward(made, gated)  # leaves in `gated` what it was the gradient of
+        # Leaves in `gated` what it was the gradient of.
+        of_made = swiglu_backward(made, gated, parts.gate_up.finish(kept))
         trained_down = down.of_trained(gated)
         x = torch.empty_like(rows)
         norm(rows, parts.second_norm, parts.epsilon, x)
@@ -150,7 +171,7 @@ class GatedMlp(torch.autograd.Function):
         room = make_room(rows, parts.out.ranks)
         norm_backward(back.of_input(), rows, parts.second_norm, inverse, gradient, room)
         of_hidden = _shaped(room, gradients[0].shape)
-        return of_hidden, None, *back.of_trained(x), *trained_down
+        return of_hidden, None, None, *back.of_trained(x), *trained_down
 
 
 def _shaped(made: Tensor, shape: torch.Size) -> Tensor:
@@ -174,6 +195,7 @@ class FusedForward:
         self.plain: Callable[..., Any] = block.forward
         self._attention = block.self_attn
         self._window = window_of(block)
+        self._adapted = next(layer for layer in layers_of(block) if has_adapter(layer, adapter))
         self.parts = parts_of(block, adapter)
 
     def __call__(
@@ -184,24 +206,36 @@ class FusedForward:
         past_key_values: Any = None,
         **more: Any,
     ) -> Any:
-        layer = self._attention.q_proj
         if args or position_embeddings is None or past_key_values is not None:
             return self._as_it_was(
                 hidden_states, *args, position_embeddings, past_key_values, **more
             )
+        layer = self._adapted
         if layer.disable_adapters or layer.merged or not hidden_states.is_contiguous():
             return self._as_it_was(hidden_states, position_embeddings, past_key_values, **more)
         parts, shape = self.parts, hidden_states.shape
         cos, sin = (
             part.expand(*shape[:-1], -1).reshape(-1, parts.width) for part in position_embeddings
         )
+        of_qkv, of_out, *of_mlp = self._seeds(hidden_states.device)
         run: Any = QueriesKeysValues.apply
-        queries, keys, values, hidden = run(hidden_states, cos, sin, parts, *parts.qkv.trained())
+        given = (hidden_states, cos, sin, parts, of_qkv)
+        queries, keys, values, hidden = run(*given, *parts.qkv.trained())
         attended = self._attended(queries, keys, values, more).reshape(-1, parts.out.inputs)
         run = AttentionOutput.apply
-        hidden = run(attended, hidden, parts, *parts.out.trained())
+        hidden = run(attended, hidden, parts, of_out, *parts.out.trained())
         run = GatedMlp.apply
-        return run(hidden, parts, *parts.gate_up.trained(), *parts.down.trained())
+        return run(hidden, parts, tuple(of_mlp), *parts.gate_up.trained(), *parts.down.trained())
+
+    def _seeds(self, device: torch.device) -> list[Tensor | None]:
+        """Of what the adapters of each product drop now."""
+        parts = self.parts
+        products = (parts.qkv, parts.out, parts.gate_up, parts.down)
+        if not self._adapted.training or not any(product.dropout for product in products):
+            return [None] * len(products)
+        counts = [len(product.firsts) for product in products]
+        drawn = seeds_of(sum(counts), device)
+        return list(torch.split_with_sizes(drawn, counts))
 
     def _as_it_was(self, hidden: Tensor, *args: Any, **more: Any) -> Any:
         *first, embeddings, past = args
@@ -248,8 +282,8 @@ def parts_of(block: Any, adapter: str) -> Parts:
     """The block's weights, put together; its own become views of them."""
     attention, mlp = block.self_attn, block.mlp
     width = attention.head_dim
-    queries = attention.q_proj.get_base_layer().out_features // width
-    keys = attention.k_proj.get_base_layer().out_features // width
+    queries = base_of(attention.q_proj).out_features // width
+    keys = base_of(attention.k_proj).out_features // width
     norms = None
     if hasattr(attention, "q_norm"):
         norms = attention.q_norm.weight, attention.k_norm.weight
@@ -283,35 +317,47 @@ def why_not(block: Any, adapter: str) -> str:
     """Why a block cannot be computed by these functions; empty where it can."""
     if type(block).__name__ not in KNOWN:
         return f"{type(block).__name__} is not one of {', '.join(KNOWN)}"
-    attention, mlp = block.self_attn, block.mlp
-    width = attention.head_dim
+    mlp, width = block.mlp, block.self_attn.head_dim
     if width & (width - 1):
         return f"heads of {width} are not a power of two"
     if not isinstance(mlp.act_fn, nn.SiLU) and type(mlp.act_fn).__name__ != "SiLUActivation":
         return f"the activation is {type(mlp.act_fn).__name__}, not SiLU"
-    layers = [getattr(attention, f"{name}_proj") for name in "qkvo"]
-    layers += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    reason = next((reason for layer in layers if (reason := _layer(layer, adapter))), "")
+    layers = layers_of(block)
+    adapted = [layer for layer in layers if has_adapter(layer, adapter)]
+    if not adapted:
+        return "no linear layer of the block has an adapter"
+    reason = next((reason for layer in adapted if (reason := _layer(layer, adapter))), "")
     if reason:
         return reason
-    if len({layer.scaling[adapter] for layer in layers}) > 1:
-        return "the layers are scaled differently"
-    kinds = {type(layer.get_base_layer()).__name__ for layer in layers}
+    alike = {
+        "scaled differently": {layer.scaling[adapter] for layer in adapted},
+        "of several ranks": {layer.lora_A[adapter].weight.shape[0] for layer in adapted},
+        "dropped differently": {str(layer.lora_dropout[adapter]) for layer in adapted},
+    }
+    reason = next((name for name, values in alike.items() if len(values) > 1), "")
+    if reason:
+        return f"the layers are {reason}"
+    kinds = {type(base_of(layer)).__name__ for layer in layers}
     return f"base layers are of several kinds: {', '.join(sorted(kinds))}" if len(kinds) > 1 else ""
 
 
+def layers_of(block: Any) -> list[Any]:
+    """The linear layers of a block."""
+    attention, mlp = block.self_attn, block.mlp
+    layers = [getattr(attention, f"{name}_proj") for name in "qkvo"]
+    return [*layers, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+
+
 def _layer(layer: Any, adapter: str) -> str:
-    """A plain base of the adapter's own dtype, and no dropout, which differs between layers."""
-    if adapter not in getattr(layer, "lora_A", {}):
-        return "not every linear layer of the block has an adapter"
+    """A plain base of the adapter's own dtype."""
     base, first, second = layer.get_base_layer(), layer.lora_A[adapter], layer.lora_B[adapter]
     plain, dtype = type(base) is nn.Linear, first.weight.dtype
     if not (plain or is_quantised(base)) or base.weight.device != first.weight.device:
         return f"a base layer is {type(base).__name__}"
     if second.weight.dtype != dtype or (plain and base.weight.dtype != dtype):
         return f"the adapter is {dtype} beside {base.weight.dtype}"
-    if not isinstance(layer.lora_dropout[adapter], nn.Identity):
-        return "the adapter has dropout"
+    if not isinstance(layer.lora_dropout[adapter], (nn.Identity, nn.Dropout)):
+        return f"dropout is {type(layer.lora_dropout[adapter]).__name__}"
     vectors = layer.lora_magnitude_vector
     dora = adapter not in vectors or isinstance(vectors[adapter], faster_class())
     if not dora or second.bias is not None:

@@ -8,33 +8,56 @@ a norm multiplies with its weight is rounded before, as in transformers.
 from __future__ import annotations
 
 import functools
-import importlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from expert.model.fused.launching import kernel, power, uses_triton, wide_of
 from expert.model.loss_kernel import triton_installed
 
-# Imported when a kernel is first wanted: CPU builds of torch come without Triton.
-tl: Any = None
-INTERPRETED = False
-"""Run the kernels without a card, by Triton's interpreter: for tests."""
+tl: Any = None  # set by `kernel`
+
+
+class Finish(NamedTuple):
+    """What becomes of the outputs of a product where they are read: output * scale + bias."""
+
+    scale: Tensor | None = None
+    bias: Tensor | None = None
+
+    @property
+    def is_needed(self) -> bool:
+        return self.scale is not None or self.bias is not None
+
+    def of(self, made: Tensor) -> Tensor:
+        """Exactly as kernels read it."""
+        wide = made.to(wide_of(made))
+        wide = wide if self.scale is None else wide * self.scale
+        return wide if self.bias is None else wide + self.bias
+
+    def given(self, made: Tensor) -> dict[str, Any]:
+        """The kernels' arguments."""
+        scale, bias = (made if part is None else part for part in self)
+        wanted = {"SCALED": self.scale is not None, "BIASED": self.bias is not None}
+        return {"scale": scale, "bias": bias, **wanted}
+
+
+PLAIN = Finish()
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> Tensor:
     """RMSNorm of the rows of x into `out`, whose rows may lie apart; 1 / the root of the mean
     square of each row, which the backward needs."""
     rows, width = x.shape
-    if not _uses_triton(x):
-        wide = x.to(_wide(x))
+    if not uses_triton(x):
+        wide = x.to(wide_of(x))
         inverse = torch.rsqrt(wide.square().mean(-1) + epsilon)
         out.copy_((wide * inverse[:, None]).to(x.dtype) * weight)
         return inverse
     inverse = torch.empty(rows, dtype=torch.float32, device=x.device)
-    block = _power(width)
-    _kernel("_norm")[(rows,)](
+    block = power(width)
+    kernel(_norm)[(rows,)](
         x, weight, out, inverse, width, x.stride(0), out.stride(0), epsilon,
         BLOCK=block, num_warps=_warps(block),
     )  # fmt: skip
@@ -46,15 +69,15 @@ def norm_backward(
 ) -> None:
     """The gradient of a norm's input, plus `added`, into `out`."""
     rows, width = x.shape
-    if not _uses_triton(x):
-        wide = _wide(x)
+    if not uses_triton(x):
+        wide = wide_of(x)
         unit = x.to(wide) * inverse[:, None]
         above = gradient.to(wide) * weight.to(wide)
         inner = (above * unit).mean(-1, keepdim=True)
         out.copy_((above - unit * inner) * inverse[:, None] + added.to(wide))
         return
-    block = _power(width)
-    _kernel("_norm_backward")[(rows,)](
+    block = power(width)
+    kernel(_norm_backward)[(rows,)](
         gradient, x, weight, inverse, added, out, width,
         gradient.stride(0), x.stride(0), added.stride(0), out.stride(0),
         BLOCK=block, num_warps=_warps(block),
@@ -68,29 +91,34 @@ def rotate(
     norms: tuple[Tensor, Tensor] | None,
     epsilon: float,
     heads: tuple[int, int],
+    finish: Finish = PLAIN,
     *,
     in_place: bool = False,
 ) -> Tensor:
     """Queries and keys [rows, heads, width], side by side in the columns of `qkv`, normed if there
-    are weights for it, and turned by their positions (cos, sin [rows, width])."""
+    are weights for it, and turned by their positions (cos, sin [rows, width]); after them the
+    values, where outputs are to be finished."""
     rows, width = cos.shape
     count = sum(heads)
-    made = qkv.new_empty(rows, count, width)
+    values = heads[1] if finish.is_needed else 0
+    made = qkv.new_empty(rows, count + values, width)
     if in_place:
         made = qkv[:, : count * width].view(rows, count, width)
-    if not _uses_triton(qkv):
-        x = qkv[:, : count * width].reshape(rows, count, width)
-        wide = x.to(_wide(x))
+    if not uses_triton(qkv):
+        all_heads = finish.of(qkv).view(rows, -1, width)
+        wide = all_heads[:, :count]
         if norms is not None:
             inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-            wide = ((wide * inverse).to(x.dtype) * _of_heads(norms, heads)).to(wide.dtype)
+            wide = ((wide * inverse).to(qkv.dtype) * _of_heads(norms, heads)).to(wide.dtype)
         cos, sin = (part.to(wide.dtype)[:, None] for part in (cos, sin))
-        return made.copy_(wide * cos + _turned(wide) * sin)
+        made[:, count:] = all_heads[:, count : count + values]
+        made[:, :count] = wide * cos + _turned(wide) * sin
+        return made
     first, second = norms or (qkv, qkv)
-    _kernel("_rotate")[(rows,)](
+    kernel(_rotate)[(rows,)](
         qkv, cos, sin, first, second, made, qkv.stride(0), made.stride(0), cos.stride(0), epsilon,
-        QUERIES=heads[0], HEADS=count, BLOCK=_power(count), WIDTH=width,
-        NORMED=norms is not None, num_warps=4,
+        **finish.given(qkv), QUERIES=heads[0], HEADS=count, VALUES=values, BLOCK=power(count),
+        VALUE_BLOCK=power(heads[1]), WIDTH=width, NORMED=norms is not None, num_warps=4,
     )  # fmt: skip
     return made
 
@@ -104,19 +132,20 @@ def rotate_backward(
     epsilon: float,
     heads: tuple[int, int],
     out: Tensor,
+    finish: Finish = PLAIN,
 ) -> None:
-    """The gradient of `qkv` into `out`, of those of queries, keys and values, which are [sequences,
-    heads, length, width] and may lie in any order but that of the width."""
+    """The gradient of `qkv` once finished into `out`, of those of queries, keys and values, which
+    are [sequences, heads, length, width] and may lie in any order but that of the width."""
     rows, width = cos.shape
     count = sum(heads)
-    if not _uses_triton(qkv):
-        wide = _wide(qkv)
+    if not uses_triton(qkv):
+        wide = wide_of(qkv)
         queries, keys, values = (part.transpose(1, 2).flatten(0, 1) for part in gradients)
         after = torch.cat((queries, keys), dim=1).to(wide)
         cos, sin = (part.to(wide)[:, None] for part in (cos, sin))
         before = after * cos - _turned(after * sin)
         if norms is not None:
-            x = qkv[:, : count * width].reshape(rows, count, width).to(wide)
+            x = finish.of(qkv).view(rows, -1, width)[:, :count]
             inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
             above, unit = before * _of_heads(norms, heads).to(wide), x * inverse
             before = (above - unit * (above * unit).mean(-1, keepdim=True)) * inverse
@@ -125,42 +154,58 @@ def rotate_backward(
         return
     first, second = norms or (qkv, qkv)
     given = [part if part.stride(3) == 1 else part.contiguous() for part in gradients]
-    _kernel("_rotate_backward")[(rows,)](
+    kernel(_rotate_backward)[(rows,)](
         *given, qkv, cos, sin, first, second, out,
         *(part.stride(axis) for part in given for axis in (0, 1, 2)), given[0].shape[2],
-        qkv.stride(0), cos.stride(0), out.stride(0), epsilon,
-        QUERIES=heads[0], KEYS=heads[1], BLOCK=_power(count), VALUES=_power(heads[1]),
+        qkv.stride(0), cos.stride(0), out.stride(0), epsilon, **finish.given(qkv),
+        QUERIES=heads[0], KEYS=heads[1], BLOCK=power(count), VALUES=power(heads[1]),
         WIDTH=width, NORMED=norms is not None, num_warps=4,
     )  # fmt: skip
 
 
-def swiglu(both: Tensor, out: Tensor) -> None:
+def swiglu(both: Tensor, out: Tensor, finish: Finish = PLAIN) -> None:
     """silu(gate) * up of [gate | up], into `out`, whose rows may lie apart."""
     rows, width = out.shape
-    if not _uses_triton(both):
-        gate, up = both.to(_wide(both)).chunk(2, dim=1)
+    if not uses_triton(both):
+        gate, up = finish.of(both).chunk(2, dim=1)
         out.copy_(F.silu(gate) * up)
         return
-    _kernel("_swiglu")[(rows, -(-width // COLUMNS))](
-        both, out, width, both.stride(0), out.stride(0), COLUMNS=COLUMNS, num_warps=4
-    )
+    kernel(_swiglu)[(rows, -(-width // COLUMNS))](
+        both, out, width, both.stride(0), out.stride(0), **finish.given(both),
+        COLUMNS=COLUMNS, num_warps=4,
+    )  # fmt: skip
 
 
-def swiglu_backward(both: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient of [gate | up]; in place of the given gradient, what `swiglu` had made."""
+def swiglu_backward(both: Tensor, gradient: Tensor, finish: Finish = PLAIN) -> Tensor:
+    """The gradient of [gate | up] once finished; in place of the given gradient, what `swiglu` had
+    made."""
     width = gradient.shape[1]
-    if not _uses_triton(both):
-        gate, up = both.to(_wide(both)).chunk(2, dim=1)
+    if not uses_triton(both):
+        gate, up = finish.of(both).chunk(2, dim=1)
         share, wide = torch.sigmoid(gate), gradient.to(gate.dtype)
         of_gate = wide * up * share * (1 + gate * (1 - share))
         made = torch.cat((of_gate, wide * gate * share), dim=1).to(both.dtype)
         gradient.copy_(gate * share * up)
         return made
     made = torch.empty_like(both)
-    _kernel("_swiglu_backward")[(both.shape[0], -(-width // COLUMNS))](
-        both, gradient, made, width, both.stride(0), COLUMNS=COLUMNS, num_warps=4
-    )
+    kernel(_swiglu_backward)[(both.shape[0], -(-width // COLUMNS))](
+        both, gradient, made, width, both.stride(0), **finish.given(both),
+        COLUMNS=COLUMNS, num_warps=4,
+    )  # fmt: skip
     return made
+
+
+def finish_onto(made: Tensor, finish: Finish, residual: Tensor) -> Tensor:
+    """residual + what is finished of `made`, rounded once."""
+    rows, width = made.shape
+    if not uses_triton(made):
+        return (finish.of(made) + residual).to(made.dtype)
+    out = torch.empty_like(made)
+    kernel(_finish_onto)[(rows, -(-width // COLUMNS))](
+        made, residual, out, width, made.stride(0), residual.stride(0), **finish.given(made),
+        COLUMNS=COLUMNS, num_warps=4,
+    )  # fmt: skip
+    return out
 
 
 def scale_columns(
@@ -168,15 +213,15 @@ def scale_columns(
 ) -> tuple[Tensor, Tensor]:
     """(gradient * scale, the sums over all rows of gradient * before)."""
     rows, width = gradient.shape
-    if not _uses_triton(gradient):
-        wide = gradient.to(_wide(gradient))
+    if not uses_triton(gradient):
+        wide = gradient.to(wide_of(gradient))
         sums = (wide * before).sum(0)
         scaled = (wide * scale).to(gradient.dtype)
         return (gradient.copy_(scaled) if in_place else scaled), sums
     out = gradient if in_place else torch.empty_like(before)
     parts = -(-rows // ROWS)
     sums = torch.empty(parts, width, dtype=torch.float32, device=gradient.device)
-    _kernel("_scale_columns")[(parts, -(-width // SUMMED))](
+    kernel(_scale_columns)[(parts, -(-width // SUMMED))](
         gradient, before, scale, out, sums, rows, width,
         gradient.stride(0), before.stride(0), out.stride(0),
         ROWS=ROWS, COLUMNS=SUMMED, num_warps=4,
@@ -213,14 +258,6 @@ def triton_trouble(device: torch.device) -> str:
     return "a kernel gives wrong numbers" if wrong else ""
 
 
-def _uses_triton(tensor: Tensor) -> bool:
-    return (tensor.is_cuda or INTERPRETED) and triton_installed()
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
-
-
 def _turned(x: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
@@ -231,22 +268,11 @@ def _of_heads(norms: tuple[Tensor, Tensor], heads: tuple[int, int]) -> Tensor:
     return torch.cat([weight.expand(count, -1) for weight, count in zip(norms, heads, strict=True)])
 
 
-def _power(number: int) -> int:
-    return 1 << (number - 1).bit_length()
-
-
 def _warps(block: int) -> int:
     return max(1, min(8, block // 256))
 
 
-@functools.cache
-def _kernel(name: str) -> Any:
-    global tl
-    tl = importlib.import_module("triton.language")
-    return importlib.import_module("triton").jit(globals()[name])
-
-
-# Triton reads the sources of these functions; they know the module tl and no other name.
+# Triton reads the sources of these functions.
 def _norm(  # type: ignore[no-untyped-def]
     x, weight, out, inverses, width, x_stride, out_stride, epsilon, BLOCK: tl.constexpr
 ):
@@ -280,8 +306,9 @@ def _norm_backward(  # type: ignore[no-untyped-def]
 
 
 def _rotate(  # type: ignore[no-untyped-def]
-    qkv, cos, sin, first, second, out, qkv_stride, out_stride, cos_stride, epsilon,
-    QUERIES: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    qkv, cos, sin, first, second, out, qkv_stride, out_stride, cos_stride, epsilon, scale, bias,
+    SCALED: tl.constexpr, BIASED: tl.constexpr, QUERIES: tl.constexpr, HEADS: tl.constexpr,
+    VALUES: tl.constexpr, BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     NORMED: tl.constexpr,
 ):  # fmt: skip
     """One program does all heads of a row, in two halves that turn into each other."""
@@ -295,6 +322,13 @@ def _rotate(  # type: ignore[no-untyped-def]
     right = tl.load(place + half, mask=there, other=0.0)
     kind = left.dtype
     left, right = left.to(tl.float32), right.to(tl.float32)
+    column = heads * WIDTH + columns
+    if SCALED:
+        left *= tl.load(scale + column, mask=there, other=0.0)
+        right *= tl.load(scale + half + column, mask=there, other=0.0)
+    if BIASED:
+        left += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)
+        right += tl.load(bias + half + column, mask=there, other=0.0).to(tl.float32)
     if NORMED:
         squares = tl.sum(left * left, 1) + tl.sum(right * right, 1)
         inverse = tl.rsqrt(squares / WIDTH + epsilon)[:, None]
@@ -309,15 +343,25 @@ def _rotate(  # type: ignore[no-untyped-def]
     target = out + row * out_stride + heads * WIDTH + columns
     tl.store(target, (left * c - right * s).to(kind), mask=there)
     tl.store(target + half, (right * c + left * s).to(kind), mask=there)
+    if VALUES:
+        value = tl.arange(0, VALUE_BLOCK)[:, None]
+        column = (HEADS + value) * WIDTH + tl.arange(0, WIDTH)[None, :]
+        kept = value < VALUES
+        read = tl.load(qkv + row * qkv_stride + column, mask=kept, other=0.0).to(tl.float32)
+        if SCALED:
+            read *= tl.load(scale + column, mask=kept, other=0.0)
+        if BIASED:
+            read += tl.load(bias + column, mask=kept, other=0.0).to(tl.float32)
+        tl.store(out + row * out_stride + column, read.to(kind), mask=kept)
 
 
 def _rotate_backward(  # type: ignore[no-untyped-def]
     queries, keys, values, qkv, cos, sin, first, second, out,
     query_row, query_head, query_place, key_row, key_head, key_place,
     value_row, value_head, value_place, length,
-    qkv_stride, cos_stride, out_stride, epsilon,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr,
-    WIDTH: tl.constexpr, NORMED: tl.constexpr,
+    qkv_stride, cos_stride, out_stride, epsilon, scale, bias,
+    SCALED: tl.constexpr, BIASED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    BLOCK: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = WIDTH // 2
@@ -342,6 +386,13 @@ def _rotate_backward(  # type: ignore[no-untyped-def]
         there = heads < QUERIES + KEYS
         x_left = tl.load(given, mask=there, other=0.0).to(tl.float32)
         x_right = tl.load(given + half, mask=there, other=0.0).to(tl.float32)
+        column = heads * WIDTH + columns
+        if SCALED:
+            x_left *= tl.load(scale + column, mask=there, other=0.0)
+            x_right *= tl.load(scale + half + column, mask=there, other=0.0)
+        if BIASED:
+            x_left += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)
+            x_right += tl.load(bias + half + column, mask=there, other=0.0).to(tl.float32)
         squares = tl.sum(x_left * x_left, 1) + tl.sum(x_right * x_right, 1)
         inverse = tl.rsqrt(squares / WIDTH + epsilon)[:, None]
         low = tl.where(is_query, tl.load(first + columns), tl.load(second + columns))
@@ -365,8 +416,9 @@ def _rotate_backward(  # type: ignore[no-untyped-def]
 
 
 def _swiglu(  # type: ignore[no-untyped-def]
-    both, out, width, both_stride, out_stride, COLUMNS: tl.constexpr
-):
+    both, out, width, both_stride, out_stride, scale, bias,
+    SCALED: tl.constexpr, BIASED: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     there = columns < width
@@ -374,13 +426,20 @@ def _swiglu(  # type: ignore[no-untyped-def]
     given = tl.load(place, mask=there, other=0.0)
     gate = given.to(tl.float32)
     up = tl.load(place + width, mask=there, other=0.0).to(tl.float32)
+    if SCALED:
+        gate *= tl.load(scale + columns, mask=there, other=0.0)
+        up *= tl.load(scale + width + columns, mask=there, other=0.0)
+    if BIASED:
+        gate += tl.load(bias + columns, mask=there, other=0.0).to(tl.float32)
+        up += tl.load(bias + width + columns, mask=there, other=0.0).to(tl.float32)
     made = (gate * tl.sigmoid(gate) * up).to(given.dtype)
     tl.store(out + row * out_stride + columns, made, mask=there)
 
 
 def _swiglu_backward(  # type: ignore[no-untyped-def]
-    both, gradient, out, width, both_stride, COLUMNS: tl.constexpr
-):
+    both, gradient, out, width, both_stride, scale, bias,
+    SCALED: tl.constexpr, BIASED: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     there = columns < width
@@ -388,6 +447,12 @@ def _swiglu_backward(  # type: ignore[no-untyped-def]
     given = tl.load(place, mask=there, other=0.0)
     gate = given.to(tl.float32)
     up = tl.load(place + width, mask=there, other=0.0).to(tl.float32)
+    if SCALED:
+        gate *= tl.load(scale + columns, mask=there, other=0.0)
+        up *= tl.load(scale + width + columns, mask=there, other=0.0)
+    if BIASED:
+        gate += tl.load(bias + columns, mask=there, other=0.0).to(tl.float32)
+        up += tl.load(bias + width + columns, mask=there, other=0.0).to(tl.float32)
     of_made = tl.load(gradient + row * width + columns, mask=there, other=0.0).to(tl.float32)
     share = tl.sigmoid(gate)
     of_gate = of_made * up * share * (1 + gate * (1 - share))
@@ -396,6 +461,24 @@ def _swiglu_backward(  # type: ignore[no-untyped-def]
     tl.store(target + width, (of_made * gate * share).to(given.dtype), mask=there)
     made = (gate * share * up).to(given.dtype)
     tl.store(gradient + row * width + columns, made, mask=there)
+
+
+def _finish_onto(  # type: ignore[no-untyped-def]
+    made, residual, out, width, made_stride, residual_stride, scale, bias,
+    SCALED: tl.constexpr, BIASED: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    there = columns < width
+    given = tl.load(made + row * made_stride + columns, mask=there, other=0.0)
+    values = given.to(tl.float32)
+    if SCALED:
+        values *= tl.load(scale + columns, mask=there, other=0.0)
+    if BIASED:
+        values += tl.load(bias + columns, mask=there, other=0.0).to(tl.float32)
+    place = residual + row * residual_stride + columns
+    values += tl.load(place, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + row * width + columns, values.to(given.dtype), mask=there)
 
 
 def _scale_columns(  # type: ignore[no-untyped-def]

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from expert.model.fused.product import ALIGNED, Magnitudes, Product, ends
-from expert.model.lora.dora import faster_class, reader_of
+from expert.model.fused.magnitudes import Magnitudes
+from expert.model.fused.product import ALIGNED, Product, ends
+from expert.model.fused.unpacking import unpacked
+from expert.model.lora.dora import faster_class
 from expert.model.lora.nf4 import is_doubly_quantised
 from expert.model.quantised import weight_only_class
 
@@ -19,14 +21,15 @@ from expert.model.quantised import weight_only_class
 @torch.no_grad()
 def pack(layers: Sequence[Any], adapter: str) -> Product:
     """The layers as one product; their own adapters, and weights that are not quantised, become
-    views of its matrices."""
-    firsts = [layer.lora_A[adapter].weight for layer in layers]
-    seconds = [layer.lora_B[adapter].weight for layer in layers]
-    bases = [layer.get_base_layer() for layer in layers]
-    inputs, outputs = firsts[0].shape[1], sum(second.shape[0] for second in seconds)
+    views of its matrices. Some or all layers may have no adapter."""
+    bases = [base_of(layer) for layer in layers]
+    rows = ends(base.out_features for base in bases)
+    adapted = [index for index, layer in enumerate(layers) if has_adapter(layer, adapter)]
+    firsts = [layers[index].lora_A[adapter].weight for index in adapted]
+    seconds = [layers[index].lora_B[adapter].weight for index in adapted]
+    inputs, outputs = bases[0].in_features, rows[-1][1]
     ranks = -(-sum(first.shape[0] for first in firsts) // ALIGNED) * ALIGNED
-    plain, zeros = type(bases[0]) is nn.Linear, firsts[0].new_zeros
-    rows = ends(second.shape[0] for second in seconds)
+    plain, zeros = type(bases[0]) is nn.Linear, (firsts or [_computed(bases[0])])[0].new_zeros
     if plain:
         matrix = zeros(outputs + ranks, inputs + ranks)
         first, second = matrix[outputs:, :inputs], matrix[:outputs, inputs:]
@@ -34,8 +37,9 @@ def pack(layers: Sequence[Any], adapter: str) -> Product:
             _move(base.weight, matrix[start:end, :inputs])
     else:
         matrix, first, second = None, zeros(ranks, inputs), zeros(outputs, ranks)
-    places = zip(ends(each.shape[0] for each in firsts), rows, strict=True)
-    for index, ((left, right), (start, end)) in enumerate(places):
+    places = [rows[index] for index in adapted]
+    columns = ends(each.shape[0] for each in firsts)
+    for index, ((left, right), (start, end)) in enumerate(zip(columns, places, strict=True)):
         _move(firsts[index], first[left:right])
         _move(seconds[index], second[start:end, left:right])
     return Product(
@@ -43,14 +47,37 @@ def pack(layers: Sequence[Any], adapter: str) -> Product:
         second=second,
         weight=functools.partial(_part, matrix[:outputs, :inputs])
         if matrix is not None
-        else functools.partial(_unpacked, bases, firsts[0].dtype),
+        else functools.partial(unpacked, bases, second.dtype),
         matrix=matrix,
-        scaling=layers[0].scaling[adapter],
+        scaling=layers[adapted[0]].scaling[adapter] if adapted else 1.0,
         firsts=firsts,
         seconds=seconds,
+        places=places,
         bias=_joined([base.bias for base in bases], [end - start for start, end in rows]),
-        magnitudes=_magnitudes(layers, adapter),
+        magnitudes=_magnitudes([layers[index] for index in adapted], places, outputs, adapter),
+        dropout=_dropout(layers[adapted[0]], adapter) if adapted else 0.0,
     )
+
+
+def base_of(layer: Any) -> Any:
+    """The base's own layer, whether there is an adapter or not."""
+    return layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer
+
+
+def has_adapter(layer: Any, adapter: str) -> bool:
+    return adapter in getattr(layer, "lora_A", {})
+
+
+def _dropout(layer: Any, adapter: str) -> float:
+    found: float = getattr(layer.lora_dropout[adapter], "p", 0.0)
+    return found
+
+
+def _computed(base: Any) -> Tensor:
+    """A tensor of the dtype that a base layer computes in, where it lies."""
+    dtype = getattr(base, "compute_dtype", None) or torch.get_default_dtype()
+    weight: Tensor = base.weight
+    return weight if weight.is_floating_point() else weight.new_empty(0, dtype=dtype)
 
 
 def is_quantised(base: Any) -> bool:
@@ -67,21 +94,22 @@ def _part(weight: Tensor) -> Tensor:
     return weight
 
 
-def _unpacked(bases: Sequence[Any], dtype: torch.dtype) -> Tensor:
-    """Quantised weights, side by side, as numbers of this dtype."""
-    parts = [reader_of(base)[0](base, dtype).to(dtype) for base in bases]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _magnitudes(layers: Sequence[Any], adapter: str) -> Magnitudes | None:
+def _magnitudes(
+    layers: Sequence[Any], places: Sequence[tuple[int, int]], outputs: int, adapter: str
+) -> Magnitudes | None:
+    """Of layers with an adapter, which have these rows of all outputs."""
     found = [layer.lora_magnitude_vector for layer in layers]
-    if adapter not in found[0]:
+    if not found or adapter not in found[0]:
         return None
     vectors = [each[adapter] for each in found]
     assert all(isinstance(vector, faster_class()) for vector in vectors)
+    every = vectors[0].weight.new_ones(outputs)
+    squares = vectors[0].base_squares.new_ones(outputs)
+    for vector, (start, end) in zip(vectors, places, strict=True):
+        _move(vector.weight, every[start:end])
+        squares[start:end] = vector.base_squares
     return Magnitudes(
-        vectors=[vector.weight for vector in vectors],
-        squares=torch.cat([vector.base_squares for vector in vectors]),
+        vectors=[vector.weight for vector in vectors], all=every, squares=squares, places=places
     )
 
 

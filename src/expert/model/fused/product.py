@@ -13,46 +13,44 @@ over the result: g W + (s g B) A. The matrices are parts of one, [[W, B], [A, 0]
 layers' own weights and adapters are views: nothing is put together in a step. The products of
 Qwen3-0.6B with LoRA of rank 16 and 32k tokens take 98 ms this way on an H200, 140 layer by layer,
 and those of the base alone 76. Quantised weights are unpacked for each product; then it is
-x W^T + (s x A^T) B^T, rounded once too.
+x W^T + (s x A^T) B^T, rounded once too. A layer may have no adapter: then B has zeros there.
+
+DoRA's scales and biases are not multiplied and added here: whoever reads the outputs does that
+(`Finish` in kernels.py), which costs no pass over them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from expert.model.fused.kernels import scale_columns
-from expert.model.lora.dora import row_norms
+from expert.model.fused.dropout import Drops, add_to_input, low_product, of_first
+from expert.model.fused.kernels import Finish, finish_onto, scale_columns
+from expert.model.fused.magnitudes import Magnitudes
 
 ALIGNED = 8
 """The columns of adapters are filled up to a multiple of this: 16 bytes, which matrix units ask of
 every row of 16-bit numbers."""
 
-Kept = tuple[Tensor, ...]
-"""What a product keeps for its backward: s x A^T; with DoRA also the scale of every output."""
 
+class Kept(NamedTuple):
+    """What a product keeps for its backward."""
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Magnitudes:
-    """DoRA's length of every row, instead of that of W + s B A."""
-
-    vectors: Sequence[nn.Parameter]
-    """The layers' own."""
-    squares: Tensor
-    """The squared length of every row of W."""
-
-    def scale(self, weight: Tensor, product: Product) -> tuple[Tensor, Tensor]:
-        """([N] what outputs are multiplied with, the length of every row of W + s B A); rounded as
-        the layers' own would be, so that a fresh adapter scales by exactly 1."""
-        given = (self.squares, weight, product.first, product.second, product.scaling)
-        vectors = torch.cat([vector.detach() for vector in self.vectors])
-        lengths = row_norms(*given)
-        lengths = lengths.to(vectors.dtype).to(lengths.dtype)
-        return vectors.to(lengths.dtype) / lengths, lengths
+    low: Tensor
+    """s x A^T."""
+    seeds: Tensor | None = None
+    """Of what was dropped."""
+    scale: Tensor | None = None
+    """DoRA's, of every output."""
+    lengths: Tensor | None = None
+    """Of every row of W + s B A."""
+    unscaled: Tensor | None = None
+    """With DoRA, the outputs of layers whose outputs nobody else keeps."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -72,8 +70,11 @@ class Product:
     """The layers' own A, [rank, k] each."""
     seconds: Sequence[nn.Parameter]
     """The layers' own B."""
+    places: Sequence[tuple[int, int]]
+    """The rows of W of each of those."""
     bias: Tensor | None
     magnitudes: Magnitudes | None
+    dropout: float
 
     @property
     def inputs(self) -> int:
@@ -96,50 +97,66 @@ class Product:
         """Memory for so many rows of x, with room for what is made of them beside it."""
         return rows.new_empty(len(rows), self.inputs + self.ranks)
 
-    def forward(self, both: Tensor, added_to: Tensor | None = None) -> tuple[Tensor, Kept]:
-        """added_to + W x + s B A x of x, which has room for s A x beside it, and what the backward
-        needs. What DoRA has scaled is kept too where something is added to it."""
+    def drops(self, seeds: Tensor | None) -> Drops | None:
+        if seeds is None or not self.firsts:
+            return None
+        return Drops(seeds, self.dropout, self.firsts[0].shape[0])
+
+    def finish(self, kept: Kept) -> Finish:
+        return Finish(kept.scale, self.bias)
+
+    def forward(
+        self, both: Tensor, seeds: Tensor | None = None, added_to: Tensor | None = None
+    ) -> tuple[Tensor, Kept]:
+        """added_to + W x + s B A x of x, which has room for s A x beside it, to be finished by who
+        reads it, and what the backward needs."""
         x, low = both[:, : self.inputs], both[:, self.inputs :]
-        _scaled(x, self.first.t(), self.scaling, out=low)
+        drops = self.drops(seeds)
+        if drops is None:
+            _scaled(x, self.first.t(), self.scaling, out=low)
+        else:
+            low[:, len(self.firsts) * drops.rank :] = 0
+            low_product(x, self.first, drops, self.scaling, low)
         weight = self.weight() if self.matrix is None or self.magnitudes is not None else None
-        residual = added_to if self.magnitudes is None and self.bias is None else None
         if self.matrix is None:
             assert weight is not None
             made = (low @ self.second.t()).addmm_(x, weight.t())
-            made = made if residual is None else made.add_(residual)
+            made = made if added_to is None else made.add_(added_to)
         else:
             weights = self.matrix[: self.outputs].t()
-            made = both @ weights if residual is None else torch.addmm(residual, both, weights)
-        kept: Kept = (low.contiguous(),)
+            made = both @ weights if added_to is None else torch.addmm(added_to, both, weights)
+        scale, lengths = None, None
         if self.magnitudes is not None:
             assert weight is not None
-            scale, lengths = self.magnitudes.scale(weight, self)
-            kept += (scale, lengths) if added_to is None else (scale, lengths, made)
-            # Near 1 bfloat16 has steps of 0.4 %: what is beyond 1 is rounded, not the scale.
-            above = (scale - 1).to(made.dtype)
-            made = torch.addcmul(made, made, above, out=made if added_to is None else None)
-        made = made if self.bias is None else made.add_(self.bias)
-        return made if residual is added_to else made.add_(added_to), kept  # type: ignore[arg-type]
+            scale, lengths = self.magnitudes.scale(weight, self.first, self.second, self.scaling)
+        return made, Kept(low.contiguous(), seeds, scale, lengths)
+
+    def onto(
+        self, residual: Tensor, both: Tensor, seeds: Tensor | None = None
+    ) -> tuple[Tensor, Kept]:
+        """residual + what is finished of the outputs, rounded once where there is no DoRA."""
+        if self.magnitudes is None and self.bias is None:
+            return self.forward(both, seeds, residual)
+        made, kept = self.forward(both, seeds)
+        if self.magnitudes is not None:
+            kept = kept._replace(unscaled=made)
+        return finish_onto(made, self.finish(kept), residual), kept
 
     def gradients(
         self, gradient: Tensor, made: Tensor | None, kept: Kept, *, wide: bool
     ) -> Gradients:
-        """What the backward starts with. `made`: what `forward` gave, where nothing was added;
-        `wide`: of layers with more outputs than inputs, whose gradient may be changed in place."""
+        """What the backward starts with. `gradient`: of what is finished; `made`: what `forward`
+        gave, for DoRA; `wide`: of layers with more outputs than inputs, whose gradient may be
+        changed in place."""
         if self.magnitudes is None:
             return Gradients(self, gradient, kept, wide=wide)
-        scale, lengths = kept[1:3]
-        before = kept[3] if made is None else made
-        if made is not None and self.bias is not None:
-            before = before - self.bias
-        scaled, sums = scale_columns(gradient, before, scale, in_place=wide)
-        of_vectors = sums / lengths
-        if made is not None:
-            # What was made has the scale in it already; a row without any length gives nothing.
-            of_vectors = torch.where(scale == 0, torch.zeros_like(sums), of_vectors / scale)
-        vectors = self.magnitudes.vectors
-        places = zip(vectors, ends(vector.shape[0] for vector in vectors), strict=True)
-        parts = tuple(of_vectors[start:end].to(vector.dtype) for vector, (start, end) in places)
+        assert made is not None
+        assert kept.scale is not None
+        assert kept.lengths is not None
+        scaled, sums = scale_columns(gradient, made, kept.scale, in_place=wide)
+        of_vectors = sums / kept.lengths
+        pairs = zip(self.magnitudes.vectors, self.magnitudes.places, strict=True)
+        parts = tuple(of_vectors[start:end].to(vector.dtype) for vector, (start, end) in pairs)
         return Gradients(self, scaled, kept, wide=wide, vectors=parts)
 
 
@@ -153,13 +170,13 @@ class Gradients:
         kept: Kept,
         *,
         wide: bool,
-        vectors: Kept = (),
+        vectors: tuple[Tensor, ...] = (),
     ) -> None:
-        self._product, self._gradient, self._low = product, gradient, kept[0]
-        self._vectors = vectors
+        self._product, self._gradient, self._low = product, gradient, kept.low
+        self._vectors, self._drops = vectors, product.drops(kept.seeds)
         rows, outputs = gradient.shape
         self._both: Tensor | None = None
-        if wide or product.matrix is None:
+        if wide or product.matrix is None or self._drops is not None:
             self._below = _scaled(gradient, product.second, product.scaling)
             return
         both = room_beside(gradient, product.ranks)
@@ -174,18 +191,28 @@ class Gradients:
         if self._both is not None:
             assert product.matrix is not None
             return self._both @ product.matrix[:, : product.inputs]
-        return (self._gradient @ product.weight()).addmm_(self._below, product.first)
+        made = self._gradient @ product.weight()
+        if self._drops is None:
+            return made.addmm_(self._below, product.first)
+        add_to_input(made, self._below, product.first, self._drops)
+        return made
 
     def of_trained(self, x: Tensor) -> list[Tensor]:
         """In the order of `Product.trained`; `x`: the input."""
-        of_first, of_second = self._below.t() @ x, self._gradient.t() @ self._low
-        ranks = ends(first.shape[0] for first in self._product.firsts)
-        rows = ends(second.shape[0] for second in self._product.seconds)
+        firsts = self._product.firsts
+        if not firsts:
+            return []
+        if self._drops is None:
+            of_firsts = self._below.t() @ x
+        else:
+            of_firsts = of_first(self._below, x, self._drops)
+        of_second = self._gradient.t() @ self._low
+        ranks = ends(first.shape[0] for first in firsts)
         return [
-            *(of_first[start:end] for start, end in ranks),
+            *(of_firsts[start:end] for start, end in ranks),
             *(
                 of_second[start:end, left:right].contiguous()
-                for (start, end), (left, right) in zip(rows, ranks, strict=True)
+                for (start, end), (left, right) in zip(self._product.places, ranks, strict=True)
             ),
             *self._vectors,
         ]
@@ -216,5 +243,4 @@ def _scaled(left: Tensor, right: Tensor, factor: float, out: Tensor | None = Non
 
 def ends(sizes: Iterable[int]) -> list[tuple[int, int]]:
     """Where each of the parts of these sizes begins and ends."""
-    found = list(accumulate(sizes))
-    return list(zip([0, *found[:-1]], found, strict=True))
+    return list(pairwise(accumulate(sizes, initial=0)))

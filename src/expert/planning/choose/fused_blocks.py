@@ -33,8 +33,6 @@ def choose_fused_blocks(
         way = choose_capture(draft, fused, sequences).way
         if way.fit.work.engine == "sharded":
             obstacle = "weights that are spread over ranks stay as they lie"
-        elif asked == "auto" and not kept and found is None:
-            obstacle = _not_measured(way.fit.work)
     if not obstacle and way is not None:
         because = "as fast as compiled blocks on an H200, without the time to compile"
         chosen = draft.choose(PATH, "fused_blocks", True, because)
@@ -61,10 +59,8 @@ def _obstacle(draft: PlanDraft) -> str:
         return "needs bf16"
     if shape is None or not shape.llama_blocks or shape.head_dim & (shape.head_dim - 1):
         return "made for blocks like those of Llama, Mistral and Qwen"
-    if targets != "all-linear" and not {_last(name) for name in targets or ()} >= set(PROJECTIONS):
-        return "not every linear layer has an adapter"
-    if draft["adapter.dropout"]:
-        return "dropout gives every layer another input"
+    if targets != "all-linear" and not {_last(name) for name in targets or ()} & set(PROJECTIONS):
+        return "no linear layer of a block has an adapter"
     if draft.config.torch_compile is True:
         return "torch_compile: true compiles the model's own blocks"
     return ""
@@ -75,13 +71,6 @@ def _likely_attention(draft: PlanDraft) -> str:
     if draft.config.attention != "auto":
         return str(draft.config.attention)
     return "flash" if draft.packed and draft["kernels.precision"] != "fp32" else "sdpa"
-
-
-def _not_measured(found: Workload) -> str:
-    """Why nobody knows yet whether they are faster, or nothing."""
-    if found.adapter == "dora" or found.quantization != "none":
-        return "with DoRA and quantised weights not measured on a GPU yet: true tries it"
-    return ""
 
 
 def _last(name: str) -> str:

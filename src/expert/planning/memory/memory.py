@@ -244,9 +244,11 @@ def kept_per_token(work: Workload, calibration: Calibration = H200) -> int:
     width = BYTES_OF[work.precision]
     q, k, h, f = s.q_width, s.kv_width, s.hidden, s.ffn
     if work.is_fused:
-        # Norms and silu(gate) * up are computed again; q and k are kept before their norm too.
+        # Norms and silu(gate) * up are computed again; q and k are kept before their norm too, and
+        # with v before they are scaled.
         dora = work.adapter == "dora"
         elements = 2.0 * h + q + 2 * k + q + 2 * f + (q + k if s.qk_norm or dora else 0)
+        elements += k if dora else 0
         elements += work.rank * len(work.target_sizes())
         elements += 2 * h if dora else 0  # what o and down gave, before it is scaled
         # A mask makes SDPA repeat keys and values for grouped queries; padded rows have none, and
