@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from expert.model.fused import dropout, kernels, launching, magnitudes, unpacking
+from expert.model.fused import dropout, float8, kernels, launching, magnitudes, unpacking
 from expert.model.fused.kernels import Finish
 from expert.model.lora.nf4 import is_doubly_quantised
 from tests.each import each
@@ -49,19 +49,21 @@ def both_ways(
     monkeypatch: pytest.MonkeyPatch,
     *,
     terms: int = 1,
+    codes: float = 0.0,
 ) -> None:
-    """What the kernels make of copies of `given`, and torch; `terms`: of sums in another order."""
+    """What the kernels make of copies of `given`, and torch; `terms`: of sums in another order;
+    `codes`: of what is rounded to few bits, how far apart its steps are."""
 
     def copies() -> list[Any]:
         return [part.clone().to(device) if isinstance(part, Tensor) else part for part in given]
 
     found = run(*copies())
     with monkeypatch.context() as patch:
-        for module in (kernels, dropout, magnitudes, unpacking):
+        for module in (kernels, dropout, float8, magnitudes, unpacking):
             patch.setattr(module, "uses_triton", lambda tensor: False)
         right = run(*copies())
     for one, other in zip(found, right, strict=True):
-        close = CLOSE.get(other.dtype, 2e-6) * max(1.0, terms**0.5)
+        close = max(codes, CLOSE.get(other.dtype, 2e-6) * max(1.0, terms**0.5))
         torch.testing.assert_close(one, other, rtol=close, atol=close)
 
 
@@ -87,6 +89,7 @@ def all_kernels(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
     if device == "cuda" or dtype == torch.float32:  # the interpreter multiplies bfloat16 wrongly
         dropouts(dtype, device, monkeypatch)
         row_scales(dtype, device, monkeypatch)
+        float8_sums(dtype, device, monkeypatch)
     if importlib.util.find_spec("bitsandbytes") is not None:
         unpacked_weights(dtype, device, monkeypatch)
 
@@ -104,9 +107,29 @@ def row_scales(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch)
     both_ways(run, given, device, monkeypatch, terms=inputs if dtype == torch.float32 else 1)
 
 
-def unpacked_weights(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import bitsandbytes as bnb
+def float8_sums(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, width, ranks = 70, 144, 20
+    made, low = drawn(rows, width, dtype=dtype), drawn(rows, ranks, dtype=dtype)
+    second, added = drawn(width, ranks, dtype=dtype), drawn(rows, width, dtype=dtype, seed=4)
+    factors = drawn(width, dtype=torch.float32)
 
+    def run(*given: Tensor) -> list[Tensor]:
+        made, low, second, added, factors = given
+        made_of = [float8.quantised_rows(made, *more) for more in ((), (factors,))]
+        # The interpreter rounds to FP8 in a way of its own.
+        found = [part.float() for pair in made_of for part in pair[device == "cpu" :]]
+        turned = float8._turned(made.to(float8.KIND)).float()
+        sums = [float8._added(made.clone(), low, second, residual) for residual in (None, added)]
+        back = float8._added(low.clone(), made, second.t(), None)
+        return [*found, turned, *sums, back]
+
+    given = [made, low, second, added, factors]
+    # A code that is rounded the other way is one step of three bits away.
+    both_ways(run, given, device, monkeypatch, terms=ranks, codes=0.13)
+
+
+def unpacked_weights(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bnb: Any = pytest.importorskip("bitsandbytes")
     bases = []
     for seed in (1, 2):
         base = bnb.nn.Linear4bit(128, 40, quant_type="nf4", bias=False)

@@ -156,13 +156,6 @@ def test_rows_that_would_be_read_back_wrongly_are_refused(tmp_path: Path):
     assert str(caught.value) == wording("on-cpu-needs-rows")
 
 
-def test_fp8_is_refused_for_now():
-    with pytest.raises(ModelError) as caught:
-        quantization_config("fp8", torch.bfloat16)
-    text = wording("base-weights-not-supported")
-    assert str(caught.value) == text
-
-
 def test_without_bitsandbytes_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelError) as caught:

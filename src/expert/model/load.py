@@ -35,7 +35,13 @@ from expert.model.chargpt import CharGpt, load_char_gpt
 from expert.model.errors import ModelError
 from expert.model.inputs import ModelInput
 from expert.model.loss import evaluated, kernel_for, summed_loss
-from expert.model.quantised import QUANTISED, make_plain, quantization_config, settle_quantised
+from expert.model.quantised import (
+    QUANTISED,
+    make_plain,
+    quantization_config,
+    settle_quantised,
+    to_float8,
+)
 from expert.model.soft_prompts import SoftPrompts, make_soft_prompts
 from expert.planning.run_plan import AdapterPlan, KernelPlan, ModelPlan
 
@@ -342,7 +348,7 @@ def _load_base(
             base, found = transformers.AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype,
-                device_map={"": str(device)},
+                device_map={"": "cpu" if model.quantization == "fp8" else str(device)},
                 attn_implementation=IMPLEMENTATIONS[kernels.attention],
                 quantization_config=quantization,
                 use_safetensors=True,
@@ -362,6 +368,8 @@ def _load_base(
         what = f"{len(missing)} weights are missing from its files: {shown}"
         raise ModelError(str(folder), what, "fetch the model again; the folder is incomplete")
     settle_quantised(base, model.quantization)
+    if model.quantization == "fp8":
+        to_float8(base, find_blocks(base), device)
     return base
 
 

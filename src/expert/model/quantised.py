@@ -1,10 +1,11 @@
-"""Base weights in 4 or 8 bits: NF4 with double quantisation, and int8 by rows."""
+"""Base weights in 4 or 8 bits: NF4 with double quantisation, and int8 or FP8 by rows."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from expert.model.errors import ModelError
 from expert.model.lora import nf4
 from expert.model.lora.added_product import gradients_of_low, start
 
-QUANTISED = ("int4", "int8")
+QUANTISED = ("int4", "int8", "fp8")
 _WHERE = "base_models[].quantization"
+_FLOAT8 = torch.float8_e4m3fn
 _BLOCK = 64
 """NF4 weights that share a scale."""
 
@@ -25,9 +27,7 @@ _BLOCK = 64
 def quantization_config(quantization: str, compute_dtype: torch.dtype) -> Any | None:
     """What makes transformers quantise every linear layer but the head while it loads;
     None where the base stays as it is."""
-    if quantization == "fp8":
-        raise ModelError(_WHERE, "fp8 base weights are not supported yet", "use int8")
-    if quantization not in QUANTISED:
+    if quantization not in ("int4", "int8"):
         return None
     if importlib.util.find_spec("bitsandbytes") is None:
         what = f"{quantization} needs the package bitsandbytes"
@@ -45,7 +45,7 @@ def quantization_config(quantization: str, compute_dtype: torch.dtype) -> Any | 
 
 def settle_quantised(model: nn.Module, quantization: str) -> None:
     """Make the quantised layers fit for training: the same arithmetic whether they train or not."""
-    if quantization not in QUANTISED:
+    if quantization not in ("int4", "int8"):
         return
     bnb: Any = importlib.import_module("bitsandbytes")
     for name, layer in list(model.named_modules()):
@@ -132,7 +132,10 @@ int8_added.register_autograd(_added_backward, setup_context=_keep_factors)
 
 
 def dequantised(rows_int8: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight [out, in] of int8 rows and the largest magnitude of every row."""
+    """The weight [out, in] of int8 rows and the largest magnitude of every row; or of FP8 codes and
+    their scales."""
+    if rows_int8.dtype == torch.uint8:
+        return rows_int8.view(_FLOAT8).to(dtype).mul_(scales[:, None])
     # The integers are exact in bfloat16; multiplied in place the product is rounded once, and no
     # float32 copy of the weight is made.
     return rows_int8.to(dtype).mul_(scales.float().div(127.0)[:, None])
@@ -158,7 +161,10 @@ def _weight_only(layer: Any) -> nn.Module:
 
 
 def int8_parts(layer: Any) -> tuple[Tensor, Tensor]:
-    """The rows of a layer's weight in 8 bits, and the largest magnitude of each."""
+    """The rows of a layer's weight in 8 bits, and the largest magnitude or the scale of each."""
+    if isinstance(layer, Float8Linear):
+        codes = layer.weight.data
+        return (codes.view(torch.uint8) if codes.dtype == nf4.AS_FLOATS else codes), layer.scales
     rows = layer.weight.data.view(torch.int8) if layer.state.CB is None else layer.state.CB
     return rows, layer.state.SCB
 
@@ -167,14 +173,54 @@ def make_plain(model: nn.Module, device: torch.device) -> None:
     """Keep quantised weights as plain tensors, which can be spread over ranks, and the scales of
     all of them on `device`."""
     bnb: Any = sys.modules.get("bitsandbytes")
-    layers: Any = model.modules() if bnb is not None else ()
+    layers: Any = model.modules()
     for layer in layers:
-        if isinstance(layer, bnb.nn.Linear4bit):
+        if isinstance(layer, Float8Linear):
+            layer.weight = nn.Parameter(layer.weight.data.view(nf4.AS_FLOATS), requires_grad=False)
+            layer.scales = layer.scales.to(device)
+        elif bnb is None:
+            continue
+        elif isinstance(layer, bnb.nn.Linear4bit):
             nf4.make_plain(layer)
             layer.quant_state.to(device)
         elif type(layer) is _layer_class:
             layer.weight = nn.Parameter(layer.state.CB.view(nf4.AS_FLOATS), requires_grad=False)
             layer.state.CB, layer.state.SCB = None, layer.state.SCB.to(device)
+
+
+class Float8Linear(nn.Linear):
+    """A frozen linear layer with weights in FP8 (e4m3) and a scale for every row. The codes are
+    kept as bytes: PEFT makes adapters of the dtype of weights that are floating-point numbers."""
+
+    scales: Tensor
+
+    def __init__(self, layer: nn.Linear, device: torch.device | str) -> None:
+        with torch.device("meta"):
+            super().__init__(layer.in_features, layer.out_features, bias=False)
+        weight = layer.weight.detach().to(device).float()
+        scales = weight.abs().amax(1).clamp(min=1e-12) / torch.finfo(_FLOAT8).max
+        codes = (weight / scales[:, None]).to(_FLOAT8).view(torch.uint8)
+        self.weight = nn.Parameter(codes, requires_grad=False)
+        self.register_buffer("scales", scales, persistent=False)
+        if layer.bias is not None:
+            self.bias = nn.Parameter(layer.bias.detach().to(device), requires_grad=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        kind = input.device.type
+        if torch.is_autocast_enabled(kind):
+            input = input.to(torch.get_autocast_dtype(kind))
+        out: Tensor = int8_linear(input, *int8_parts(self))
+        return out if self.bias is None else out + self.bias.to(out.dtype)
+
+
+def to_float8(model: nn.Module, blocks: Sequence[nn.Module], device: torch.device | str) -> None:
+    """Bring a model to the device with the linear layers of its blocks in FP8, layer by layer: it
+    never has to be there as it was."""
+    for block in blocks:
+        for name, layer in list(block.named_modules()):
+            if type(layer) is nn.Linear:
+                block.set_submodule(name, Float8Linear(layer, device))
+    model.to(device)
 
 
 def weight_only_class() -> type[Any]:

@@ -100,8 +100,9 @@ def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
             because=f"{plan.optim.max_grad_norm:g}" if plan.optim.max_grad_norm else "off",
         ),
     ]
-    if plan.model.quantization in ("int4", "int8"):
-        kind = {"int4": "NF4 with double quantisation", "int8": "int8"}[plan.model.quantization]
+    kinds = {"int4": "NF4 with double quantisation", "int8": "int8", "fp8": "FP8"}
+    if plan.model.quantization in kinds:
+        kind = kinds[plan.model.quantization]
         lines.insert(1, Switch(name=f"base weights in {kind}", on=True))
     return lines
 

@@ -16,6 +16,7 @@ from expert.planning.choose.cuda_graphs import settle_graphs_without_sizes
 from expert.planning.choose.expected_time import settle_expected_time
 from expert.planning.choose.fused_blocks import choose_fused_blocks
 from expert.planning.choose.kernels import (
+    base_quantization,
     choose_attention,
     choose_loss_chunk,
     choose_optimizer,
@@ -45,7 +46,7 @@ from expert.planning.machine.links import choose_cluster, share_of_target
 from expert.planning.machine.target import Target
 from expert.planning.measurements import MeasuredRate, find_best, measurements_file, read_rates
 from expert.planning.memory.calibration import calibrations_file, calibrations_of
-from expert.planning.memory.workload import Workload
+from expert.planning.memory.workload import QUANTISED, Workload
 from expert.planning.models.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
 from expert.planning.survey import Survey, survey_data
@@ -179,7 +180,7 @@ def _best(draft: PlanDraft) -> MeasuredRate | None:
     return find_best(
         draft.rates,
         (draft.card_key, draft.model_key, draft.config.adapter_type),
-        quantization="int8" if draft.model.quantization == "fp8" else draft.model.quantization,
+        quantization=base_quantization(draft),
         max_seq_length=draft["data.max_seq_length"],
         packing=draft["data.packing"],
         parameters=draft.parameters,
@@ -192,7 +193,7 @@ def _workload(
     """One sequence, as far as it is settled; None where the model's sizes are not known."""
     if draft.resolved.shape is None:
         return None
-    base = "int8" if draft.model.quantization == "fp8" else draft.model.quantization
+    base = base_quantization(draft)
     return Workload(
         shape=draft.resolved.shape,
         rows=1,
@@ -200,7 +201,7 @@ def _workload(
         adapter=draft.config.adapter_type,
         rank=rank,
         targets=targets,
-        quantization=base if base in ("int4", "int8") else "none",
+        quantization=base if base in QUANTISED else "none",
         precision=draft["kernels.precision"],
         optimizer=draft["optim.optimizer"],
         fused_loss=draft["kernels.fused_loss"],

@@ -287,13 +287,13 @@ def parts_of(block: Any, adapter: str) -> Parts:
     norms = None
     if hasattr(attention, "q_norm"):
         norms = attention.q_norm.weight, attention.k_norm.weight
-    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+    qkv, like = (attention.q_proj, attention.k_proj, attention.v_proj), block.input_layernorm.weight
     return Parts(
-        qkv=pack(qkv, adapter),
-        out=pack((attention.o_proj,), adapter),
-        gate_up=pack((mlp.gate_proj, mlp.up_proj), adapter),
-        down=pack((mlp.down_proj,), adapter),
-        first_norm=block.input_layernorm.weight,
+        qkv=pack(qkv, adapter, like),
+        out=pack((attention.o_proj,), adapter, like),
+        gate_up=pack((mlp.gate_proj, mlp.up_proj), adapter, like),
+        down=pack((mlp.down_proj,), adapter, like),
+        first_norm=like,
         second_norm=block.post_attention_layernorm.weight,
         epsilon=block.input_layernorm.variance_epsilon,
         head_norms=norms,

@@ -10,18 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from expert.model.fused.float8 import ALIGNED as WHOLE
+from expert.model.fused.float8 import KIND, Float8Weight
 from expert.model.fused.magnitudes import Magnitudes
 from expert.model.fused.product import ALIGNED, Product, ends
 from expert.model.fused.unpacking import unpacked
 from expert.model.lora.dora import faster_class
 from expert.model.lora.nf4 import is_doubly_quantised
-from expert.model.quantised import weight_only_class
+from expert.model.quantised import Float8Linear, weight_only_class
 
 
 @torch.no_grad()
-def pack(layers: Sequence[Any], adapter: str) -> Product:
+def pack(layers: Sequence[Any], adapter: str, like: Tensor) -> Product:
     """The layers as one product; their own adapters, and weights that are not quantised, become
-    views of its matrices. Some or all layers may have no adapter."""
+    views of its matrices. Some or all layers may have no adapter; `like`: a tensor of the dtype to
+    compute in then."""
     bases = [base_of(layer) for layer in layers]
     rows = ends(base.out_features for base in bases)
     adapted = [index for index, layer in enumerate(layers) if has_adapter(layer, adapter)]
@@ -29,7 +32,7 @@ def pack(layers: Sequence[Any], adapter: str) -> Product:
     seconds = [layers[index].lora_B[adapter].weight for index in adapted]
     inputs, outputs = bases[0].in_features, rows[-1][1]
     ranks = -(-sum(first.shape[0] for first in firsts) // ALIGNED) * ALIGNED
-    plain, zeros = type(bases[0]) is nn.Linear, (firsts or [_computed(bases[0])])[0].new_zeros
+    plain, zeros = type(bases[0]) is nn.Linear, (firsts or [like])[0].new_zeros
     if plain:
         matrix = zeros(outputs + ranks, inputs + ranks)
         first, second = matrix[outputs:, :inputs], matrix[:outputs, inputs:]
@@ -37,6 +40,7 @@ def pack(layers: Sequence[Any], adapter: str) -> Product:
             _move(base.weight, matrix[start:end, :inputs])
     else:
         matrix, first, second = None, zeros(ranks, inputs), zeros(outputs, ranks)
+    float8 = _joined_float8(bases, rows) if isinstance(bases[0], Float8Linear) else None
     places = [rows[index] for index in adapted]
     columns = ends(each.shape[0] for each in firsts)
     for index, ((left, right), (start, end)) in enumerate(zip(columns, places, strict=True)):
@@ -49,6 +53,7 @@ def pack(layers: Sequence[Any], adapter: str) -> Product:
         if matrix is not None
         else functools.partial(unpacked, bases, second.dtype),
         matrix=matrix,
+        float8=float8,
         scaling=layers[adapted[0]].scaling[adapter] if adapted else 1.0,
         firsts=firsts,
         seconds=seconds,
@@ -57,6 +62,15 @@ def pack(layers: Sequence[Any], adapter: str) -> Product:
         magnitudes=_magnitudes([layers[index] for index in adapted], places, outputs, adapter),
         dropout=_dropout(layers[adapted[0]], adapter) if adapted else 0.0,
     )
+
+
+def _joined_float8(bases: Sequence[Any], rows: Sequence[tuple[int, int]]) -> Float8Weight:
+    """The layers' weights side by side, of which their own become views."""
+    codes = torch.cat([base.weight for base in bases])
+    scales = torch.cat([base.scales for base in bases])
+    for base, (start, end) in zip(bases, rows, strict=True):
+        base.weight.data, base.scales = codes[start:end], scales[start:end]
+    return Float8Weight(codes=codes.view(KIND), scales=scales)
 
 
 def base_of(layer: Any) -> Any:
@@ -73,15 +87,10 @@ def _dropout(layer: Any, adapter: str) -> float:
     return found
 
 
-def _computed(base: Any) -> Tensor:
-    """A tensor of the dtype that a base layer computes in, where it lies."""
-    dtype = getattr(base, "compute_dtype", None) or torch.get_default_dtype()
-    weight: Tensor = base.weight
-    return weight if weight.is_floating_point() else weight.new_empty(0, dtype=dtype)
-
-
 def is_quantised(base: Any) -> bool:
-    """Whether a layer has weights that can be unpacked: NF4 of two quantisations, or int8."""
+    """Whether a layer has weights that can be unpacked: NF4 of two quantisations, int8 or FP8."""
+    if isinstance(base, Float8Linear):
+        return not (base.in_features % WHOLE or base.out_features % WHOLE)
     bnb: Any = sys.modules.get("bitsandbytes")  # where it is not loaded, no layer is one of its own
     if bnb is None:
         return False

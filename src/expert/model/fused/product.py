@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from expert.model.fused.dropout import Drops, add_to_input, low_product, of_first
+from expert.model.fused.float8 import Float8Weight
 from expert.model.fused.kernels import Finish, finish_onto, scale_columns
 from expert.model.fused.magnitudes import Magnitudes
 
@@ -65,6 +66,8 @@ class Product:
     """W: as it lies, or unpacked."""
     matrix: Tensor | None
     """[[W, B], [A, 0]], of which all of them are parts; None: W is quantised."""
+    float8: Float8Weight | None
+    """W, which products of 8 bits are made with."""
     scaling: float
     firsts: Sequence[nn.Parameter]
     """The layers' own A, [rank, k] each."""
@@ -117,8 +120,11 @@ class Product:
         else:
             low[:, len(self.firsts) * drops.rank :] = 0
             low_product(x, self.first, drops, self.scaling, low)
-        weight = self.weight() if self.matrix is None or self.magnitudes is not None else None
-        if self.matrix is None:
+        unpacked = self.matrix is None and self.float8 is None
+        weight = self.weight() if unpacked or self.magnitudes is not None else None
+        if self.float8 is not None:
+            made = self.float8.times(x, low, self.second, added_to)
+        elif self.matrix is None:
             assert weight is not None
             made = (low @ self.second.t()).addmm_(x, weight.t())
             made = made if added_to is None else made.add_(added_to)
@@ -191,9 +197,13 @@ class Gradients:
         if self._both is not None:
             assert product.matrix is not None
             return self._both @ product.matrix[:, : product.inputs]
-        made = self._gradient @ product.weight()
+        if product.float8 is not None:
+            below = self._below if self._drops is None else None
+            made = product.float8.back(self._gradient, below, product.first)
+        else:
+            made = self._gradient @ product.weight()
         if self._drops is None:
-            return made.addmm_(self._below, product.first)
+            return made if product.float8 else made.addmm_(self._below, product.first)
         add_to_input(made, self._below, product.first, self._drops)
         return made
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from expert.model.lora.nf4 import parts_of, state_of
-from expert.model.quantised import dequantised, int8_parts, weight_only_class
+from expert.model.quantised import Float8Linear, dequantised, int8_parts, weight_only_class
 
 ReadWeight = Callable[[Any, torch.dtype], Tensor]
 
@@ -132,6 +132,8 @@ def reader_of(base_layer: Any) -> tuple[ReadWeight, bool]:
 
     if isinstance(base_layer, Conv1D):
         return _turned_weight, False
+    if isinstance(base_layer, Float8Linear):
+        return _int8_weight, True
     bnb: Any = sys.modules.get("bitsandbytes")  # where it is not loaded, no layer is one of its own
     if bnb is not None:
         if isinstance(base_layer, bnb.nn.Linear4bit):

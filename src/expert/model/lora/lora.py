@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from expert.model.lora.added_product import AddedProduct, added_product
 from expert.model.lora.dora import faster_class
 from expert.model.lora.nf4 import is_doubly_quantised, nf4_added, parts_of
-from expert.model.quantised import int8_added, int8_parts, weight_only_class
+from expert.model.quantised import Float8Linear, int8_added, int8_parts, weight_only_class
 
 FEW_ROWS = 64
 """That are only looked at, as the tokens of answers are: kernels of bitsandbytes multiply them with
@@ -101,6 +101,8 @@ def _product_of(base: Any) -> Any:
         return _plain
     if type(base) is Conv1D:
         return _turned
+    if type(base) is Float8Linear:
+        return _int8
     bnb: Any = sys.modules.get("bitsandbytes")  # where it is not loaded, no layer is one of its own
     if bnb is not None and type(base) is weight_only_class():
         return _int8

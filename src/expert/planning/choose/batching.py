@@ -103,9 +103,9 @@ def _settle_quantization(draft: PlanDraft, fit: Fit) -> None:
 
 def _settle_asked_quantization(draft: PlanDraft, chosen: str) -> None:
     asked, path = draft.model.quantization, "model.quantization"
-    if asked == "fp8":
-        because = "there are no fp8 kernels for the base; int8 takes the same memory"
-        draft.settle(path, "int8", because, "fallback")
+    if asked == "fp8" and chosen != "fp8":
+        because = "the card multiplies no fp8; int8 takes the same memory"
+        draft.settle(path, chosen, because, "fallback")
         draft.supersede(path, f"quantization fp8: {because}")
     else:
         draft.settle(path, asked if asked in ("bf16", "fp16") else chosen, SET, "manifest")

@@ -11,6 +11,8 @@ FLEX_PAYS_AFTER_SECONDS = 900
 """FlexAttention alone took 36 s to compile on an H200 with 16 cores, and made fused blocks of 0.6B
 1.047x as fast (fused-blocks-h200.json): 36 s are won back after 13 minutes."""
 AMPERE = (8, 0)
+ADA = (8, 9)
+"""The first that multiply FP8."""
 HOPPER = (9, 0)
 COMPILED = 1.3
 """Compiled blocks ran 1.24x (8B), 1.33x (1B) and 2.16x (0.6B) as fast on an H200 with LoRA, side by
@@ -72,6 +74,13 @@ def choose_tf32(draft: PlanDraft) -> None:
     else:
         because = "no cost from capability 8.0 on" if able else f"{draft.card_words} has no TF32"
         draft.choose(path, "use_tf32", able, because)
+
+
+def base_quantization(draft: PlanDraft) -> str:
+    """What is asked for of the base; int8 where a card multiplies no FP8."""
+    asked = str(draft.model.quantization)
+    able = not draft.on_gpu or draft.has_capability(ADA)
+    return "int8" if asked == "fp8" and not able else asked
 
 
 def choose_attention(draft: PlanDraft, fused_seconds: float | None = None) -> None:

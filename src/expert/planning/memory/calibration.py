@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from expert.core.files import write_text_atomically
 from expert.planning.measurements import measurements_file, read_records
 from expert.planning.memory.memory import H200, Calibration, estimate
-from expert.planning.memory.workload import Workload
+from expert.planning.memory.workload import QUANTISED, Workload
 from expert.planning.models.shapes import ModelShape
 from expert.planning.run_plan import RunPlan
 
@@ -162,7 +162,7 @@ def workload_of(plan: RunPlan) -> Workload | None:
         base,
         rows=min(micro, parallel.share_of(sequences)) if sequences else micro,
         row_tokens=plan.data.sequence_length or base.row_tokens,
-        quantization=quantization if quantization in ("int4", "int8") else "none",
+        quantization=quantization if quantization in QUANTISED else "none",
         precision=kernels.precision,
         attention=kernels.attention,
         compiled=kernels.compile,

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 from expert.manifest.schema.kinds import ADAPTERS, OPTIMIZERS
 from expert.planning.memory.shards import COMMUNICATOR_BYTES, shared_parts, slack_bytes
-from expert.planning.memory.workload import Workload
+from expert.planning.memory.workload import QUANTISED, Workload
 
 GIB = 2**30
 MIB = 2**20
@@ -170,7 +170,7 @@ def base_bytes(work: Workload) -> tuple[int, int]:
     if work.quantization == "int4":
         half = matrices // 2
         return half + width * rest, int(NF4_BYTES_PER_WEIGHT * matrices) - half
-    if work.quantization == "int8":
+    if work.quantization in ("int8", "fp8"):
         outputs = sum(columns for _, columns in shape.linear_sizes().values())
         return matrices + width * rest, 4 * shape.layers * outputs
     return width * shape.parameters, 0
@@ -326,7 +326,7 @@ def activation_bytes(work: Workload, calibration: Calibration = H200) -> int:
     kept_blocks = s.layers - work.recomputed_blocks
     input_width = 4 if work.computes_in_float32 else width
     per_token = kept_blocks * whole + work.recomputed_blocks * input_width * s.hidden
-    if work.recomputed_blocks and work.quantization == "int8":
+    if work.recomputed_blocks and work.quantization in ("int8", "fp8"):
         inputs = sum(rows for rows, _ in s.linear_sizes().values())
         per_token += int(work.recomputed_blocks * calibration.int8_inputs * inputs)
     if work.attention == "eager":
@@ -334,6 +334,15 @@ def activation_bytes(work: Workload, calibration: Calibration = H200) -> int:
         scores = s.heads * work.row_tokens * (width + 4)
         per_token += max(kept_blocks, 1) * scores
     return work.tokens * per_token
+
+
+def _unpacked_together(work: Workload) -> list[int]:
+    """The weights of layers that are unpacked at once: fused, those that read the same."""
+    sizes = {name: rows * columns for name, (rows, columns) in work.shape.linear_sizes().items()}
+    if not work.is_fused:
+        return list(sizes.values())
+    groups = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("down_proj",))
+    return [sum(sizes.get(name, 0) for name in names) for names in groups]
 
 
 def workspace_bytes(work: Workload) -> int:
@@ -348,8 +357,8 @@ def workspace_bytes(work: Workload) -> int:
     width = BYTES_OF[work.precision]
     in_flight = (3 if s.gated_mlp else 2) * s.ffn + 2 * s.hidden
     unpacked = 0
-    if work.quantization in ("int4", "int8"):
-        unpacked = width * max(rows * columns for rows, columns in s.linear_sizes().values())
+    if work.quantization in QUANTISED:
+        unpacked = width * max(_unpacked_together(work))
     if work.adapter == "dora":
         # The norm of W + BA is taken over the whole product, in float32.
         sizes = work.target_sizes().values()

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.planning.models.shapes import ModelShape
 
+QUANTISED = ("int4", "int8", "fp8")
+"""What base weights can be kept in, apart from 16 bits and more."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:

@@ -1,0 +1,162 @@
+"""Products with frozen weights in FP8 (e4m3), forward and backward, twice as fast as in bfloat16.
+
+Weights have a scale for every row; what they are multiplied with is quantised row by row when it is
+needed. Matrix units read both sides along what is summed over, so that the backward turns the
+weights first: keeping them turned too would take the memory that FP8 saves. Their scales lie along
+that sum there, and are multiplied into the gradient before that is quantised.
+
+The adapter stays in 16 bits and is added afterwards, where the kernel of torch has rounded its sum
+to bfloat16. A change smaller than half a step of that would always be rounded away, so the sum is
+asked for in other steps, divided by a factor that is no power of two: what is added then is rounded
+up as often as it should be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from expert.model.fused.launching import kernel, power, uses_triton
+
+tl: Any = None  # set by `kernel`
+KIND = torch.float8_e4m3fn
+LARGEST = 448.0
+ALIGNED = 16
+"""Inputs and outputs are multiples of this."""
+_STEPS = 2**-0.5
+_TILE = 128
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Float8Weight:
+    """W [N, k] as codes times a scale a row."""
+
+    codes: Tensor
+    scales: Tensor
+
+    def times(self, x: Tensor, low: Tensor, second: Tensor, added_to: Tensor | None) -> Tensor:
+        """x W^T + low second^T + added_to."""
+        codes, scales = quantised_rows(x)
+        made = _product(codes, scales, self.codes, self.scales * _STEPS, fast=True)
+        return _added(made, low, second, added_to)
+
+    def back(self, gradient: Tensor, below: Tensor | None, first: Tensor) -> Tensor:
+        """gradient W + below first."""
+        codes, scales = quantised_rows(gradient, self.scales)
+        ones = torch.full((self.codes.shape[1],), _STEPS, device=gradient.device)
+        made = _product(codes, scales, _turned(self.codes), ones, fast=False)
+        below = gradient.new_empty(len(gradient), 0) if below is None else below
+        return _added(made, below, first[: below.shape[1]].t(), None)
+
+
+def quantised_rows(x: Tensor, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Codes and scales of the rows of x, with its columns multiplied by `factors` before."""
+    rows, width = x.shape
+    if not uses_triton(x):
+        wide = x.float() if factors is None else x.float() * factors
+        scales = wide.abs().amax(1).clamp(min=1e-12) / LARGEST
+        return (wide / scales[:, None]).to(KIND), scales
+    codes = torch.empty(rows, width, dtype=KIND, device=x.device)
+    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
+    block = power(width)
+    kernel(_quantise)[(rows,)](
+        x, x if factors is None else factors, codes, scales, width, x.stride(0),
+        SCALED=factors is not None, BLOCK=block, num_warps=4 if block <= 4096 else 16,
+    )  # fmt: skip
+    return codes, scales
+
+
+def _product(
+    left: Tensor, left_scales: Tensor, right: Tensor, right_scales: Tensor, *, fast: bool
+) -> Tensor:
+    """left right^T, times the scales of both. `fast`: sums of 32 products are not kept in float32,
+    which a tenth of the time is saved by."""
+    if left.is_cuda:
+        return torch._scaled_mm(
+            left, right.t(), left_scales[:, None], right_scales[None, :],
+            out_dtype=torch.bfloat16, use_fast_accum=fast,
+        )  # fmt: skip
+    return (left.float() * left_scales[:, None]) @ (right.float() * right_scales[:, None]).t()
+
+
+def _turned(codes: Tensor) -> Tensor:
+    """[k, N] of [N, k], in memory too."""
+    if not uses_triton(codes):
+        return codes.view(torch.uint8).t().contiguous().view(KIND)
+    rows, columns = codes.shape
+    turned = torch.empty(columns, rows, dtype=torch.uint8, device=codes.device)
+    kernel(_turn)[(-(-rows // _TILE), -(-columns // _TILE))](
+        codes.view(torch.uint8), turned, rows, columns, TILE=_TILE, num_warps=4
+    )
+    return turned.view(KIND)
+
+
+def _added(made: Tensor, low: Tensor, second: Tensor, residual: Tensor | None) -> Tensor:
+    """made in its usual steps + low second^T + residual, rounded once; in place of `made`."""
+    ranks = low.shape[1]
+    if not uses_triton(made):
+        wide = made.float() / _STEPS + low.float() @ second.float().t()
+        wide = wide if residual is None else wide + residual.float()
+        return wide.to(low.dtype)
+    rows, width = made.shape
+    tile = 64 if ranks <= 64 else 32
+    kernel(_add)[(-(-rows // tile), -(-width // _TILE))](
+        made, low, second, made if residual is None else residual, rows, width, ranks,
+        made.stride(0), low.stride(0), second.stride(0), second.stride(1),
+        made.stride(0) if residual is None else residual.stride(0), 1 / _STEPS,
+        ADDED=residual is not None, ROWS=tile, COLUMNS=_TILE, RANKS=max(16, power(ranks)),
+        LOW=ranks > 0, EXACT=made.dtype == torch.float32, num_warps=4,
+    )  # fmt: skip
+    return made
+
+
+def _quantise(  # type: ignore[no-untyped-def]
+    x, factors, codes, scales, width, x_stride, SCALED: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    there = column < width
+    values = tl.load(x + row * x_stride + column, mask=there, other=0.0).to(tl.float32)
+    if SCALED:
+        values *= tl.load(factors + column, mask=there, other=0.0)
+    scale = tl.maximum(tl.max(tl.abs(values), 0), 1e-12) / 448.0
+    tl.store(scales + row, scale)
+    made = (values / scale).to(codes.dtype.element_ty)
+    tl.store(codes + row * width + column, made, mask=there)
+
+
+def _turn(codes, out, rows, columns, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
+    column = (tl.program_id(1) * TILE + tl.arange(0, TILE)).to(tl.int64)
+    there = (row < rows)[:, None] & (column < columns)[None, :]
+    given = tl.load(codes + row[:, None] * columns + column[None, :], mask=there, other=0)
+    there = (column < columns)[:, None] & (row < rows)[None, :]
+    tl.store(out + column[:, None] * rows + row[None, :], tl.trans(given), mask=there)
+
+
+def _add(  # type: ignore[no-untyped-def]
+    made, low, second, residual, rows, width, ranks, made_stride, low_stride, second_stride,
+    second_rank_stride, residual_stride, factor, ADDED: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, RANKS: tl.constexpr, LOW: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    there = (row < rows) & (column < width)
+    target = made + row * made_stride + column
+    total = tl.load(target, mask=there, other=0.0).to(tl.float32) * factor
+    if LOW:
+        rank = tl.arange(0, RANKS)
+        place = low + row * low_stride + rank[None, :]
+        given = tl.load(place, mask=(row < rows) & (rank < ranks)[None, :], other=0.0)
+        place = second + column * second_stride + rank[:, None] * second_rank_stride
+        known = (column < width) & (rank < ranks)[:, None]
+        factors = tl.load(place, mask=known, other=0.0)
+        precision: tl.constexpr = "ieee" if EXACT else "tf32"
+        total = tl.dot(given, factors, total, input_precision=precision)
+    if ADDED:
+        place = residual + row * residual_stride + column
+        total += tl.load(place, mask=there, other=0.0).to(tl.float32)
+    tl.store(target, total.to(made.dtype.element_ty), mask=there)
