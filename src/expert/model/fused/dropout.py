@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from expert.model.fused.launching import kernel, power, uses_triton
+from expert.model.fused.launching import kernel, power, precision_of, uses_triton
 
 tl: Any = None  # set by `kernel`
 INLINED = ("_keeps",)
@@ -48,7 +48,7 @@ def low_product(x: Tensor, first: Tensor, drops: Drops, factor: float, out: Tens
     kernel(_low_product)[(-(-rows // _ROWS), len(seeds))](
         x, first, seeds, out, rows, width, x.stride(0), first.stride(0), out.stride(0),
         probability, factor, RANK=rank, RANKS=_padded(rank), ROWS=_ROWS, COLUMNS=_COLUMNS,
-        EXACT=x.dtype == torch.float32, num_warps=4,
+        PRECISION=precision_of(x), num_warps=4,
     )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def add_to_input(out: Tensor, below: Tensor, first: Tensor, drops: Drops) -> Non
     kernel(_add_to_input)[(-(-rows // _ROWS), -(-width // _COLUMNS))](
         below, first, seeds, out, rows, width, below.stride(0), first.stride(0), out.stride(0),
         probability, LAYERS=len(seeds), RANK=rank, RANKS=_padded(rank), ROWS=_ROWS,
-        COLUMNS=_COLUMNS, EXACT=out.dtype == torch.float32, num_warps=4,
+        COLUMNS=_COLUMNS, PRECISION=precision_of(out), num_warps=4,
     )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def of_first(below: Tensor, x: Tensor, drops: Drops) -> Tensor:
     kernel(_of_first)[(-(-width // _COLUMNS), len(seeds), parts)](
         below, x, seeds, made, rows, width, ranks, below.stride(0), x.stride(0), probability,
         RANK=rank, RANKS=_padded(rank), ROWS=_ROWS, COLUMNS=_COLUMNS, PART=_ROWS_OF_A_PART,
-        EXACT=x.dtype == torch.float32, num_warps=4,
+        PRECISION=precision_of(x), num_warps=4,
     )  # fmt: skip
     return made.sum(0).to(x.dtype)
 
@@ -105,7 +105,7 @@ def _dropped(x: Tensor, seed: int, probability: float) -> Tensor:
 
 
 # Triton reads the sources of these functions.
-def _keeps(seed: Any, places: Any, probability: Any) -> Any:
+def _keeps(seed, places, probability):  # type: ignore[no-untyped-def]
     hashed = places.to(tl.uint32) * 0x9E3779B1 + seed
     hashed = (hashed ^ (hashed >> 16)) * 0x7FEB352D
     hashed = (hashed ^ (hashed >> 15)) * 0x846CA68B
@@ -115,7 +115,7 @@ def _keeps(seed: Any, places: Any, probability: Any) -> Any:
 def _low_product(  # type: ignore[no-untyped-def]
     x, first, seeds, out, rows, width, x_stride, first_stride, out_stride, probability, factor,
     RANK: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    EXACT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     layer = tl.program_id(1)
@@ -126,13 +126,12 @@ def _low_product(  # type: ignore[no-untyped-def]
         column = start + tl.arange(0, COLUMNS)
         there = (row < rows) & (column < width)[None, :]
         given = tl.load(x + row * x_stride + column[None, :], mask=there, other=0.0)
-        kept = _keeps(seed, row * width + column[None, :], probability)
+        kept = _keeps(seed, row * width + column[None, :], probability)  # type: ignore[no-untyped-call]
         read = tl.where(kept, given.to(tl.float32) / (1 - probability), 0.0).to(given.dtype)
         place = first + (layer * RANK + rank) * first_stride + column[:, None]
         known = (rank < RANK) & (column < width)[:, None]
         factors = tl.load(place, mask=known, other=0.0)
-        precision: tl.constexpr = "ieee" if EXACT else "tf32"
-        total = tl.dot(read, factors, total, input_precision=precision)
+        total = tl.dot(read, factors, total, input_precision=PRECISION)
     place = out + row * out_stride + layer * RANK + rank
     tl.store(place, (total * factor).to(out.dtype.element_ty), mask=(row < rows) & (rank < RANK))
 
@@ -140,7 +139,7 @@ def _low_product(  # type: ignore[no-untyped-def]
 def _add_to_input(  # type: ignore[no-untyped-def]
     below, first, seeds, out, rows, width, below_stride, first_stride, out_stride, probability,
     LAYERS: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, EXACT: tl.constexpr,
+    COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
@@ -154,9 +153,8 @@ def _add_to_input(  # type: ignore[no-untyped-def]
         place = first + (layer * RANK + rank)[:, None] * first_stride + column
         known = (rank < RANK)[:, None] & (column < width)
         factors = tl.load(place, mask=known, other=0.0)
-        precision: tl.constexpr = "ieee" if EXACT else "tf32"
-        made = tl.dot(given, factors, input_precision=precision)
-        kept = _keeps(seed, row * width + column, probability)
+        made = tl.dot(given, factors, input_precision=PRECISION)
+        kept = _keeps(seed, row * width + column, probability)  # type: ignore[no-untyped-call]
         total += tl.where(kept, made / (1 - probability), 0.0)
     tl.store(out + row * out_stride + column, total.to(out.dtype.element_ty), mask=there)
 
@@ -164,7 +162,7 @@ def _add_to_input(  # type: ignore[no-untyped-def]
 def _of_first(  # type: ignore[no-untyped-def]
     below, x, seeds, out, rows, width, ranks, below_stride, x_stride, probability,
     RANK: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PART: tl.constexpr, EXACT: tl.constexpr,
+    PART: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     layer, part = tl.program_id(1), tl.program_id(2)
@@ -175,11 +173,10 @@ def _of_first(  # type: ignore[no-untyped-def]
         row = (part * PART + start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         there = (row < rows) & (column < width)
         given = tl.load(x + row * x_stride + column, mask=there, other=0.0)
-        kept = _keeps(seed, row * width + column, probability)
+        kept = _keeps(seed, row * width + column, probability)  # type: ignore[no-untyped-call]
         read = tl.where(kept, given.to(tl.float32) / (1 - probability), 0.0).to(given.dtype)
         place = below + row * below_stride + layer * RANK + rank[None, :]
         above = tl.load(place, mask=(row < rows) & (rank < RANK)[None, :], other=0.0)
-        precision: tl.constexpr = "ieee" if EXACT else "tf32"
-        total = tl.dot(tl.trans(above), read, total, input_precision=precision)
+        total = tl.dot(tl.trans(above), read, total, input_precision=PRECISION)
     place = out + (part * ranks + layer * RANK + rank)[:, None].to(tl.int64) * width + column
     tl.store(place, total, mask=(rank < RANK)[:, None] & (column < width))

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expert.model.fused.launching import kernel, power, uses_triton
+from expert.model.fused.launching import kernel, power, precision_of, uses_triton
 
 tl: Any = None  # set by `kernel`
 KIND = torch.float8_e4m3fn
@@ -108,7 +108,7 @@ def _added(made: Tensor, low: Tensor, second: Tensor, residual: Tensor | None) -
         made.stride(0), low.stride(0), second.stride(0), second.stride(1),
         made.stride(0) if residual is None else residual.stride(0), 1 / _STEPS,
         ADDED=residual is not None, ROWS=tile, COLUMNS=_TILE, RANKS=max(16, power(ranks)),
-        LOW=ranks > 0, EXACT=made.dtype == torch.float32, num_warps=4,
+        LOW=ranks > 0, PRECISION=precision_of(made), num_warps=4,
     )  # fmt: skip
     return made
 
@@ -140,7 +140,7 @@ def _turn(codes, out, rows, columns, TILE: tl.constexpr):  # type: ignore[no-unt
 def _add(  # type: ignore[no-untyped-def]
     made, low, second, residual, rows, width, ranks, made_stride, low_stride, second_stride,
     second_rank_stride, residual_stride, factor, ADDED: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, RANKS: tl.constexpr, LOW: tl.constexpr, EXACT: tl.constexpr,
+    COLUMNS: tl.constexpr, RANKS: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
@@ -154,8 +154,7 @@ def _add(  # type: ignore[no-untyped-def]
         place = second + column * second_stride + rank[:, None] * second_rank_stride
         known = (column < width) & (rank < ranks)[:, None]
         factors = tl.load(place, mask=known, other=0.0)
-        precision: tl.constexpr = "ieee" if EXACT else "tf32"
-        total = tl.dot(given, factors, total, input_precision=precision)
+        total = tl.dot(given, factors, total, input_precision=PRECISION)
     if ADDED:
         place = residual + row * residual_stride + column
         total += tl.load(place, mask=there, other=0.0).to(tl.float32)

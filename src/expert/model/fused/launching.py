@@ -41,3 +41,8 @@ def wide_of(tensor: Tensor) -> torch.dtype:
 def power(number: int) -> int:
     """The power of two that is not less."""
     return 1 << (number - 1).bit_length()
+
+
+def precision_of(tensor: Tensor) -> str:
+    """How matrix units multiply numbers of its dtype: float32 as such, not shortened to TF32."""
+    return "ieee" if tensor.dtype == torch.float32 else "tf32"
