@@ -84,7 +84,7 @@ class BaseModelSpec(Section):
     sha256: str | None = None
     """Hash of the base weights; empty: not checked."""
     quantization: Quantization | Auto = AUTO
-    """Base weights: int4 (NF4, double quantisation), int8; bf16, fp16, none: as they are."""
+    """Base weights: int4 (NF4, double quantisation), int8, fp8; bf16, fp16, none: as they are."""
     rope_scaling: Text | dict[str, Any] | None = None
     """Descriptive only: positions are trained as the model's own config.json says."""
     prompt_template: PromptTemplate | Auto = AUTO
