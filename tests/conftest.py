@@ -68,7 +68,7 @@ def pytest_runtest_teardown() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first: following the guide takes most of a minute, and at the end of the tests
+    """The longest first: following the documents takes half a minute, and at the end of the tests
     one worker would wait for it."""
     items.sort(key=lambda item: item.path.name != "test_command_blocks.py")
 
