@@ -28,10 +28,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Timings are measured in benchmarks, never asserted in tests. The same examples every time: a
+# Timings are measured in benchmarks, never asserted in tests. The same few examples every time: a
 # change is judged by what it changed. `HYPOTHESIS=search` looks for new ones (make slow-test).
 _COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("same", derandomize=True, **_COMMON)
+settings.register_profile("same", derandomize=True, max_examples=30, **_COMMON)
 settings.register_profile("search", derandomize=False, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS", "same"))
 
