@@ -65,6 +65,7 @@ def pytest_runtest_teardown() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and not torch._C._get_mkldnn_enabled():
         torch._C._set_mkldnn_enabled(True)
+    _put_imports_aside()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -74,7 +75,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Put aside what the imports made: a run collects garbage each time it lets a model go, and
+    _put_imports_aside()
+
+
+def _put_imports_aside(known: list[int] = [0]) -> None:  # noqa: B006 - how many there were before
+    """Put aside what imports made: a run collects garbage each time it lets a model go, and
     looking through torch and transformers once more took half a second of it."""
-    gc.collect()
-    gc.freeze()
+    if len(sys.modules) > known[-1] + 100:
+        gc.collect()
+        gc.freeze()
+        known[:] = [len(sys.modules)]
