@@ -11,7 +11,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from expert.cli.app import IN_ORDER_OF_USE, command
+from expert.cli import app
+from expert.cli.app import IN_ORDER_OF_USE
 from expert.cli.show.display import nobody_reads
 from expert.core.errors import EXIT_MEANINGS
 from tests.cli.running import EXAMPLES, EXPERT_JSON
@@ -328,9 +329,9 @@ def test_a_pipe_is_gone_when_its_reader_is():
 
 def test_completion_can_be_shown(run, monkeypatch):
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
-    command.cache_clear()  # typer looks at this when it makes the options
+    app.command.cache_clear()  # typer looks at this when it makes the options
     ran = run("--show-completion", "bash")
-    command.cache_clear()
+    app.command.cache_clear()
     assert ran.code == 0
     assert "expert" in ran.out
 
