@@ -347,8 +347,16 @@ def test_a_fresh_adapter_changes_nothing_at_all(qwen: Path, quantization: str, p
 
 # While it traces any autograd function, as those of quantised products, torch makes one itself.
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*should not be instantiated")
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-@pytest.mark.parametrize("quantization", ["none", "int4", "int8"])
+@pytest.mark.parametrize(
+    ("quantization", "dropout"),
+    [
+        *(("none", 0.2), ("int4", 0.0), ("int8", 0.2)),
+        *(
+            pytest.param(quantization, dropout, marks=pytest.mark.slow)
+            for quantization, dropout in (("none", 0.0), ("int4", 0.2), ("int8", 0.0))
+        ),
+    ],
+)
 def test_an_adapted_layer_compiles_into_one_graph(qwen: Path, quantization: str, dropout: float):
     loaded = load(qwen, quantization, dropout=dropout, target_modules=["q_proj"])
     stir([parameter for _, parameter in loaded.trainable])
