@@ -14,7 +14,7 @@ from expert.cli.show import options
 from expert.cli.show.display import make_console, show, write_line
 
 if TYPE_CHECKING:
-    from expert.jobs.launch.cluster import Job
+    from expert.jobs.launch.cluster import ClusterJob
     from expert.manifest.reader import ReadManifest
 
 
@@ -172,7 +172,7 @@ def launch(
     _hand_out(job, read, to, submit=submit)
 
 
-def _hand_out(job: Job, read: ReadManifest, to: str | None, *, submit: bool) -> None:
+def _hand_out(job: ClusterJob, read: ReadManifest, to: str | None, *, submit: bool) -> None:
     """Print the job's file, or write it and, where asked, submit it."""
     from expert.jobs.launch import submit as submitting
 

@@ -145,7 +145,7 @@ def open_run(
     sources = _sources(read, fetch=data != "counted")
     plain_text = _are_plain_text(read, sources, fetch=data != "counted")
 
-    asked = {"model": model, "use_measurements": use_measurements}
+    asked: dict[str, Any] = {"model": model, "use_measurements": use_measurements}
     asked |= {"ranks": ranks, "nodes": nodes, "link": link}
     plan_with = _planner(target, plain_text, resumed.kept if resumed else None, asked)
     opened = Opened(
