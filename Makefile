@@ -42,8 +42,8 @@ test: $(READY)        ## the test suite: CPU only, offline, minutes
 	@# Each worker takes a run of neighbouring files, whose trained runs are then made once.
 	@$(BIN)/python -m pytest -q -n auto --dist worksteal
 
-slow-test: $(READY)   ## long property tests and real models
-	@HYPOTHESIS=search $(BIN)/python -m pytest -q -n auto -m slow
+slow-test: $(READY)   ## long tests, new examples for every property, real models
+	@HYPOTHESIS=search $(BIN)/python -m pytest -q -n auto -m 'not gpu and (slow or hypothesis)'
 
 gpu-test: $(READY)    ## tests that need a CUDA card; skipped with a reason where there is none
 	@$(BIN)/python -m pytest -q -m gpu

@@ -190,10 +190,8 @@ def _forget_peaks() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def _measured(
-    name: str, adapter: str, world: World, rows: int, device: torch.device
-) -> dict[str, Any]:
-    before = allocated()
+def _spread(name: str, adapter: str, world: World, device: torch.device) -> Sharded:
+    """The engine of one rank, with empty weights that are spread over all of them."""
     loaded = loaded_on_meta(name, adapter)
     sharding = sharding_for(world, device)
     full = adapter == "full"
@@ -224,7 +222,7 @@ def _measured(
         seed=0,
     )
     learner = OptimizerLearner(parts.named, optim, device=device, total_norm=parts.total_norm)
-    engine = Sharded(
+    return Sharded(
         loaded,
         learner,
         group=OneOfMany(world),
@@ -232,8 +230,10 @@ def _measured(
         device=device,
         autocast=BF16 if full and CUDA else None,
     )
-    resting = allocated() - before
-    batch = batch_of(rows, config_of(name).vocab_size, device)
+
+
+def _step_seconds(engine: Sharded, batch: Batch) -> list[float]:
+    """Of four steps; the peaks are those of the last ones."""
     seconds = []
     for step in range(4):
         if step < 2:
@@ -245,12 +245,23 @@ def _measured(
         if CUDA:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def _measured(
+    name: str, adapter: str, world: World, rows: int, device: torch.device
+) -> dict[str, Any]:
+    before = allocated()
+    engine = _spread(name, adapter, world, device)
+    resting = allocated() - before
+    seconds = _step_seconds(engine, batch_of(rows, config_of(name).vocab_size, device))
+    shape = shape_from_config(config_of(name).to_dict())
     work = Workload(
-        shape=shape_from_config(config_of(name).to_dict()),
+        shape=shape,
         rows=rows,
         row_tokens=ROW,
         adapter=adapter,
-        recomputed_blocks=len(loaded.blocks),
+        recomputed_blocks=shape.layers,
         compiled=False,
         engine="sharded",
         shards=world.size,

@@ -28,10 +28,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Timings are measured in benchmarks, never asserted in tests. The same examples every time: a
+# Timings are measured in benchmarks, never asserted in tests. The same few examples every time: a
 # change is judged by what it changed. `HYPOTHESIS=search` looks for new ones (make slow-test).
 _COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("same", derandomize=True, **_COMMON)
+settings.register_profile("same", derandomize=True, max_examples=30, **_COMMON)
 settings.register_profile("search", derandomize=False, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS", "same"))
 
@@ -65,16 +65,23 @@ def pytest_runtest_teardown() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and not torch._C._get_mkldnn_enabled():
         torch._C._set_mkldnn_enabled(True)
+    _put_imports_aside()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first: following the guide takes most of a minute, and at the end of the tests
+    """The longest first: following the documents takes half a minute, and at the end of the tests
     one worker would wait for it."""
     items.sort(key=lambda item: item.path.name != "test_command_blocks.py")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Put aside what the imports made: a run collects garbage each time it lets a model go, and
+    _put_imports_aside()
+
+
+def _put_imports_aside(known: list[int] = [0]) -> None:  # noqa: B006 - how many there were before
+    """Put aside what imports made: a run collects garbage each time it lets a model go, and
     looking through torch and transformers once more took half a second of it."""
-    gc.collect()
-    gc.freeze()
+    if len(sys.modules) > known[-1] + 100:
+        gc.collect()
+        gc.freeze()
+        known[:] = [len(sys.modules)]

@@ -11,6 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from expert.cli import app
 from expert.cli.app import IN_ORDER_OF_USE
 from expert.cli.show.display import nobody_reads
 from expert.core.errors import EXIT_MEANINGS
@@ -265,15 +266,20 @@ def test_a_fault_of_our_own_is_reported_in_plain_words_and_kept_in_a_file(run, m
     ("arguments", "code"),
     [
         ("--help", 0),
-        ("train --help", 0),
         ("nonsense 2>&1", 2),  # a complaint that nobody reads keeps its code
-        ("plan nowhere.json 2>&1", 2),
         ("machine --cards --json", 0),  # written at once
-        ("machine --cards", 0),
-        ("manifest explain", 0),
         ("presets", 0),  # short enough to wait in a buffer until the end
         (f"plan -m {EXAMPLES / 'llama-8b' / 'manifest.yaml'} --vram 2GB --all", 3),
-        (f"plan -m {EXAMPLES / 'llama-8b' / 'manifest.yaml'} --vram 2GB --json", 3),
+        *(
+            pytest.param(arguments, code, marks=pytest.mark.slow)
+            for arguments, code in (
+                ("train --help", 0),
+                ("plan nowhere.json 2>&1", 2),
+                ("machine --cards", 0),
+                ("manifest explain", 0),
+                (f"plan -m {EXAMPLES / 'llama-8b' / 'manifest.yaml'} --vram 2GB --json", 3),
+            )
+        ),
     ],
 )
 def test_a_reader_that_leaves_a_pipe_gets_no_complaint_and_changes_no_exit_code(arguments, code):
@@ -323,7 +329,9 @@ def test_a_pipe_is_gone_when_its_reader_is():
 
 def test_completion_can_be_shown(run, monkeypatch):
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    app.command.cache_clear()  # typer looks at this when it makes the options
     ran = run("--show-completion", "bash")
+    app.command.cache_clear()
     assert ran.code == 0
     assert "expert" in ran.out
 

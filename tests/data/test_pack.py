@@ -34,8 +34,11 @@ from tests.each import each
 from tests.wording import wording
 
 REAL_FILES = [
-    *("json/corpus", "json/train", "sql/train", "cypher/train", "alpaca/alpaca_libre"),
-    *("shakespeare/train", "typescript/handbook_text"),
+    *("sql/train", "alpaca/alpaca_libre", "shakespeare/train"),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("json/corpus", "json/train", "cypher/train", "typescript/handbook_text")
+    ),
 ]
 POLICIES = ("cut", "split", "drop")
 

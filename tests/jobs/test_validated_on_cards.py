@@ -88,10 +88,12 @@ def verdict(run: Path, **asked: Any) -> dict[str, Any]:
     return dict(found)
 
 
-def test_two_processes_write_the_verdict_of_one():
+# Each process imports for seconds: the fast tests start one.
+@pytest.mark.parametrize("gpus", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_processes_write_the_verdict_of_one(gpus):
     asked = {"baseline": "base", "limit": 11}
     told: list[tuple[str, int, int]] = []
-    many = verdict(learnt(), gpus="2", tell=lambda *each: told.append(each), **asked)
+    many = verdict(learnt(), gpus=gpus, tell=lambda *each: told.append(each), **asked)
     assert many == verdict(learnt(), **asked)
     assert len(many["cases"]) == 11
     answering = [done for what, done, of in told if what.endswith("final: answering")]

@@ -238,7 +238,6 @@ def test_what_the_reader_takes_in_no_table_is_valid_as_well(data):
 
 
 @given(st.data())
-@settings(max_examples=30, deadline=None)
 def test_any_manifest_in_any_spelling_is_valid(draws):
     data = draws.draw(any_manifest())
     assert faults(data) == []

@@ -222,12 +222,7 @@ def test_a_file_one_byte_too_large_is_refused_and_the_largest_is_read(tmp_path: 
 
 # --- anything at all --------------------------------------------------------------------------
 
-FUZZ = settings(
-    max_examples=40,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+FUZZ = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 _KEYS = st.sampled_from(
     [
         *("name", "version", "schema_version", "base_model", "base_models", "adapters", "model"),

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
@@ -43,7 +43,6 @@ def _refusal(text: str) -> str:
     return str(caught.value.problems[0])
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
 @given(TREES, st.sampled_from([None, 0, 2]), st.booleans())
 def test_it_reads_what_the_standard_library_reads(tree: Any, indent: int | None, ascii_only: bool):
     text = json.dumps(tree, indent=indent, ensure_ascii=ascii_only)
@@ -57,7 +56,6 @@ def test_it_reads_what_the_standard_library_reads(tree: Any, indent: int | None,
     assert _value(item) == json.loads(text)
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
 @given(st.text('{}[]",:\\ \n01.eE+-tfnulrasxd/*#', max_size=30))
 def test_it_refuses_what_the_standard_library_refuses(text: str):
     try:

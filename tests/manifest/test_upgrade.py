@@ -297,13 +297,11 @@ def comment_texts(data: Any) -> list[str]:
 
 
 @given(any_manifest())
-@settings(max_examples=30, deadline=None)
 def test_any_manifest_reads_the_same_after_its_upgrade(data):
     check_upgrade(data)
 
 
 @given(st.data())
-@settings(max_examples=30, deadline=None)
 def test_any_spelling_of_a_manifest_is_upgraded_to_the_same_manifest(draws):
     data = draws.draw(any_manifest())
     spelt = draws.draw(any_spelling(data))

@@ -99,7 +99,6 @@ def test_tricky_text_is_the_same_text_to_another_yaml_reader(text):
 
 
 @given(TREES)
-@settings(max_examples=100, deadline=None)
 def test_any_tree_reads_back_from_json_and_yaml(data):
     check_round_trip(data)
 
@@ -112,14 +111,12 @@ def test_very_many_trees_read_back_from_json_and_yaml(data):
 
 
 @given(st.text(max_size=30))
-@settings(max_examples=200, deadline=None)
 def test_any_text_is_the_same_text_to_another_yaml_reader(text):
     written = to_yaml(as_item({"value": text, "list": [text]}))
     assert yaml.safe_load(written) == {"value": text, "list": [text]}
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-@settings(max_examples=100, deadline=None)
 def test_a_number_stays_the_same_number_in_every_reader(value):
     tree = as_item({"value": value})
     assert repr(json.loads(to_json(tree))["value"]) == repr(value)
@@ -239,7 +236,6 @@ def test_a_written_manifest_holds_what_was_set_and_its_metadata_but_no_defaults(
 
 
 @given(any_manifest())
-@settings(max_examples=40, deadline=None)
 def test_any_manifest_reads_back_equal_from_json_and_yaml(data):
     check_manifest(data)
 

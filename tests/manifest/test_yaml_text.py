@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
@@ -85,13 +85,11 @@ def test_quoted_words_are_text():
     assert _plain('["1", \'2e-5\', "yes", \'~\', ""]') == ["1", "2e-5", "yes", "~", ""]
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
 @given(TREES)
 def test_it_reads_what_pyyaml_writes(tree: Any):
     assert _plain(yaml.safe_dump(tree, allow_unicode=True)) == tree
 
 
-@settings(max_examples=25, derandomize=True, deadline=None)
 @given(st.dictionaries(st.text("abc", min_size=1), TREES))
 def test_json_is_yaml_too(tree: Any):
     assert _plain(json.dumps(tree, ensure_ascii=False)) == tree

@@ -132,9 +132,17 @@ def test_gpt2_layers_that_keep_their_weights_turned_learn_too(gpt2: Path, kind: 
 
 
 @pytest.mark.parametrize(
-    ("adapter_dtype", "autocast"), [(torch.bfloat16, False), (torch.float32, True)]
+    ("kind", "quantization", "adapter_dtype", "autocast"),
+    [
+        *((*case, torch.bfloat16, False) for case in CASES),
+        ("lora", "none", torch.float32, True),
+        *(
+            pytest.param(*case, torch.float32, True, marks=pytest.mark.slow)
+            for case in CASES
+            if case != ("lora", "none")
+        ),
+    ],
 )
-@pytest.mark.parametrize(("kind", "quantization"), CASES)
 def test_a_bfloat16_base_learns(
     qwen: Path, kind: str, quantization: str, adapter_dtype: torch.dtype, autocast: bool
 ):

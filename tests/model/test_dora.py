@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -141,7 +141,6 @@ def test_float32_is_as_near_to_float64_as_peft_is():
     size=st.sampled_from([0.0, 1e-4, 0.05, 1.0]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=60, deadline=None)
 def test_row_norms_are_those_of_the_whole_matrix(
     rank: int, width: int, outputs: int, scaling: float, size: float, seed: int
 ):
@@ -347,8 +346,16 @@ def test_a_fresh_adapter_changes_nothing_at_all(qwen: Path, quantization: str, p
 
 # While it traces any autograd function, as those of quantised products, torch makes one itself.
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*should not be instantiated")
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-@pytest.mark.parametrize("quantization", ["none", "int4", "int8"])
+@pytest.mark.parametrize(
+    ("quantization", "dropout"),
+    [
+        *(("none", 0.2), ("int4", 0.0), ("int8", 0.2)),
+        *(
+            pytest.param(quantization, dropout, marks=pytest.mark.slow)
+            for quantization, dropout in (("none", 0.0), ("int4", 0.2), ("int8", 0.0))
+        ),
+    ],
+)
 def test_an_adapted_layer_compiles_into_one_graph(qwen: Path, quantization: str, dropout: float):
     loaded = load(qwen, quantization, dropout=dropout, target_modules=["q_proj"])
     stir([parameter for _, parameter in loaded.trainable])

@@ -36,6 +36,9 @@ PATIENCE_SECONDS = 60.0
 def short_limits(monkeypatch):
     monkeypatch.setattr(ranks, "SECONDS_TO_NOTICE", 0.5)
     monkeypatch.setattr(ranks, "SECONDS_TO_LEAVE", 0.5)
+    # torch names the caller in its debug events, and looks through all modules for the name.
+    rendezvous = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
+    monkeypatch.setattr(f"{rendezvous}.get_method_name", lambda depth=2: "method")
 
 
 def started(*what: str, number: int = 2, restarts: int = 0) -> tuple[Ended, list[str]]:
@@ -50,9 +53,9 @@ def started(*what: str, number: int = 2, restarts: int = 0) -> tuple[Ended, list
 
 
 def test_ranks_find_each_other_and_the_first_one_has_the_terminal(capfd):
-    ended, told = started("all:sum", "1:say=unseen", number=3)
+    ended, told = started("all:sum", "1:say=unseen")
     assert (ended.exit_code, told) == (EXIT_OK, [])
-    assert capfd.readouterr().out == "sum 6\n"
+    assert capfd.readouterr().out == "sum 3\n"
 
 
 def test_a_rank_that_is_killed_ends_all_and_is_named_first():

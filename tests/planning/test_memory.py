@@ -243,6 +243,6 @@ def test_trainable_parameters_are_those_of_the_adapter(adapter, parameters):
 
 def test_dora_learns_a_magnitude_per_output_besides():
     lora = Workload(shape=shape_of("Qwen3-0.6B"), rows=1, row_tokens=1)
-    outputs = sum(columns for _, columns in lora.shape.linear_sizes().values())
+    outputs = sum(columns for _, columns in lora.shape.linear_sizes.values())
     more = replace(lora, adapter="dora").trainable_parameters - lora.trainable_parameters
     assert more == lora.shape.layers * outputs

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.planning.machine.machine import Fact
@@ -247,7 +247,6 @@ def test_sharded_passes_are_not_captured():
 # --- each rank's share of a step -----------------------------------------------------------------
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(any_manifest(), st.sampled_from(["rtx-4090", "h200", None]), st.sampled_from([2, 3, 4, 8]))
 def test_rows_and_sequences_of_a_step_do_not_depend_on_the_ranks(data, card, ranks):
     alone, several = plan(data, card), plan(data, card, ranks=ranks)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.manifest.schema.config import TrainingConfig
@@ -42,7 +42,6 @@ def leaves(value: Any, path: str = "") -> dict[str, Any]:
     return {path: value}
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(any_manifest(), st.sampled_from([*(card.slug for card in CARDS), None]))
 def test_any_plan_is_settled_keeps_the_rows_per_step_and_knows_whether_it_fits(data, card):
     made = plan(data, card)
@@ -67,7 +66,6 @@ def test_any_plan_is_settled_keeps_the_rows_per_step_and_knows_whether_it_fits(d
         assert made.fits or any(text.startswith("memory.fits") for text in remarks(made, "warning"))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(any_manifest(), st.sampled_from([card.slug for card in CARDS]))
 def test_any_plan_round_trips_through_json(data, card):
     made = plan(data, card)

@@ -203,10 +203,10 @@ def test_a_bias_on_queries_keys_and_values_is_counted_once_per_layer():
 
 def test_linear_sizes_name_every_projection_and_a_plain_mlp_has_no_gate():
     gated, plain = shape_from_config(LLAMA_32_1B), shape_from_config(GPT2)
-    assert set(gated.linear_sizes()) == set(PROJECTIONS)
-    assert set(plain.linear_sizes()) == set(PROJECTIONS) - {"gate_proj"}
-    assert gated.linear_sizes()["k_proj"] == (2048, 512)
-    assert gated.linear_sizes()["down_proj"] == (8192, 2048)
+    assert set(gated.linear_sizes) == set(PROJECTIONS)
+    assert set(plain.linear_sizes) == set(PROJECTIONS) - {"gate_proj"}
+    assert gated.linear_sizes["k_proj"] == (2048, 512)
+    assert gated.linear_sizes["down_proj"] == (8192, 2048)
 
 
 def test_the_parts_of_a_shape_add_up_to_the_whole():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from expert.core.publish import damage
 from expert.training import checkpoint
@@ -78,7 +77,6 @@ def test_one_that_was_just_verified_is_not_read_again(
     assert prune(tmp_path, 1, set(), verified=newest) == [tmp_path / "step-000001"]
 
 
-@settings(max_examples=60)
 @pruning_cases
 def test_survivors_are_those_of_the_specification(kinds, keep, protect, seed):
     check_pruning(kinds, keep, protect, seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.planning.run_plan import RunPlan
@@ -161,7 +161,6 @@ def test_out_of_memory_in_evaluation_halves_only_its_own_batch(usual):
     assert plan_after(found, failure) is None
 
 
-@settings(max_examples=60)
 @given(
     sequences=st.none() | st.integers(1, 5000),
     micro=st.integers(1, 5000),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Annotated, Any
 
 import typer
+import typer.main
 from typer.core import TyperGroup
 
 from expert.cli import (
@@ -140,3 +142,9 @@ def _root(
     ] = False,
 ) -> None:
     """Fine-tune small language models at the full speed of the GPU you have."""
+
+
+@cache
+def command() -> Any:
+    """All commands with their options; typer would read all signatures again each time."""
+    return typer.main.get_command(app)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from expert.cli.plan import show_warnings
 from expert.cli.show import options
 from expert.cli.show.display import make_console, show, write_line
+
+if TYPE_CHECKING:
+    from expert.jobs.launch.cluster import ClusterJob
+    from expert.manifest.reader import ReadManifest
 
 
 class Cluster(StrEnum):
@@ -72,6 +76,30 @@ Restarts = Annotated[
     int, typer.Option("--restarts", min=0, help="Times to start again after a crash.")
 ]
 
+Time = Annotated[str | None, typer.Option("--time", help="Slurm: limit, HH:MM:SS.")]
+Partition = Annotated[str | None, typer.Option("--partition", help="Slurm: where to queue.")]
+Account = Annotated[str | None, typer.Option("--account", help="Slurm: who is charged.")]
+Qos = Annotated[str | None, typer.Option("--qos", help="Slurm: quality of service.")]
+Image = Annotated[
+    str | None, typer.Option("--image", help="Kubernetes, SkyPilot: image with expert installed.")
+]
+Claim = Annotated[
+    str | None,
+    typer.Option("--claim", help="Kubernetes: PersistentVolumeClaim, mounted at SHARED."),
+]
+Namespace = Annotated[str | None, typer.Option("--namespace", help="Kubernetes: of the job.")]
+Accelerator = Annotated[
+    str | None, typer.Option("--accelerator", help="SkyPilot: name of the GPU, such as H100.")
+]
+Bucket = Annotated[
+    str | None,
+    typer.Option("--bucket", help="SkyPilot: bucket, mounted at SHARED, such as s3://mine."),
+]
+Infra = Annotated[
+    str | None, typer.Option("--infra", help="SkyPilot: where, such as aws/us-east-1.")
+]
+Spot = Annotated[bool, typer.Option("--spot", help="SkyPilot: preemptible machines.")]
+
 
 def launch(
     on: On,
@@ -90,34 +118,17 @@ def launch(
     memory: Memory = None,
     warning: Warning_ = 120,
     restarts: Restarts = 3,
-    time: Annotated[str | None, typer.Option("--time", help="Slurm: limit, HH:MM:SS.")] = None,
-    partition: Annotated[
-        str | None, typer.Option("--partition", help="Slurm: where to queue.")
-    ] = None,
-    account: Annotated[str | None, typer.Option("--account", help="Slurm: who is charged.")] = None,
-    qos: Annotated[str | None, typer.Option("--qos", help="Slurm: quality of service.")] = None,
-    image: Annotated[
-        str | None,
-        typer.Option("--image", help="Kubernetes, SkyPilot: image with expert installed."),
-    ] = None,
-    claim: Annotated[
-        str | None,
-        typer.Option("--claim", help="Kubernetes: PersistentVolumeClaim, mounted at SHARED."),
-    ] = None,
-    namespace: Annotated[
-        str | None, typer.Option("--namespace", help="Kubernetes: of the job.")
-    ] = None,
-    accelerator: Annotated[
-        str | None, typer.Option("--accelerator", help="SkyPilot: name of the GPU, such as H100.")
-    ] = None,
-    bucket: Annotated[
-        str | None,
-        typer.Option("--bucket", help="SkyPilot: bucket, mounted at SHARED, such as s3://mine."),
-    ] = None,
-    infra: Annotated[
-        str | None, typer.Option("--infra", help="SkyPilot: where, such as aws/us-east-1.")
-    ] = None,
-    spot: Annotated[bool, typer.Option("--spot", help="SkyPilot: preemptible machines.")] = False,
+    time: Time = None,
+    partition: Partition = None,
+    account: Account = None,
+    qos: Qos = None,
+    image: Image = None,
+    claim: Claim = None,
+    namespace: Namespace = None,
+    accelerator: Accelerator = None,
+    bucket: Bucket = None,
+    infra: Infra = None,
+    spot: Spot = False,
     overrides: options.Overrides = None,
 ) -> None:
     """Write the file that starts a run on a cluster, and submit it with --submit.
@@ -126,7 +137,6 @@ def launch(
     it resumes from its newest checkpoint.
     """
     from expert.jobs.launch import cluster
-    from expert.jobs.launch import submit as submitting
 
     chosen = options.one_manifest(file, manifest)
     if chosen is None:
@@ -159,6 +169,13 @@ def launch(
         spot=spot,
         overrides=tuple(overrides or ()),
     )
+    _hand_out(job, read, to, submit=submit)
+
+
+def _hand_out(job: ClusterJob, read: ReadManifest, to: str | None, *, submit: bool) -> None:
+    """Print the job's file, or write it and, where asked, submit it."""
+    from expert.jobs.launch import submit as submitting
+
     if to == "-" and submit:
         raise options.UsageError("--to - prints the file: --submit needs one  (leave one out)")
     if to == "-":

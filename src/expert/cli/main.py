@@ -55,10 +55,10 @@ def run() -> None:
 
 def _run_command(watched: list[int]) -> None:
     """Run the command and flush its output here, where a reader that left is noticed."""
-    from expert.cli.app import app
+    from expert.cli.app import command
 
     try:
-        app()
+        command()()
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # typer and rich turn it into exit code 1
             sys.exit(_code_of_broken_pipe(end.__context__, watched))

@@ -119,8 +119,6 @@ def train(
     """Train an expert from its manifest, or the built-in character GPT on a text."""
     from expert.jobs.launch.joining import joined
     from expert.parallel.launch import follow_parent, world_from_environment
-    from expert.run.open import open_run, refuse_absent_gpu
-    from expert.run.stored.locate import newest_that_saved
 
     follow_parent()
     world = world_from_environment()
@@ -134,12 +132,7 @@ def train(
     read = options.asked_manifest(manifest, dataset, (*flags, *(overrides or ())))
     if vram is not None and read.manifest.training.config.device == "cpu":
         raise options.UsageError("--vram limits GPU memory, but device is cpu  (leave one out)")
-    if resume == "if-any":
-        resume = newest_that_saved(read)
-    if resume not in (None, "auto") and not Path(resume or "").is_dir():
-        what = "not a folder" if Path(resume or "").exists() else "folder not found"
-        fix = "give a run folder such as those in runs/; put the manifest before --resume"
-        raise options.UsageError(f"--resume {resume}: {what}  ({fix})")
+    resume = _run_to_resume(read, resume)
     console = make_console(error=as_json, needed=False)
     if gpus is not None:
         _start_ranks(read, gpus, max_restarts)
@@ -148,11 +141,7 @@ def train(
     if dry_run and not world.is_first:
         return
     if dry_run:
-        opened = open_run(read, data="counted", **asked)
-        refuse_absent_gpu(opened)
-        _show_resumed(opened, resume)
-        _mention_cards(opened, console, gpus)
-        _show_dry_run(opened, console, as_json=as_json)
+        _dry_run(read, console, asked, gpus, as_json=as_json)
         return
     allowed = {"allow_changed": allow_changed, "allow_remote_code": remote_code}
     result: RunResult | None
@@ -166,6 +155,31 @@ def train(
         group.leave_together()
     if result is not None and result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
+
+
+def _run_to_resume(read: ReadManifest, resume: str | None) -> str | None:
+    """What to resume: "auto", a folder, or nothing where there is none for `if-any`."""
+    from expert.run.stored.locate import newest_that_saved
+
+    if resume == "if-any":
+        resume = newest_that_saved(read)
+    if resume not in (None, "auto") and not Path(resume or "").is_dir():
+        what = "not a folder" if Path(resume or "").exists() else "folder not found"
+        fix = "give a run folder such as those in runs/; put the manifest before --resume"
+        raise options.UsageError(f"--resume {resume}: {what}  ({fix})")
+    return resume
+
+
+def _dry_run(
+    read: ReadManifest, console: Console, asked: dict[str, Any], gpus: str | None, *, as_json: bool
+) -> None:
+    from expert.run.open import open_run, refuse_absent_gpu
+
+    opened = open_run(read, data="counted", **asked)
+    refuse_absent_gpu(opened)
+    _show_resumed(opened, asked["resume"])
+    _mention_cards(opened, console, gpus)
+    _show_dry_run(opened, console, as_json=as_json)
 
 
 def _join(read: ReadManifest, group: Group, **allowed: Any) -> RunResult | None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.errors import ExpertError
 from expert.manifest.reader import ReadManifest, read_manifest
@@ -129,7 +129,6 @@ def open_run(
     """
     from expert.planning.machine.machine import describe_machine
     from expert.planning.machine.target import choose_target
-    from expert.planning.plan import make_plan
     from expert.run.smollm2 import provide_model
     from expert.run.stored.locate import runs_folder
 
@@ -146,27 +145,14 @@ def open_run(
     sources = _sources(read, fetch=data != "counted")
     plain_text = _are_plain_text(read, sources, fetch=data != "counted")
 
-    def plan_with(other: ReadManifest, survey: Survey | None = None) -> RunPlan:
-        asks = other.manifest.training.config.overlong == "auto"
-        return make_plan(
-            other.manifest,
-            target,
-            folder=other.folder,
-            model=model,
-            use_measurements=use_measurements,
-            survey=survey,
-            plain_text=plain_text if asks else None,
-            kept=resumed.kept if resumed else None,
-            ranks=ranks,
-            nodes=nodes,
-            link=link,
-        )
-
+    asked: dict[str, Any] = {"model": model, "use_measurements": use_measurements}
+    asked |= {"ranks": ranks, "nodes": nodes, "link": link}
+    plan_with = _planner(target, plain_text, resumed.kept if resumed else None, asked)
     opened = Opened(
         read=read,
         machine=here,
         target=target,
-        plan=plan_with(read),
+        plan=plan_with(read, None),
         plan_with=plan_with,
         sources=sources,
         resumed=resumed,
@@ -177,6 +163,27 @@ def open_run(
         refuse_absent_gpu(opened)
         return _with_data(opened, tell, again=True)
     return _counted(opened, model) if data == "counted" else opened
+
+
+def _planner(
+    target: Target, plain_text: bool | None, kept: Kept | None, asked: dict[str, Any]
+) -> Callable[[ReadManifest, Survey | None], RunPlan]:
+    """What plans a reading of the manifest for this target; `asked`: as make_plan takes it."""
+    from expert.planning.plan import make_plan
+
+    def plan_with(read: ReadManifest, survey: Survey | None) -> RunPlan:
+        asks = read.manifest.training.config.overlong == "auto"
+        return make_plan(
+            read.manifest,
+            target,
+            folder=read.folder,
+            survey=survey,
+            plain_text=plain_text if asks else None,
+            kept=kept,
+            **asked,
+        )
+
+    return plan_with
 
 
 def open_planned(plan: RunPlan, read: ReadManifest, machine: Machine) -> Opened:

@@ -67,4 +67,8 @@ def seed_step(seed: int, step: int, rank: int = 0) -> None:
     """
     named = f"{seed} {step}" if not rank else f"{seed} {step} {rank}"
     digest = hashlib.sha256(named.encode()).digest()
-    torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    number = int.from_bytes(digest[:8], "little") >> 1
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.manual_seed(number)
+    else:  # that one would format the stack for each kind of device that has not been used yet
+        torch.default_generator.manual_seed(number)

@@ -6,7 +6,7 @@ import pickle
 from datetime import datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.data.records import Example, Segment, Turn
@@ -98,7 +98,6 @@ TEMPLATES = {name: family(name) for name in FAMILIES}
 
 
 @given(example=conversations())
-@settings(max_examples=50)
 @pytest.mark.parametrize("name", ["chatml", "headers", "thinking", "brackets"])
 def test_the_text_is_that_of_a_plain_rendering_whatever_is_said(name, example):
     template = TEMPLATES[name]

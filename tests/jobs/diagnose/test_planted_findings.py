@@ -169,7 +169,7 @@ CASES = [
     Case({"compile-failed": "C compiler"}, {"torch_compile": True}, plant=a_compiler_that_fails),
     Case(
         {"evaluation-often": "you set eval_steps: 1", "saving-often": "you set save_steps: 1"},
-        {"eval_steps": 1, "save_steps": 1, "max_steps": 4},
+        {"eval_steps": 1, "save_steps": 1, "max_steps": 3},
         plant=slow_pauses,
         verdict="evaluation-bound",
     ),

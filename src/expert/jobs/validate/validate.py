@@ -121,7 +121,7 @@ def validate(
     places = _places(gpus, device) if gpus is not None else None
     began, run = time.monotonic(), _run_at(expert)
     other = _run_at(baseline) if baseline is not None and str(baseline) != BASE else None
-    against = _choice(other) if other is not None else None  # raises before anything is loaded
+    against = (other, _choice(other)) if other is not None else None  # before anything is loaded
     chosen = _choice(run, checkpoint)
     weights = weights_of(chosen.path)
     remark = base_remark(run.folder, run.plan)
@@ -129,18 +129,79 @@ def validate(
     way = way_of(run.folder, run.plan, test, domain, asked)
     with _models(device, places) as models:
         task, unknown = _task(run, test, way, seed=seed, models=models, tell=tell)
-        reached = _reach(run, chosen, task)
-        others = _reach_all(run, task, {chosen.path: reached}) if checkpoints == ALL else ()
-        before = None
-        if other is not None and against is not None:
-            before = _reach(other, against, task)
-        elif baseline is not None:
-            before = _ask(_base(run, task), str(run.folder.path), task)
-        base = _base_rows(run, task, before) if way.to_base else None
-    demands = asked.demands()
-    theirs = before.standing if before is not None else None
+        found = _answered(
+            run,
+            chosen,
+            task,
+            baseline=baseline is not None,
+            against=against,
+            every=bool(checkpoints),
+        )
     file, kept = place_for(run.folder, chosen, test)
-    done = Validation(
+    done = _verdict(
+        run,
+        task,
+        found,
+        asked.demands(),
+        limit=limit,
+        weights=weights,
+        file=file,
+        remarks=(remark, unknown, kept),
+        began=began,
+    )
+    run.folder.write_json(file.name, done.as_dict())
+    return done
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answered:
+    """What the models of a validation reached."""
+
+    reached: Reached
+    checkpoints: tuple[Reached, ...]
+    """All states of the run, where they are compared."""
+    baseline: Reached | None
+    base: EvalResult | None
+    """The untrained base, where open text is compared with it."""
+
+
+def _answered(
+    run: Run,
+    chosen: Choice,
+    task: _Task,
+    *,
+    baseline: bool,
+    against: tuple[Run, Choice] | None,
+    every: bool,
+) -> _Answered:
+    """Ask all models. `baseline`: another one too, the base where it is not `against` a run."""
+    reached = _reach(run, chosen, task)
+    others = _reach_all(run, task, {chosen.path: reached}) if every else ()
+    before = None
+    if against is not None:
+        before = _reach(*against, task)
+    elif baseline:
+        before = _ask(_base(run, task), str(run.folder.path), task)
+    base = _base_rows(run, task, before) if task.way.to_base else None
+    return _Answered(reached=reached, checkpoints=others, baseline=before, base=base)
+
+
+def _verdict(
+    run: Run,
+    task: _Task,
+    found: _Answered,
+    demands: Demands,
+    *,
+    limit: int | None,
+    weights: str,
+    file: Path,
+    remarks: tuple[str, ...],
+    began: float,
+) -> Validation:
+    """All of it held to what is asked for."""
+    reached, before, test, way = found.reached, found.baseline, task.test, task.way
+    theirs = before.standing if before is not None else None
+    return Validation(
         folder=run.folder.path,
         expert=run.plan.expert,
         model=run.plan.model.name,
@@ -152,19 +213,17 @@ def validate(
         comparison=compare(reached.verdicts(), before.verdicts(), reached.rows_of_cases())
         if before is not None
         else None,
-        base=base,
-        gate=gate_of(demands, reached.standing, theirs, base=_as_standing(base)),
+        base=found.base,
+        gate=gate_of(demands, reached.standing, theirs, base=_as_standing(found.base)),
         because=way.because,
         judge=way.judge.command if way.judge is not None else "",
-        checkpoints=others,
+        checkpoints=found.checkpoints,
         settings=_settings(demands, task, limit),
         partial=test.partial,
         file=file,
-        notes=tuple(filter(None, (*_notes(task, reached), *task.found, remark, unknown, kept))),
+        notes=tuple(filter(None, (*_notes(task, reached), *task.found, *remarks))),
         seconds=time.monotonic() - began,
     )
-    run.folder.write_json(file.name, done.as_dict())
-    return done
 
 
 Places = Sequence[Mapping[str, str]]

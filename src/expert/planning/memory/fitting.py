@@ -145,6 +145,8 @@ def fewest_recomputed(draft: PlanDraft, work: Workload, budget: int) -> Workload
     """The workload with as few blocks recomputed as let it fit, or as many as may be."""
     counts = recomputed_counts(draft, work.shape.layers)
     low, high = counts[0], counts[-1]
+    if peak_bytes(draft, replace(work, recomputed_blocks=low)) <= budget:
+        high = low
     while low < high:  # more recomputation never takes more memory
         middle = (low + high) // 2
         if peak_bytes(draft, replace(work, recomputed_blocks=middle)) <= budget:

@@ -25,6 +25,7 @@ with the measurement it comes from. `benchmarks/memory_peaks.py` takes those mea
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from expert.manifest.schema.kinds import ADAPTERS, OPTIMIZERS
 from expert.planning.memory.shards import COMMUNICATOR_BYTES, shared_parts, slack_bytes
@@ -104,7 +105,7 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        return sum(self.parts().values())
+        return sum(vars(self).values())
 
     def parts(self) -> dict[str, int]:
         """By purpose; those of several cards, and of captured passes, only where there are any."""
@@ -119,6 +120,7 @@ RESTING = (
 """What stays between two steps; all else comes and goes."""
 
 
+@lru_cache(maxsize=1024)  # the search for what fits comes back to the same workloads
 def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
     """The peak of a training step, by purpose."""
     weights, tables = base_bytes(work)
@@ -171,7 +173,7 @@ def base_bytes(work: Workload) -> tuple[int, int]:
         half = matrices // 2
         return half + width * rest, int(NF4_BYTES_PER_WEIGHT * matrices) - half
     if work.quantization in ("int8", "fp8"):
-        outputs = sum(columns for _, columns in shape.linear_sizes().values())
+        outputs = sum(columns for _, columns in shape.linear_sizes.values())
         return matrices + width * rest, 4 * shape.layers * outputs
     return width * shape.parameters, 0
 
@@ -220,7 +222,7 @@ def evaluation_bytes(work: Workload, calibration: Calibration = H200) -> int:
     """One block's tensors, the hidden states and a chunk of logits, in float32 too."""
     s, tokens = work.shape, work.evaluated_tokens
     width = BYTES_OF[work.precision]
-    block = kept_per_token(replace(work, recomputed_blocks=0), calibration) + 2 * width * s.hidden
+    block = kept_per_token(work, calibration) + 2 * width * s.hidden
     rows = min(tokens, loss_chunk_rows(s.vocab, work.loss_rows))
     return tokens * block + rows * s.vocab * (width if width == 4 else width + 4)
 
@@ -249,7 +251,7 @@ def kept_per_token(work: Workload, calibration: Calibration = H200) -> int:
         dora = work.adapter == "dora"
         elements = 2.0 * h + q + 2 * k + q + 2 * f + (q + k if s.qk_norm or dora else 0)
         elements += k if dora else 0
-        elements += work.rank * len(work.target_sizes())
+        elements += work.rank * len(work.target_sizes)
         elements += 2 * h if dora else 0  # what o and down gave, before it is scaled
         # A mask makes SDPA repeat keys and values for grouped queries; padded rows have none, and
         # packed ones in 16 bits have flash attention.
@@ -273,19 +275,19 @@ def kept_per_token(work: Workload, calibration: Calibration = H200) -> int:
 def _layers_that_need_their_input(work: Workload) -> set[str]:
     """Layers whose input is kept because a gradient is taken of weights on it."""
     if work.trains_everything:
-        return set(work.shape.linear_sizes())
+        return set(work.shape.linear_sizes)
     if work.adapter == "none":
         return set()
     if work.adapter == "ia3":
-        return {"down_proj"} & set(work.target_sizes())  # the one scaled at its input
-    return set(work.target_sizes())
+        return {"down_proj"} & set(work.target_sizes)  # the one scaled at its input
+    return set(work.target_sizes)
 
 
 def _adapter_elements(work: Workload, calibration: Calibration) -> float:
     """What adapters add: the rank-sized product of each, and the outputs that are rescaled."""
     if work.adapter not in ADAPTERS:
         return 0.0
-    sizes = work.target_sizes()
+    sizes = work.target_sizes
     if work.adapter == "ia3":
         return float(sum(out for name, (_, out) in sizes.items() if name != "down_proj"))
     elements = float(work.rank * len(sizes))
@@ -327,7 +329,7 @@ def activation_bytes(work: Workload, calibration: Calibration = H200) -> int:
     input_width = 4 if work.computes_in_float32 else width
     per_token = kept_blocks * whole + work.recomputed_blocks * input_width * s.hidden
     if work.recomputed_blocks and work.quantization in ("int8", "fp8"):
-        inputs = sum(rows for rows, _ in s.linear_sizes().values())
+        inputs = sum(rows for rows, _ in s.linear_sizes.values())
         per_token += int(work.recomputed_blocks * calibration.int8_inputs * inputs)
     if work.attention == "eager":
         # Scores and their float32 softmax, of every head and pair of tokens.
@@ -338,7 +340,7 @@ def activation_bytes(work: Workload, calibration: Calibration = H200) -> int:
 
 def _unpacked_together(work: Workload) -> list[int]:
     """The weights of layers that are unpacked at once: fused, those that read the same."""
-    sizes = {name: rows * columns for name, (rows, columns) in work.shape.linear_sizes().items()}
+    sizes = {name: rows * columns for name, (rows, columns) in work.shape.linear_sizes.items()}
     if not work.is_fused:
         return list(sizes.values())
     groups = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("down_proj",))
@@ -361,7 +363,7 @@ def workspace_bytes(work: Workload) -> int:
         unpacked = width * max(_unpacked_together(work))
     if work.adapter == "dora":
         # The norm of W + BA is taken over the whole product, in float32.
-        sizes = work.target_sizes().values()
+        sizes = work.target_sizes.values()
         unpacked += 4 * max((rows * columns for rows, columns in sizes), default=0)
     again = 0
     if work.recomputed_blocks == s.layers:

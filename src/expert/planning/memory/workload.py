@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.planning.models.shapes import ModelShape
@@ -60,9 +62,10 @@ class Workload:
         """Of an evaluation at once."""
         return (self.evaluated_rows or self.rows) * (self.evaluated_row_tokens or self.row_tokens)
 
-    def target_sizes(self) -> dict[str, tuple[int, int]]:
+    @cached_property
+    def target_sizes(self) -> Mapping[str, tuple[int, int]]:
         """(in, out) of the adapted layers of a block."""
-        sizes = self.shape.linear_sizes()
+        sizes = self.shape.linear_sizes
         chosen = self.targets or frozenset(sizes)
         return {name: size for name, size in sizes.items() if name in chosen}
 
@@ -81,7 +84,7 @@ class Workload:
         gathered in the precision of the run."""
         return self.trains_everything and self.engine != "sharded"
 
-    @property
+    @cached_property
     def trainable_parameters(self) -> int:
         """Trainable weights: all of them, or those of the adapter and the soft prompts."""
         shape = self.shape
@@ -90,7 +93,7 @@ class Workload:
             return shape.parameters + soft
         if self.adapter == "none":
             return soft
-        of_layer, sizes = ADAPTERS[self.adapter].weights, self.target_sizes().values()
+        of_layer, sizes = ADAPTERS[self.adapter].weights, self.target_sizes.values()
         return shape.layers * sum(of_layer(self.rank, *size) for size in sizes) + soft
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 LLAMA_BLOCKS = ("llama", "mistral", "qwen2", "qwen3")
@@ -43,15 +44,16 @@ class ModelShape:
     llama_blocks: bool = True
     """Blocks are computed as Llama's, Mistral's or Qwen's are."""
 
-    @property
+    @cached_property
     def q_width(self) -> int:
         return self.heads * self.head_dim
 
-    @property
+    @cached_property
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
 
-    def linear_sizes(self) -> dict[str, tuple[int, int]]:
+    @cached_property
+    def linear_sizes(self) -> Mapping[str, tuple[int, int]]:
         """(in, out) of every linear layer of one block, by the name Llama-like models give it."""
         sizes = {
             "q_proj": (self.hidden, self.q_width),
@@ -65,12 +67,12 @@ class ModelShape:
             sizes["gate_proj"] = (self.hidden, self.ffn)
         return sizes
 
-    @property
+    @cached_property
     def block_linear_parameters(self) -> int:
         """Weights of one block's matrices: what quantisation can shrink."""
-        return sum(rows * columns for rows, columns in self.linear_sizes().values())
+        return sum(rows * columns for rows, columns in self.linear_sizes.values())
 
-    @property
+    @cached_property
     def block_parameters(self) -> int:
         norm = self.hidden * (2 if self.norm_bias else 1)
         total = self.block_linear_parameters + self.norms_per_layer * norm
@@ -78,12 +80,12 @@ class ModelShape:
             wide = self.qk_norm_full_width
             total += self.q_width + self.kv_width if wide else 2 * self.head_dim
         if self.linear_bias:
-            total += sum(columns for _, columns in self.linear_sizes().values())
+            total += sum(columns for _, columns in self.linear_sizes.values())
         elif self.qkv_bias:
             total += self.q_width + 2 * self.kv_width
         return total
 
-    @property
+    @cached_property
     def embedding_parameters(self) -> int:
         """Token table, position table, and the head where it is a matrix of its own."""
         tables = 1 if self.tied_head else 2
@@ -91,12 +93,12 @@ class ModelShape:
         rows = self.vocab * tables + self.learned_positions
         return rows * self.hidden + head_bias
 
-    @property
+    @cached_property
     def rest_parameters(self) -> int:
         """Weights outside of the blocks: embeddings, head and last norm."""
         return self.embedding_parameters + self.hidden * (2 if self.norm_bias else 1)
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         return self.layers * self.block_parameters + self.rest_parameters
 
