@@ -1,0 +1,89 @@
+"""Single files with their sha256 in a file beside them: what is read back is what was written.
+
+The hash is written before its file, and keeps that of the file which is replaced: at every moment,
+and after a power cut, whichever of the two is there is known. `sha256sum --check` reads it, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Literal
+
+from expert.core.errors import Damaged
+from expert.core.files import sha256_of, write_text_atomically
+
+SUFFIX = ".sha256"
+State = Literal["sound", "damaged", "unknown", "missing"]
+
+
+def hash_file(path: Path) -> Path:
+    """Where the hash of a file is kept: hidden, beside it."""
+    return path.with_name(f".{path.name.lstrip('.')}{SUFFIX}")
+
+
+def state_of(path: Path) -> State:
+    """Whether a file is as it was written; unknown where no hash was kept of it."""
+    if not path.is_file():
+        return "missing"
+    known = _known(path)
+    if known is None:
+        return "unknown"
+    try:
+        return "sound" if sha256_of(path) in known else "damaged"
+    except OSError:
+        return "damaged"
+
+
+def keep_hash(path: Path, sha256: str) -> None:
+    """Write down the hash of what is about to become `path`."""
+    own = [sha256]
+    if state_of(path) == "sound":
+        own.append(sha256_of(path))  # until it is replaced
+    lines = [f"{each}  {path.name}\n" for each in dict.fromkeys(own)]
+    write_text_atomically(hash_file(path), "".join(lines))
+
+
+def write_hashed(path: Path, text: str) -> None:
+    """Replace `path` by `text`, after its hash."""
+    keep_hash(path, hashlib.sha256(text.encode("utf-8")).hexdigest())
+    write_text_atomically(path, text)
+
+
+def refuse_damaged(path: Path, advice: str) -> None:
+    """Raise where a file has other bytes than were written; one without a hash is of an earlier
+    version, and is taken as it is."""
+    if state_of(path) == "damaged":
+        raise Damaged(f"{path}: has other bytes than were written  ({advice})")
+
+
+def put_copy_aside(path: Path) -> Path:
+    """Keep what a damaged file holds under another name; it stays where it is until it is replaced,
+    as other processes may have it open."""
+    aside = free_name(path.with_name(f"{path.name}.bad"))
+    with contextlib.suppress(OSError):  # where nothing can be written, nothing is replaced
+        shutil.copyfile(path, aside, follow_symlinks=False)
+    return aside
+
+
+def free_name(path: Path) -> Path:
+    """The name, or with a number where it is taken."""
+    number = 1
+    free = path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
+def _known(path: Path) -> set[str] | None:
+    """The hashes a file may have; None where none was kept. A damaged one fits nothing."""
+    try:
+        text = hash_file(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return set()
+    return {line.split()[0].decode("ascii", "replace") for line in text.splitlines() if line}
