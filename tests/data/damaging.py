@@ -1,4 +1,4 @@
-"""Damage to files on disk that changes neither their time nor, where it can be avoided, their size."""
+"""Damage to files on disk that keeps their times and, where it can, their sizes."""
 
 from __future__ import annotations
 
