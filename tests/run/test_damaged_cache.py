@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from expert.core import publish
 from expert.core.hashed import hash_file, state_of
 from expert.data.prepared import PreparedData
-from expert.data.tokens import prepare as tokens
 from expert.run.open import plan, prepare
 from tests.data.damaging import KINDS, damage, files_in, put_back
 from tests.jobs.runs import events_of, losses_of, run, weights_of, write_expert
 from tests.run.test_preparing import an_expert
+from tests.wording import wording
 
 
 def sequences(data: PreparedData) -> str:
@@ -43,7 +44,7 @@ class Cache:
         """What a damage got through to, in words; "" where it was made good."""
         files = files_in(self.folder)
         with put_back(self.folder, self.kept):
-            tokens._sound.clear()  # another process
+            publish._sound.clear()  # another process
             done = damage(files[number % len(files)], kind, dice)
             try:
                 plan(self.manifest)
@@ -51,7 +52,7 @@ class Cache:
             except Exception as error:  # noqa: BLE001 - whatever it is, it got through
                 return f"{done}: {error!r}"
             finally:
-                tokens._sound.clear()
+                publish._sound.clear()
             return "" if after == self.before else f"{done}: trained on other data"
 
 
@@ -75,7 +76,7 @@ def test_a_named_cache_that_is_damaged_is_put_aside_and_made_again(tmp_path):
     manifest = an_expert(tmp_path, pretokenized_cache="tokens")
     before = sequences(prepare(manifest))
     for number, name in enumerate(("recipe.json", "DONE", "state.json", "statistics.json")):
-        tokens._sound.clear()
+        publish._sound.clear()
         damage(tmp_path / "tokens" / name, "bit", random.Random(number))
         again = prepare(manifest)
         assert sequences(again) == before, name
@@ -91,11 +92,11 @@ def test_what_was_damaged_is_a_warning_that_names_the_file_and_where_it_was_put(
     (rows,) = index.parent.glob("rows-*.npy")
     for each in (index, rows, made.train.folders[0].folder / "data-00000.arrow"):
         damage(each, "bit", random.Random(1))
-    tokens._sound.clear()
+    publish._sound.clear()
     told = [doubt.text for doubt in prepare(manifest).doubts]
     for each in (index, rows, made.train.folders[0].folder):
         assert any(text.startswith(str(each)) and f"{each.name}.bad" in text for text in told)
-    tokens._sound.clear()
+    publish._sound.clear()
     assert not prepare(manifest).doubts
 
 
@@ -118,8 +119,8 @@ def test_a_run_on_a_damaged_cache_ends_with_the_same_losses_and_weights(tmp_path
     first = run(manifest).folder
     for number, file in enumerate(files_in(tmp_path / "datasets_optimized")):
         damage(file, "bit", random.Random(number))
-    tokens._sound.clear()
+    publish._sound.clear()
     again = run(manifest).folder
     assert losses_of(again) == losses_of(first)
     assert weights_of(again) == weights_of(first)
-    assert "put aside as" in events_of(again, "data")[0]["because"]
+    assert wording("cache-was-put-aside") in events_of(again, "data")[0]["because"]

@@ -27,6 +27,7 @@ HASHING_THREADS = 4
 SMALL_BYTES = 4_000_000  # hashed in 3 ms, before threads have started
 
 _LEFTOVER = re.compile(r"\.tmp-([^@]+)(?:@(.+))?-(\d{1,10})")
+_sound: dict[Path, list[tuple[str, int, int, int]]] = {}  # folders that this process has hashed
 _in_use: set[Path] = set()  # temporary folders that this process is filling now
 
 
@@ -96,6 +97,22 @@ def faults(folder: Path, *, contents: bool = True, more_files: bool = False) -> 
             elif sha256 != listed[name]["sha256"]:
                 wrong.append(f"{name} has other bytes than {DONE} lists")
     return wrong
+
+
+def damage_once(folder: Path) -> str:
+    """The same as `damage` for a folder that others may add files to, and read by a process once:
+    its files are hashed again only where a size, time or inode has changed since."""
+    try:
+        states = [(str(path), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    except OSError as error:
+        return _words(error)
+    stamps = [(name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in states]
+    if _sound.get(folder) == stamps:
+        return ""
+    fault = damage(folder, more_files=True)
+    if not fault:
+        _sound[folder] = stamps
+    return fault
 
 
 def listed_hash(folder: Path, name: str) -> str:

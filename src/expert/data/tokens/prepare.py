@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from expert.core.hashed import free_name, state_of, write_hashed
 from expert.core.links import refuse_links, refuse_links_inside
-from expert.core.publish import DONE, PublishError, damage, listed_hash, publishing, sweep
+from expert.core.publish import DONE, PublishError, damage_once, listed_hash, publishing, sweep
 from expert.core.rundir import in_turn
 from expert.core.text import counted
 from expert.data.records import DataError
@@ -246,29 +246,15 @@ def _why_missing(folder: Path, recipe: Recipe, made_for: str) -> str:
     return "it was not prepared before"
 
 
-_sound: dict[Path, list[tuple[str, int, int, int]]] = {}
-"""Folders whose files were read and hashed by this process, with the state the files were in."""
-
-
 def find_damage(folder: Path, recipe: Recipe) -> str:
-    """What is wrong with a finished folder, or nothing.
+    """What is wrong with a finished folder, or nothing. Other tools, such as `datasets`, keep files
+    of their own in it.
 
     Every process hashes every file once: a flipped bit changes neither size nor time, and a run
     must not train on it. A core hashes 1.2 GB/s, the tokens of 300 million; four share the files.
     """
-    try:
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        states = [(path, path.stat()) for path in files]
-        stamps = [(str(path), s.st_size, s.st_mtime_ns, s.st_ino) for path, s in states]
-    except OSError as error:
-        return f"{error.filename} cannot be read: {error.strerror}"
-    if _sound.get(folder) != stamps:
-        # Other tools, such as `datasets`, keep files of their own in such a folder.
-        fault = damage(folder, more_files=True)
-        if fault:
-            return fault
-        _sound[folder] = stamps
-    return "" if _made_by(folder) == recipe.as_dict() else f"{RECIPE} is that of other tokens"
+    same = _made_by(folder) == recipe.as_dict()
+    return damage_once(folder) or ("" if same else f"{RECIPE} is that of other tokens")
 
 
 def read_statistics(folder: Path) -> DocumentStatistics:
