@@ -47,7 +47,9 @@ def keep_hash(path: Path, sha256: str) -> None:
 
 
 def write_hashed(path: Path, text: str) -> None:
-    """Replace `path` by `text`, after its hash."""
+    """Replace `path` by `text`, after its hash; what is there and damaged is put aside."""
+    if state_of(path) == "damaged":
+        put_copy_aside(path)
     keep_hash(path, hashlib.sha256(text.encode("utf-8")).hexdigest())
     write_text_atomically(path, text)
 
