@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import random
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from expert.core import publish
 from expert.core.hashed import hash_file, state_of
+from expert.data.pack.pack_index import PackIndex
 from expert.data.prepared import PreparedData
 from expert.run.open import plan, prepare
 from tests.data.damaging import KINDS, damage, files_in, put_back
@@ -124,3 +126,25 @@ def test_a_run_on_a_damaged_cache_ends_with_the_same_losses_and_weights(tmp_path
     assert losses_of(again) == losses_of(first)
     assert weights_of(again) == weights_of(first)
     assert wording("cache-was-put-aside") in events_of(again, "data")[0]["because"]
+
+
+def test_an_index_without_a_hash_serves_where_nothing_can_be_written_if_it_is_equal(
+    tmp_path, monkeypatch
+):
+    manifest = an_expert(tmp_path)
+    made = prepare(manifest)
+    before, file = sequences(made), made.train.index_file
+    for split in made.splits():
+        hash_file(split.index_file).unlink()
+
+    def refuse(self: PackIndex, path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(PackIndex, "save", refuse)
+    assert sequences(prepare(manifest)) == before
+    data = bytearray(file.read_bytes())
+    at = data.index(made.train.index.piece_stop.tobytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(OSError, match="Read-only"):
+        prepare(manifest)

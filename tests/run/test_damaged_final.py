@@ -109,7 +109,8 @@ def test_a_damaged_verdict_did_not_pass(run):
 def test_an_export_that_was_damaged_is_no_base_to_train_on(tmp_path):
     out = expert.export(finished("full"), tmp_path / "out", device="cpu")
     model = ModelPlan.model_construct(place="folder", location=str(out), name=str(out))
-    (out / "notes.txt").write_text("added by its user", encoding="utf-8")
+    for name in ("notes.txt", "README.md"):
+        (out / name).write_text("by its user", encoding="utf-8")
     assert model_folder(model) == out
     damage(out / "model.safetensors", "bit", random.Random(4))
     publish._sound.clear()

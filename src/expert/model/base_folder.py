@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from expert.core.publish import DONE, damage_once
+from expert.core.publish import DONE, SHOWN_FAULTS, damage_once, faults
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.model.errors import ModelError
 from expert.planning.models.resolve import hub_id_of, is_hub_id, refuse_media
@@ -105,13 +105,16 @@ def runs_its_own_program(model: ModelPlan, folder: Path, *, allowed: bool) -> bo
 
 
 def _refuse_damaged(folder: Path) -> None:
-    """Raise where a folder that Expert wrote, such as an export, has other bytes than it wrote."""
+    """Raise where a folder that Expert wrote, such as an export, has other bytes than it wrote. Its
+    card is there to be edited, and files may be added."""
     if not (folder / DONE).is_file():
         return
-    fault = damage_once(folder)
-    if fault:
+    if not damage_once(folder):
+        return
+    found = [each for each in faults(folder, more_files=True) if not each.startswith("README.md ")]
+    if found:
         fix = f"export it again; or remove {DONE} if you changed it yourself"
-        raise ModelError(str(folder), fault, fix)
+        raise ModelError(str(folder), "; ".join(found[:SHOWN_FAULTS]), fix)
 
 
 def _fetched(model: ModelPlan) -> Path:
