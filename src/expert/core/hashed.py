@@ -1,13 +1,14 @@
 """Single files with their sha256 in a file beside them: what is read back is what was written.
 
 The hash is written before its file, and keeps that of the file which is replaced: at every moment,
-and after a power cut, whichever of the two is there is known. `sha256sum --check` reads it, too.
+and after a power cut, whichever of the two is there is known.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,7 @@ from expert.core.errors import Damaged
 from expert.core.files import sha256_of, write_text_atomically
 
 SUFFIX = ".sha256"
+MAX_BYTES = 10_000
 State = Literal["sound", "damaged", "unknown", "missing"]
 
 
@@ -37,20 +39,22 @@ def state_of(path: Path) -> State:
         return "damaged"
 
 
-def keep_hash(path: Path, sha256: str) -> None:
-    """Write down the hash of what is about to become `path`."""
+def keep_hash(path: Path, sha256: str, *, trusts_old: bool = False) -> None:
+    """Write down the hash of what is about to become `path`. `trusts_old`: one of an earlier
+    version, of which no hash was kept, is as good as ever until then."""
     own = [sha256]
-    if state_of(path) == "sound":
+    if state_of(path) in ("sound", "unknown" if trusts_old else "sound"):
         own.append(sha256_of(path))  # until it is replaced
     lines = [f"{each}  {path.name}\n" for each in dict.fromkeys(own)]
     write_text_atomically(hash_file(path), "".join(lines))
 
 
-def write_hashed(path: Path, text: str) -> None:
+def write_hashed(path: Path, text: str, *, trusts_old: bool = False) -> None:
     """Replace `path` by `text`, after its hash; what is there and damaged is put aside."""
     if state_of(path) == "damaged":
         put_copy_aside(path)
-    keep_hash(path, hashlib.sha256(text.encode("utf-8")).hexdigest())
+    sha256 = hashlib.sha256(text.encode("utf-8")).hexdigest()
+    keep_hash(path, sha256, trusts_old=trusts_old)
     write_text_atomically(path, text)
 
 
@@ -82,10 +86,12 @@ def free_name(path: Path) -> Path:
 
 def _known(path: Path) -> set[str] | None:
     """The hashes a file may have; None where none was kept. A damaged one fits nothing."""
-    try:
-        text = hash_file(path).read_bytes()
-    except FileNotFoundError:
+    file = hash_file(path)
+    if not os.path.lexists(file):
         return None
+    try:
+        plain = file.is_file() and file.stat().st_size < MAX_BYTES  # a pipe would not end
+        text = file.read_bytes() if plain else b""
     except OSError:
         return set()
     return {line.split()[0].decode("ascii", "replace") for line in text.splitlines() if line}

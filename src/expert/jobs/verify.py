@@ -80,7 +80,7 @@ def _below(folder: Path) -> Iterator[Checked]:
         gone -= {name.lstrip(".") for name in files}
         for name in sorted(hashed | own | gone):
             yield _file(place / name)
-        if of_run and "events.jsonl" in files:
+        if of_run and (place / "events.jsonl").is_file():  # neither a pipe nor a device
             yield _events(place / "events.jsonl")
 
 

@@ -179,8 +179,15 @@ def inspect(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
     fault = find_damage(folder, recipe)
     if fault:
         aside = free_name(folder.with_name(f"{folder.name}.bad"))
-        with contextlib.suppress(FileNotFoundError):  # another process was first
+        try:
             os.rename(folder, aside)
+        except FileNotFoundError:  # another process was first
+            pass
+        except OSError as error:
+            raise DataError(
+                f"{folder}: is damaged ({fault}) and cannot be put aside: {error.strerror}  (name "
+                "another folder in training.config.pretokenized_cache)"
+            ) from error
         return f"{DAMAGED} ({fault}); it was put aside as {aside.name}"
     return None
 
