@@ -20,7 +20,7 @@ from tests.wording import wording
 
 
 @pytest.fixture
-def place(tmp_path) -> Path:
+def place(tmp_path: Path) -> Path:
     """A folder with a run and a prepared cache."""
     prepare(an_expert(tmp_path / "expert"))
     shutil.copytree(finished("lora"), tmp_path / "expert" / "runs" / "run")

@@ -7,7 +7,6 @@ import hashlib
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from expert.core import publish
@@ -28,8 +27,8 @@ def sequences(data: PreparedData) -> str:
         store = split.open()
         for number in range(split.index.bins):
             for document, start, stop in split.index.pieces(number):
-                whole.update(np.ascontiguousarray(store.tokens(document)[start:stop]))
-                whole.update(np.ascontiguousarray(store.spans(document)))
+                whole.update(store.tokens(document)[start:stop].tobytes())
+                whole.update(store.spans(document).tobytes())
                 whole.update(f"{number} {document} {store.row(document)}".encode())
     return whole.hexdigest()
 
