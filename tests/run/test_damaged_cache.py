@@ -12,8 +12,8 @@ import pytest
 from expert.core import publish
 from expert.core.hashed import hash_file, state_of
 from expert.data.pack.pack_index import PackIndex
-from expert.data.prepared import PreparedData
-from expert.run.open import plan, prepare
+from expert.data.prepared import PartsLeft, PreparedData
+from expert.run.open import plan, prepare, prepare_part
 from tests.data.damaging import KINDS, damage, files_in, put_back
 from tests.jobs.runs import events_of, losses_of, run, weights_of, write_expert
 from tests.run.test_preparing import an_expert
@@ -125,6 +125,19 @@ def test_a_run_on_a_damaged_cache_ends_with_the_same_losses_and_weights(tmp_path
     assert losses_of(again) == losses_of(first)
     assert weights_of(again) == weights_of(first)
     assert wording("cache-was-put-aside") in events_of(again, "data")[0]["because"]
+
+
+def test_pieces_of_a_part_that_were_damaged_are_made_again(tmp_path):
+    whole = sequences(prepare(an_expert(tmp_path / "whole")))
+    manifest = an_expert(tmp_path / "parts")
+    prepare_part(manifest, (1, 2))
+    (pieces,) = (tmp_path / "parts" / "datasets_optimized").glob("*/*.parts-*")
+    for number, file in enumerate(files_in(pieces)):
+        damage(file, "bit", random.Random(number))
+    assert isinstance(prepare_part(manifest, (2, 2)), PartsLeft)  # nothing says that 1 is done
+    made = prepare_part(manifest, (1, 2))
+    assert isinstance(made, PreparedData)
+    assert sequences(made) == whole
 
 
 def test_an_index_without_a_hash_serves_where_nothing_can_be_written_if_it_is_equal(

@@ -72,8 +72,8 @@ def _whole_final(folder: RunFolder, name: str) -> Choice:
     fault = damage(folder.final, contents=False) or damage_once(folder.final)
     if fault:
         raise Damaged(
-            f"{folder.final}: it was changed after the run: {fault}  (take a checkpoint with "
-            f"--checkpoint, or train again; {_offer(folder)})"
+            f"{folder.final}: it was changed after the run: {fault}  (take a checkpoint or train "
+            f"again; {_offer(folder, but=FINAL)})"
         )
     return Choice(name=name, path=folder.final, step=None)
 
@@ -113,8 +113,9 @@ def states(folder: RunFolder) -> list[str]:
     return [*there, *([FINAL] if (folder.final / DONE).is_file() else [])]
 
 
-def _offer(folder: RunFolder) -> str:
-    """What the run has, as advice."""
-    there = states(folder)
+def _offer(folder: RunFolder, *, but: str = "") -> str:
+    """What the run has, as advice, but for one state."""
+    there = [name for name in states(folder) if name != but]
     names = there[-1:] + there[:-1] if there[-1:] == [FINAL] else there
-    return f"there is --checkpoint {', '.join(names)}" if names else "it has saved nothing yet"
+    nothing = f"it has saved nothing {'else' if but else 'yet'}"
+    return f"there is --checkpoint {', '.join(names)}" if names else nothing
