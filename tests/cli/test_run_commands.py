@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from expert.core.errors import ExpertError
+from expert.core.hashed import write_hashed
 from expert.planning.machine import nvml
 from tests.cli.running import run_without
 from tests.jobs.test_gpu_memory import holder
@@ -131,7 +132,7 @@ def test_an_export_that_is_refused_is_reported_before_torch_is_imported(what, tm
         words = f"{to}: exists already"
     elif what == "gate":
         gate = {"gate": {"passed": False, "reasons": ["too bad"]}}
-        (folder / "validation.json").write_text(json.dumps(gate), encoding="utf-8")
+        write_hashed(folder / "validation.json", json.dumps(gate))
         words = wording("gate-not-passed-too")
     elif what == "below a file":
         to = tmp_path / "file" / "deep" / "out"

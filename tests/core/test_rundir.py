@@ -103,7 +103,10 @@ def test_json_is_written_whole_readable_and_without_secrets(
     assert path == run.environment
     assert json.loads(path.read_text()) == {"a": [1, 2.5, "nan"], "token": "***", "name": "é"}
     assert path.read_text().endswith("}\n")
-    assert [item.name for item in run.path.iterdir()] == ["environment.json"]
+    assert {item.name for item in run.path.iterdir()} == {
+        "environment.json",
+        ".environment.json.sha256",
+    }
     with pytest.raises(AssertionError):
         run.write_json("../out.json", {})
 

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.core.errors import ExpertError
+from expert.core.hashed import state_of
 from expert.data.feed.order import DataOrder
 from expert.data.pack import pack as packing
 from expert.data.pack.pack import (
@@ -433,7 +434,10 @@ def test_an_index_is_the_same_after_saving_and_opening(pack: Pack, count: int, t
             assert (before.tolist(), before.dtype) == (after.tolist(), after.dtype)
         else:
             assert before == after
-    assert [path.name for path in (tmp_path / "a folder").iterdir()] == ["index.arrow"]
+    assert {path.name for path in (tmp_path / "a folder").iterdir()} == {
+        "index.arrow",
+        ".index.arrow.sha256",
+    }
 
 
 def test_opening_an_index_copies_nothing(tmp_path: Path):
@@ -463,7 +467,8 @@ def test_an_index_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch):
         patch.setattr(os, "fsync", fail)
         with pytest.raises(OSError, match="no space left"):
             pack_none(np.array([1] * 50), 10).save(path)
-    assert [path.name for path in tmp_path.iterdir()] == ["index.arrow"]
+    assert {path.name for path in tmp_path.iterdir()} == {"index.arrow", ".index.arrow.sha256"}
+    assert state_of(path) == "sound"
     assert PackIndex.open(path).bins == 3
 
 

@@ -105,8 +105,8 @@ class Moments:
         for owner, name in (
             (shards, "write_shard"),
             (shards, "sync_file"),
-            (shards, "write_text_atomically"),
-            (module, "write_text_atomically"),
+            (shards, "write_hashed"),
+            (module, "write_hashed"),
             (module, "write_shards"),
             (module, "write_dataset_files"),
             (os, "replace"),

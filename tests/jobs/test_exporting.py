@@ -13,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from expert.core.errors import Damaged
+from expert.core.hashed import write_hashed
 from expert.core.links import LinkRefused
 from expert.core.publish import damage
 from expert.core.rundir import RunFolder
@@ -128,7 +130,7 @@ def test_the_checkpoint_of_the_manifest_is_the_default(tmp_path):
     shutil.copytree(finished("lora"), run)
     plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
     plan["watch"]["packaging_checkpoint"] = "checkpoint-3"
-    (run / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    write_hashed(run / "plan.json", json.dumps(plan))
     assert exported(run, tmp_path / "out").checkpoint == "step-000003"
 
 
@@ -330,7 +332,7 @@ def test_a_finished_expert_with_other_bytes_or_a_link_is_not_exported(tmp_path):
     settings = run / "final" / "adapter_config.json"
     whole = settings.read_bytes()
     settings.write_bytes(whole.replace(b"  ", b" \n", 1))
-    with pytest.raises(CannotExport, match=wording("has-other-bytes-done-lists")):
+    with pytest.raises(Damaged, match=wording("has-other-bytes-done-lists")):
         exported(run, tmp_path / "out")
     elsewhere = tmp_path / "elsewhere.json"
     elsewhere.write_bytes(whole)

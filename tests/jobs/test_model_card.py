@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from expert.core.hashed import write_hashed
 from expert.core.rundir import RunFolder
 from expert.jobs.export.card_code import FOLDER, Asking
 from expert.jobs.export.export import export
@@ -113,7 +114,7 @@ def with_plan(run_folder: Path, to: Path, **changes: dict[str, Any]) -> Path:
     settled = json.loads((to / "plan.json").read_text(encoding="utf-8"))
     for part, values in changes.items():
         settled[part] |= values
-    (to / "plan.json").write_text(json.dumps(settled), encoding="utf-8")
+    write_hashed(to / "plan.json", json.dumps(settled))
     return to
 
 

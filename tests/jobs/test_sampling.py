@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from expert.core.hashed import write_hashed
 from expert.core.rundir import RunFolder
 from expert.data import plain_text as row_kind
 from expert.data.records import DataError, Example, Turn
@@ -217,7 +218,7 @@ def test_decoding_is_the_manifests_unless_it_is_given(tmp_path):
     shutil.copytree(finished("lora"), run)
     plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
     plan["decoding"] |= {"max_new_tokens": 3, "temperature": 0.5, "top_k": 4}
-    (run / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    write_hashed(run / "plan.json", json.dumps(plan))
     found = sample(run, ["say cat 2"], seed=1, decoding={"temperature": 0.0, "top_k": None})
     assert (found.decoding.max_new_tokens, found.decoding.temperature) == (3, 0.0)
     assert found.decoding.top_k == 4

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 import expert
+from expert.core.hashed import write_hashed
 from expert.core.rundir import RunFolder, RunFolderError
 from expert.data.records import DataError
 from expert.jobs.validate.test_sets import NoTestSet, data_folder
@@ -227,7 +228,7 @@ def test_data_that_was_moved_is_asked_for(tmp_path):
     plan = json.loads((copy / "plan.json").read_text(encoding="utf-8"))
     plan["data"]["cache"] = str(tmp_path / "gone" / "datasets_optimized" / "demo")
     plan["watch"]["output_dir"] = str(tmp_path / "gone" / "runs")
-    (copy / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    write_hashed(copy / "plan.json", json.dumps(plan))
     events = (copy / "events.jsonl").read_text(encoding="utf-8")
     there = str(finished("lora").parents[1])
     (copy / "events.jsonl").write_text(events.replace(there, str(tmp_path / "gone")), "utf-8")

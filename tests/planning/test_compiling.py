@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from expert.core.hashed import write_hashed
 from expert.planning.choose.rates import COLD_COMPILE, WARM_COMPILE, pass_seconds
 from expert.planning.compilations import (
     compilations_file,
@@ -77,7 +78,7 @@ def remembered(tmp_path, work: Workload, *, warm: bool, seconds: float, cache: s
     remember_compilation(file, work, "h200", seconds=seconds, warm=warm)
     records = json.loads(file.read_text(encoding="utf-8"))
     records[-1]["cache"] = cache
-    file.write_text(json.dumps(records), encoding="utf-8")
+    write_hashed(file, json.dumps(records))
 
 
 def here(tmp_path, steps: int):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from expert.planning.measurements import (
     remember_rate,
     speed_settings,
 )
+from tests.data.damaging import damage
 from tests.planning.planning import decision, plan
 from tests.planning.planning import own_blocks as manifest
 from tests.wording import wording
@@ -58,7 +60,7 @@ def planned(home: Path, config: dict[str, Any] | None = None, **options: Any) ->
 
 
 @pytest.mark.parametrize(
-    "damage",
+    "changed",
     [
         {"settings": {"batch.micro_batch": 0}},
         {"settings": {"batch.micro_batch": "many"}},
@@ -70,12 +72,29 @@ def planned(home: Path, config: dict[str, Any] | None = None, **options: Any) ->
     ],
     ids=str,
 )
-def test_a_record_that_somebody_damaged_breaks_no_plan(home, damage):
+def test_a_record_that_somebody_damaged_breaks_no_plan(home, changed):
     home.parent.mkdir(parents=True)
-    record = rate().model_dump(mode="json") | damage
+    record = rate().model_dump(mode="json") | changed
     home.write_text(json.dumps([record]), encoding="utf-8")
     assert read_rates(home) == []
     assert planned(home) == planned(home.parent / "none" / home.name)
+
+
+def test_a_flipped_bit_in_what_was_measured_is_not_planned_by_and_is_a_warning(home):
+    remember_rate(home, rate())
+    without = planned(home.parent / "none" / home.name)
+    assert planned(home).kernels != without.kernels
+    for seed in range(20):
+        whole = home.read_bytes()
+        damage(home, "bit", random.Random(seed))
+        found = planned(home)
+        assert found.model_copy(update={"remarks": without.remarks}) == without, seed
+        assert any(str(home) in remark.text for remark in found.remarks), seed
+        home.write_bytes(whole)
+    damage(home, "bit", random.Random(1))
+    remember_rate(home, rate())
+    assert read_rates(home) == [rate()]
+    assert len(list(home.parent.glob("measurements.json.damaged-*"))) == 1
 
 
 def test_a_new_record_takes_the_place_of_an_older_one_of_the_same_shape_only(home):

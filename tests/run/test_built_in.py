@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import expert
+from expert.core.hashed import write_hashed
 from expert.core.publish import damage, publishing
 from expert.data.pack.packing import is_padded
 from expert.jobs.export.export import export
@@ -46,7 +47,7 @@ def test_an_adapter_of_tiny_takes_its_base_along_from_wherever_the_run_came(tmp_
     theirs = "/home/another/site-packages/expert/model/tiny"
     here = Path(expert.__file__).parent / "model" / "tiny"
     plan_file, final = folder / "plan.json", folder / "final"
-    plan_file.write_text(plan_file.read_text(encoding="utf-8").replace(str(here), theirs), "utf-8")
+    write_hashed(plan_file, plan_file.read_text(encoding="utf-8").replace(str(here), theirs))
     settings = json.loads((final / "adapter_config.json").read_text(encoding="utf-8"))
     with publishing(tmp_path / "final") as moved:
         shutil.copytree(final, moved, dirs_exist_ok=True, ignore=lambda *_: ["DONE"])
@@ -91,7 +92,7 @@ def forget_the_weights(folder: Path) -> None:
     plan_file = folder / "plan.json"
     settled = json.loads(plan_file.read_text(encoding="utf-8"))
     settled["model"]["revision"] = None
-    plan_file.write_text(json.dumps(settled), encoding="utf-8")
+    write_hashed(plan_file, json.dumps(settled))
 
 
 def test_the_plan_tells_which_tiny_it_is(tiny, tmp_path):

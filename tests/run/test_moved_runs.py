@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from expert.core.hashed import write_hashed
 from expert.jobs.diagnose.first_fix import read_again
 from expert.jobs.export.export import export
 from expert.jobs.report import report
@@ -46,7 +47,7 @@ def judged_from(cwd: Path, expert: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     made = report(find_trained(expert).path)
     assert wording("no-longer-there") not in made.markdown.read_text(encoding="utf-8")
     new = {Path(path).name for path in everything(cwd) - before}
-    new = {name for name in new if not name.endswith(".verified")}  # hashed once for every state
+    new = {name for name in new if not name.endswith(".sha256")}
     assert new <= {"validation.json", "report.html", "report.md"}
 
 
@@ -83,7 +84,7 @@ def test_a_run_of_an_earlier_version_with_paths_from_its_start_is_read_as_well(f
     plan["data"]["cache"] = "fruit/datasets_optimized/demo"
     plan["watch"]["output_dir"] = "fruit/runs"
     plan["model"]["location"] = "fruit/models/base"
-    (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    write_hashed(folder / "plan.json", json.dumps(plan))
     text = (folder / "events.jsonl").read_text(encoding="utf-8")
     (folder / "events.jsonl").write_text(text.replace(f"{fruit}/", "fruit/"), encoding="utf-8")
     monkeypatch.chdir(fruit)

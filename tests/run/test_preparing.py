@@ -201,7 +201,7 @@ def test_a_cache_that_takes_no_new_file_is_read_all_the_same(tmp_path):
     keys.mkdir()  # no file can be put there, not even by root
     again = prepare(manifest)
     assert texts_of(again, "validation") == texts_of(first, "validation")
-    assert not list(cache.glob(".rows-*"))
+    assert not [path for path in cache.glob(".rows-*") if path.suffix != ".sha256"]
 
 
 def test_another_length_packs_again_but_tokenises_nothing(tmp_path):

@@ -26,6 +26,7 @@ from expert.cli import (
     sample,
     train,
     validate,
+    verify,
     watch,
 )
 from expert.cli.show.display import write_line
@@ -47,6 +48,7 @@ _COMMANDS: dict[str, Any] = {
     "sample": sample.sample,
     "validate": validate.validate,
     "export": export.export,
+    "verify": verify.verify,
     "report": report.report,
     "diagnose": diagnose.diagnose,
     "benchmark": benchmark.benchmark,
@@ -55,6 +57,7 @@ _COMMANDS: dict[str, Any] = {
 IN_ORDER_OF_USE = tuple(_COMMANDS)
 _MORE: dict[str, dict[str, Any]] = {
     "train": {"cls": train.TrainCommand, "epilog": train.TRAIN_EPILOG},
+    "verify": {"epilog": verify.VERIFY_EPILOG},
     "diagnose": {"epilog": diagnose.DIAGNOSE_EPILOG},
 }
 _EPILOG = "\n".join(

@@ -13,6 +13,7 @@ EXIT_USAGE = 2
 EXIT_DOES_NOT_FIT = 3
 EXIT_RUN_FAILED = 4
 EXIT_GATE_FAILED = 5
+EXIT_DAMAGED = 65  # EX_DATAERR of sysexits.h
 EXIT_NO_SPACE = 75  # EX_TEMPFAIL of sysexits.h: it works again when there is room
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -24,6 +25,7 @@ EXIT_MEANINGS = {
     EXIT_DOES_NOT_FIT: "the plan does not fit the GPU; the table shows by how much",
     EXIT_RUN_FAILED: "the run failed and could not recover; saved checkpoints are kept",
     EXIT_GATE_FAILED: "the expert fails its quality gate; the reasons are listed",
+    EXIT_DAMAGED: "a file has other bytes than were written; it is named",
     EXIT_NO_SPACE: "the disk is too full for a checkpoint; earlier ones are intact",
     EXIT_INTERRUPTED: "stopped with Ctrl-C; a run can be resumed",
     EXIT_TERMINATED: "stopped with SIGTERM; a run can be resumed",
@@ -36,6 +38,12 @@ class ExpertError(Exception):
     exit_code = EXIT_USAGE
     of_another = False
     """Another process of the run has failed, and says itself why."""
+
+
+class Damaged(ExpertError):
+    """A file that was changed after it was written, and cannot be made again."""
+
+    exit_code = EXIT_DAMAGED
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ HASHING_THREADS = 4
 SMALL_BYTES = 4_000_000  # hashed in 3 ms, before threads have started
 
 _LEFTOVER = re.compile(r"\.tmp-([^@]+)(?:@(.+))?-(\d{1,10})")
+_sound: dict[Path, list[tuple[str, int, int, int]]] = {}  # folders that this process has hashed
 _in_use: set[Path] = set()  # temporary folders that this process is filling now
 
 
@@ -62,32 +63,64 @@ def publishing(target: Path) -> Iterator[Path]:
         _in_use.discard(own)
 
 
-def damage(folder: Path, *, contents: bool = True) -> str:
+def damage(folder: Path, *, contents: bool = True, more_files: bool = False) -> str:
     """What is wrong with a published folder, in words; "" where it is as it was published.
 
-    Without `contents` only names and sizes are compared, which reads no weights.
+    Without `contents` only names and sizes are compared, which reads no weights. `more_files`:
+    files that were added since are accepted.
     """
+    found = faults(folder, contents=contents, more_files=more_files)
+    more = f"; and {len(found) - SHOWN_FAULTS} more" if len(found) > SHOWN_FAULTS else ""
+    return "; ".join(found[:SHOWN_FAULTS]) + more
+
+
+def faults(folder: Path, *, contents: bool = True, more_files: bool = False) -> list[str]:
+    """The same, one sentence for each file."""
     try:
         listed, found = _listing(folder), _files_of(folder)
     except (OSError, PublishError) as error:
-        return _words(error)
+        return [_words(error)]
     found.pop(DONE, None)
-    faults = [f"{name} is missing" for name in listed if name not in found]
-    faults += [f"{name} is not listed in {DONE}" for name in found if name not in listed]
+    wrong = [f"{name} is missing" for name in listed if name not in found]
+    if not more_files:
+        wrong += [f"{name} is not listed in {DONE}" for name in found if name not in listed]
     present = [name for name in listed if name in found]
     resized = {name for name in present if found[name].st_size != listed[name]["size"]}
     for name in sorted(resized):
         size, expected = found[name].st_size, listed[name]["size"]
-        faults.append(f"{name} has {size} bytes instead of {expected}")
+        wrong.append(f"{name} has {size} bytes instead of {expected}")
     if contents:
         sound = {name: found[name] for name in present if name not in resized}
         for name, sha256 in _hashes(folder, sound).items():
             if isinstance(sha256, OSError):
-                faults.append(f"{name} cannot be read: {sha256.strerror}")
+                wrong.append(f"{name} cannot be read: {sha256.strerror}")
             elif sha256 != listed[name]["sha256"]:
-                faults.append(f"{name} has other bytes than {DONE} lists")
-    more = f"; and {len(faults) - SHOWN_FAULTS} more" if len(faults) > SHOWN_FAULTS else ""
-    return "; ".join(faults[:SHOWN_FAULTS]) + more
+                wrong.append(f"{name} has other bytes than {DONE} lists")
+    return wrong
+
+
+def damage_once(folder: Path) -> str:
+    """The same as `damage` for a folder that others may add files to, and read by a process once:
+    its files are hashed again only where a size, time or inode has changed since."""
+    try:
+        states = [(str(path), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    except OSError as error:
+        return _words(error)
+    stamps = [(name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in states]
+    if _sound.get(folder) == stamps:
+        return ""
+    fault = damage(folder, more_files=True)
+    if not fault:
+        _sound[folder] = stamps
+    return fault
+
+
+def listed_hash(folder: Path, name: str) -> str:
+    """The sha256 that DONE lists for a file; "" where it lists none, or cannot be read."""
+    try:
+        return str(_listing(folder).get(name, {}).get("sha256", ""))
+    except (OSError, PublishError):
+        return ""
 
 
 def fingerprint(folder: Path, ending: str) -> str:

@@ -18,7 +18,8 @@ from typing import Any, Self
 
 from expert.core.errors import ExpertError
 from expert.core.events import plain, secrets_of_environment
-from expert.core.files import sync_folder, write_text_atomically
+from expert.core.files import sync_folder
+from expert.core.hashed import hash_file, refuse_damaged, write_hashed
 from expert.core.links import open_plain, refuse_links, refuse_links_inside
 from expert.core.publish import damage, is_alive
 
@@ -126,6 +127,13 @@ class RunFolder:
             instead="a run that shall lie on another disk is put there with --output FOLDER",
         )
 
+    def refuse_damaged(self) -> None:
+        """Raise where a file that the run was made by has other bytes than were written: answers
+        and later steps follow from it."""
+        for file in (self.plan, self.manifest, self.path / "vocabulary.json"):
+            advice = f"remove {hash_file(file).name} if you changed it yourself, else train again"
+            refuse_damaged(file, advice)
+
     @property
     def was_started(self) -> bool:
         """Whether the plan of a run is there, without which nothing can be resumed or shown."""
@@ -182,7 +190,7 @@ class RunFolder:
         text = json.dumps(
             plain(data, secrets_of_environment()), indent=2, ensure_ascii=False, allow_nan=False
         )
-        write_text_atomically(self.path / name, text + "\n")
+        write_hashed(self.path / name, text + "\n", trusts_old=True)
         return self.path / name
 
     @contextmanager

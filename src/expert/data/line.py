@@ -129,6 +129,8 @@ class Line:
     """Rows that are read to know the columns; None: all of them."""
     readings: dict[Source, Reading] = field(default_factory=dict, repr=False)
     """Of the sources that were read so far: the rows are surveyed once."""
+    damaged: list[str] = field(default_factory=list, repr=False)
+    """What of the cache was damaged and has been made again, in words."""
 
     @property
     def waits(self) -> Callable[[str], None]:
@@ -386,6 +388,8 @@ def tokens_of(line: Line, source: Source, split: str) -> Prepared | None:
             return None
         return Prepared(folder, True, "prepared", read_statistics(folder), recipe.key())
     made = prepare(tokenising(line, source, split), recipe, folder)
+    if made.damaged:
+        line.damaged.append(f"{folder}: {made.because}, and made again")
     if source not in line.chosen.checks:
         return made
     return replace(made, because=f"tokens of {source.name}, made elsewhere; {made.because}")

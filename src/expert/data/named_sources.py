@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from expert.core.files import sha256_of
+from expert.core.publish import listed_hash
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import columns_of
 from expert.data.read.folders import saved_splits
 from expert.data.read.sources import Source, Sources, iterate, resolve_sources
 from expert.data.records import DataError, FilesNotHere
 from expert.data.tokens.encoder import Encoder, TextEncoder
-from expert.data.tokens.prepare import is_finished
+from expert.data.tokens.prepare import is_prepared
 from expert.data.tokens.tokenised import (
     TokenCheck,
     TokenColumns,
@@ -99,7 +101,7 @@ def sources_of(
 def _tokens_in(folder: Path, spec: DatasetSpec) -> Sources | None:
     """The tokens in a folder that is not a prepared one; None where there are none."""
     try:
-        if not folder.is_dir() or is_finished(folder) or saved_splits(folder) is None:
+        if not folder.is_dir() or is_prepared(folder) or saved_splits(folder) is None:
             return None
         named = DatasetSpec(path=str(folder.absolute()), max_samples=spec.max_samples)
         found = resolve_sources(named, folder.parent)
@@ -201,10 +203,12 @@ def _fallen_back(named: NamedSources, misfits: list[str]) -> ChosenSources:
 
 
 def checked_before(folder: Path) -> TokenCheck | None:
-    """What was found in tokens when they were converted; None where they are not."""
+    """What was found in tokens when they were converted; None where they are not, or the file is
+    damaged."""
+    file = folder / CHECKED
     try:
-        text = (folder / CHECKED).read_text(encoding="utf-8") if is_finished(folder) else "{}"
-        found = json.loads(text)
-        return TokenCheck.from_json(found) if found else None
+        if sha256_of(file) != listed_hash(folder, CHECKED):
+            return None
+        return TokenCheck.from_json(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError):
         return None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from expert.core.errors import ExpertError
+from expert.core.files import sha256_of
+from expert.core.hashed import keep_hash, put_copy_aside, state_of
 from expert.core.rundir import in_turn
 from expert.data.feed.order import DataOrder, Grouping
 from expert.data.inspect.shared_rows import SharedRows, SplitRows, find_shared
@@ -23,6 +25,7 @@ from expert.data.line import (
     tokens_of,
     unread_columns,
 )
+from expert.data.named_sources import CACHE_KEY
 from expert.data.pack.drawing import draw_documents, repeats_held_out
 from expert.data.pack.overlong_rows import not_empty, remarks_on_length
 from expert.data.pack.pack import bins_per_update
@@ -111,6 +114,7 @@ def prepare_splits(line: Line) -> PreparedData | None:
         template=line.template.name if line.template else "characters",
         doubts=(
             *remarks_on_tokens(line),
+            *(Remark.warning(CACHE_KEY, text) for text in dict.fromkeys(line.damaged)),
             *([Remark.warning("training.dataset.validation_split", repeats)] if repeats else []),
             *unread_columns(line),
             *(Remark.warning(each.key, each.told(line.listed_by)) for each in shared if each),
@@ -171,7 +175,9 @@ def keys_of(line: Line, tokens: tuple[Prepared, ...]) -> RowKeys | None:
     every token would have to be read."""
     beside, saves = line.cache.beside, line.cache.writes
     found = [
-        saved_keys(each, beside, line.waits) if saves else kept_keys(each, beside)
+        saved_keys(each, beside, line.waits, line.damaged.append)
+        if saves
+        else kept_keys(each, beside)
         for each in tokens
     ]
     there = [keys for keys in found if keys is not None]
@@ -223,18 +229,38 @@ def pack_split(
         leaves_out=bool(len(rows.unlearnt)),
     )
     file, packed_before = _index_file(line, named)
-    hit = file.is_file()
-    if not hit and not line.cache.writes:
+    state = state_of(file)
+    hit, index = state == "sound", None
+    if state == "missing" and not line.cache.writes:
         return None
-    with nullcontext() if hit else in_turn(file, f"packing {name}", line.waits):
-        if not file.is_file():
-            made = packed(plan, name, rows, plan.optim.seed, packing, is_text=line.is_text)
+    alone = hit or not line.cache.writes
+    with nullcontext() if alone else in_turn(file, f"packing {name}", line.waits):
+        if not hit and state_of(file) != "sound":
+            index = packed(plan, name, rows, plan.optim.seed, packing, is_text=line.is_text)
             del rows
-            made = replace(made, piece_document=documents[made.piece_document].astype("int32"))
-            made.save(file)
-    index = PackIndex.open(file)
+            index = replace(index, piece_document=documents[index.piece_document].astype("int32"))
+            if line.cache.writes:
+                _save_index(line, index, file)
+    index = index or PackIndex.open(file)
     split = PreparedSplit(name, tokens, index, file, hit, len(documents), packed_before)
     return not_empty(plan, split, drawn_beside)
+
+
+def _save_index(line: Line, index: PackIndex, file: Path) -> None:
+    """Write an index in place of one that is damaged, or of which no hash was kept: that of an
+    earlier version, which may stay where nothing can be written and it is equal."""
+    state = state_of(file)
+    if state == "damaged":
+        aside = put_copy_aside(file)
+        line.damaged.append(
+            f"{file}: has other bytes than were written: packed again, and the "
+            f"damaged one put aside as {aside.name}"
+        )
+    try:
+        index.save(file)
+    except OSError:
+        if state != "unknown" or not index.equals(PackIndex.open(file)):
+            raise
 
 
 def _index_file(line: Line, named: IndexName) -> tuple[Path, bool]:
@@ -245,8 +271,13 @@ def _index_file(line: Line, named: IndexName) -> tuple[Path, bool]:
         return beside / named.file, False
     most = 2 * line.plan.batch.examples_per_update
     before = named.before(own, longest=line.plan.data.max_seq_length, most=most)
-    if before is None or not (beside / before).is_file():
+    state = state_of(beside / before) if before is not None else "missing"
+    if before is None or state in ("missing", "damaged"):
         return beside / named.file, before is not None
+    if state == "unknown":  # nothing can make it again: it is held to what it is now
+        PackIndex.open(beside / before)
+        with suppress(OSError):
+            keep_hash(beside / before, sha256_of(beside / before))
     return beside / before, True
 
 

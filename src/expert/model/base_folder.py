@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from expert.core.publish import DONE, SHOWN_FAULTS, damage_once, faults
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.model.errors import ModelError
 from expert.planning.models.resolve import hub_id_of, is_hub_id, refuse_media
@@ -53,6 +54,8 @@ def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path |
             raise ModelError(_MODEL, what, f"use {CHAR_GPT}, a folder or a hub id")
         return folder
     folder = _fetched(model) if model.place == "hub" else Path(model.location)
+    if model.place not in ("hub", "hf cache"):  # whose files are links, named by their content
+        _refuse_damaged(folder)
     runs_its_own_program(model, folder, allowed=allow_remote_code)
     config = read_config(folder)
     refuse_media(config, folder / "config.json")
@@ -99,6 +102,19 @@ def runs_its_own_program(model: ModelPlan, folder: Path, *, allowed: bool) -> bo
     what = "its config.json (auto_map) asks to run code that comes with the model"
     fix = "pin a commit you have read as revision and add --allow-remote-code, or use another model"
     raise ModelError(str(folder), what, fix)
+
+
+def _refuse_damaged(folder: Path) -> None:
+    """Raise where a folder that Expert wrote, such as an export, has other bytes than it wrote. Its
+    card is there to be edited, and files may be added."""
+    if not (folder / DONE).is_file():
+        return
+    if not damage_once(folder):
+        return
+    found = [each for each in faults(folder, more_files=True) if not each.startswith("README.md ")]
+    if found:
+        fix = f"export it again; or remove {DONE} if you changed it yourself"
+        raise ModelError(str(folder), "; ".join(found[:SHOWN_FAULTS]), fix)
 
 
 def _fetched(model: ModelPlan) -> Path:

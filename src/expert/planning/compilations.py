@@ -19,7 +19,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from expert.core.files import alone, write_text_atomically
+from expert.core.files import alone
+from expert.core.hashed import write_hashed
 from expert.planning.machine.host import package_version
 from expert.planning.measurements import measurements_file, read_records
 from expert.planning.memory.calibration import shape_key
@@ -137,4 +138,4 @@ def remember_compilation(
     with alone(path):
         kept = [one for one in read_compilations(path) if key(one) != key(made)]
         records = [one.model_dump() for one in (*kept, made)][-KEPT:]
-        write_text_atomically(path, json.dumps(records, indent=1) + "\n")
+        write_hashed(path, json.dumps(records, indent=1) + "\n")

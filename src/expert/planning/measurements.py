@@ -20,7 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from expert.core.files import alone, write_text_atomically
+from expert.core.files import alone
+from expert.core.hashed import hash_file, state_of, write_hashed
 from expert.planning.decisions import Decision
 from expert.planning.machine.threads import NAMES
 
@@ -106,9 +107,11 @@ def measurements_file(environ: Mapping[str, str] = os.environ) -> Path:
 
 def read_records(path: Path, kind: type[Record]) -> list[Record]:
     """Every readable record of a JSON list; a file that is absent or damaged has none."""
+    if state_of(path) == "damaged":
+        return []
     try:
         records = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     found = []
     for record in records if isinstance(records, list) else []:
@@ -204,7 +207,7 @@ def remember_rate(path: Path, rate: MeasuredRate) -> None:
             "gains": {**older.gains, **rate.gains},
         }
         records = [*kept, {**rate.model_dump(mode="json"), **settled}]
-        write_text_atomically(path, json.dumps(records, indent=2) + "\n")
+        write_hashed(path, json.dumps(records, indent=2) + "\n")
 
 
 def forget_rates(path: Path, model: str | None = None) -> int:
@@ -227,8 +230,9 @@ def forget_rates(path: Path, model: str | None = None) -> int:
             else:
                 kept.append(record)
         if kept:
-            write_text_atomically(path, json.dumps(kept, indent=2) + "\n")
+            write_hashed(path, json.dumps(kept, indent=2) + "\n")
         else:
+            hash_file(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
     return forgotten
 
@@ -250,9 +254,9 @@ def _records(path: Path) -> list[Any]:
         records = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
-    except ValueError:
+    except (ValueError, RecursionError):
         records = None
-    if isinstance(records, list):
+    if isinstance(records, list) and state_of(path) != "damaged":
         return records
     path.rename(path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"))
     return []

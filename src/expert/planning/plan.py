@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from expert.core.errors import ExpertError
+from expert.core.hashed import hash_file, state_of
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.choose.batching import settle_fit
 from expert.planning.choose.compiling import choose_compile
@@ -102,6 +103,7 @@ def make_plan(
         plain_text=plain_text,
         kept=kept or Kept(),
     )
+    _warn_of_damaged_measurements(draft, environ)
     _settle_all(draft)
     return RunPlan.model_validate(
         {
@@ -112,6 +114,20 @@ def make_plan(
             "remarks": tuple(draft.remarks),
         }
     )
+
+
+def _warn_of_damaged_measurements(draft: PlanDraft, environ: Mapping[str, str]) -> None:
+    for file in (
+        measurements_file(environ),
+        calibrations_file(environ),
+        compilations_file(environ),
+    ):
+        if state_of(file) == "damaged":
+            draft.warn(
+                "measurements",
+                f"{file}: has other bytes than were written: what was measured before is not used  "
+                f"(remove {hash_file(file).name} if you changed it yourself)",
+            )
 
 
 def _settle_all(draft: PlanDraft) -> None:

@@ -310,6 +310,7 @@ def _resumed(read: ReadManifest, resume: str) -> Resumed:
 
     runs = read.manifest.training.config.runs_beside(read.folder)
     folder, checkpoint = run_to_resume(resume, runs=runs, expert=read.manifest.name)
+    folder.refuse_damaged()
     same = not changed_since(folder, read.manifest)
     return Resumed(
         folder=folder,

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from expert.core.files import write_text_atomically
+from expert.core.hashed import state_of, write_hashed
 from expert.core.rundir import in_turn
 from expert.data.examples.column_survey import ColumnSurvey, survey_rows
 from expert.data.read.sources import Source, content_hash, iterate
@@ -74,11 +74,15 @@ def _remembered(memory: Path, state: str, make: Callable[[], Any], keep: bool, w
             known[state] = make()
             kept = dict(list(known.items())[-STATES_KEPT:])
             with contextlib.suppress(OSError):  # a cache that is only read: made at each start
-                write_text_atomically(memory, json.dumps(kept, indent=2))
+                write_hashed(memory, json.dumps(kept, indent=2))
     return known[state]
 
 
 def _known(memory: Path) -> dict[str, Any]:
+    """What was written down; nothing where that is damaged, or has no hash: then it is made again,
+    as a wrong hash or column would have other rows trained on."""
+    if state_of(memory) != "sound":
+        return {}
     try:
         known = json.loads(memory.read_text(encoding="utf-8"))
     except (OSError, ValueError):

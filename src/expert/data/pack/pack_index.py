@@ -16,7 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from expert.core.errors import ExpertError
-from expert.core.files import sync_folder
+from expert.core.files import sha256_of, sync_folder
+from expert.core.hashed import keep_hash
 from expert.data.feed.order import Draw, shuffled
 from expert.data.tokens.documents import numbers_in
 from expert.planning.choose.sequences import LENGTHS_OF
@@ -136,6 +137,11 @@ class PackIndex:
             padding_to_longest=_padding_to_longest(sizes),
         )
 
+    def equals(self, other: PackIndex) -> bool:
+        """Whether another index says the same."""
+        mine, its = ([getattr(each, name) for name in self.__slots__] for each in (self, other))
+        return all(np.array_equal(a, b) for a, b in zip(mine, its, strict=True))
+
     def save(self, path: Path) -> None:
         """Write the index as an Arrow file: the old one or the whole new one, never half of it."""
         fields = [
@@ -189,7 +195,7 @@ def _padding_to_longest(sizes: NDArray[np.int32]) -> int:
 
 
 def _write_arrow_file(path: Path, batch: Any) -> None:
-    """Write beside `path`, fsync, rename, fsync the folder."""
+    """Write beside `path`, fsync, keep the hash, rename, fsync the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -198,6 +204,7 @@ def _write_arrow_file(path: Path, batch: Any) -> None:
                 writer.write_batch(batch)
             stream.flush()
             os.fsync(stream.fileno())
+        keep_hash(path, sha256_of(temporary))
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

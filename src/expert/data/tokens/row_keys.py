@@ -15,6 +15,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from expert.core.files import sha256_of
+from expert.core.hashed import keep_hash, put_copy_aside, state_of
 from expert.core.rundir import in_turn
 from expert.data.tokens.documents import DocumentStore, FlatDocuments, Shard
 from expert.data.tokens.encoder import EncodedBatch
@@ -50,14 +52,25 @@ def keys_of_batch(batch: EncodedBatch) -> RowKeys:
 
 
 def saved_keys(
-    prepared: Prepared, cache: Path, waits: Callable[[str], None] = lambda sentence: None
+    prepared: Prepared,
+    cache: Path,
+    waits: Callable[[str], None] = lambda sentence: None,
+    damaged: Callable[[str], None] = lambda sentence: None,
 ) -> RowKeys:
     """The keys of a prepared folder, made once and kept beside it: training starts many times."""
     file = _file_of(prepared, cache)
     saved = kept_keys(prepared, cache)
     if saved is None:
         with in_turn(file, f"comparing the rows in {prepared.folder}", waits):
-            saved = kept_keys(prepared, cache) or _made_keys(prepared, file)
+            saved = kept_keys(prepared, cache)
+            if saved is None:
+                if state_of(file) == "damaged":
+                    aside = put_copy_aside(file).name
+                    damaged(
+                        f"{file}: has other bytes than were written: made again, and the "
+                        f"damaged one put aside as {aside}"
+                    )
+                saved = _made_keys(prepared, file)
     return saved
 
 
@@ -67,6 +80,7 @@ def _made_keys(prepared: Prepared, file: Path) -> RowKeys:
     try:
         with temporary.open("xb") as sink:  # never through a link that waits there
             np.save(sink, np.stack(made))
+        keep_hash(file, sha256_of(temporary))
         temporary.replace(file)
     except OSError:  # a cache that is only read: the next start makes them again
         with contextlib.suppress(OSError):
@@ -75,9 +89,13 @@ def _made_keys(prepared: Prepared, file: Path) -> RowKeys:
 
 
 def kept_keys(prepared: Prepared, cache: Path) -> RowKeys | None:
-    """The keys that were kept; None where they are not made yet, or damaged."""
+    """The keys that were kept; None where they are not made yet, are damaged, or have no hash: they
+    decide which rows are held out."""
+    file = _file_of(prepared, cache)
+    if state_of(file) != "sound":
+        return None
     try:
-        saved = np.load(_file_of(prepared, cache))
+        saved = np.load(file)
     except (OSError, ValueError):
         return None
     return RowKeys(*saved) if saved.shape == (2, prepared.statistics.documents) else None

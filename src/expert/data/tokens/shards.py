@@ -26,7 +26,8 @@ from types import TracebackType
 
 import numpy as np
 
-from expert.core.files import sha256_of, sync_file, write_text_atomically
+from expert.core.files import sha256_of, sync_file
+from expert.core.hashed import state_of, write_hashed
 from expert.data.records import BadRow, DataError, Dropped, Made, Row, Segment, Unread
 from expert.data.tokens.documents import Ids, open_shards, write_shard
 from expert.data.tokens.encoder import EncodedBatch, Encoder
@@ -175,15 +176,18 @@ class Piece:
             "statistics": facts.to_json(),
             "file": [size, sha256],
         }
-        write_text_atomically(place / f"{self.name}.json", json.dumps(told))
+        write_hashed(place / f"{self.name}.json", json.dumps(told))
         return facts.tokens
 
 
 def written(place: Path, first: int) -> Piece | None:
     """The piece that begins at a row, where it is whole; its documents stay on disk."""
     piece = Piece(first)
+    facts = place / f"{piece.name}.json"
+    if state_of(facts) != "sound":  # damaged, or of an earlier version: it is made again
+        return None
     try:
-        told = json.loads((place / f"{piece.name}.json").read_bytes())
+        told = json.loads(facts.read_bytes())
         for row, made in told["left_out"]:
             piece.left_out[row] = BadRow(**made) if "file" in made else Dropped(**made)
         piece.sizes = array("q", told["sizes"])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.events import read_events
-from expert.core.publish import damage, publishing
+from expert.core.publish import publishing
 from expert.jobs.export.card_code import Asking, asked_as
 from expert.jobs.export.checks import (
     CannotExport,
@@ -207,12 +207,6 @@ def _write_adapter(source: _Source, trained: Trained, target: Path) -> None:
     if not source.choice.is_final:
         save_trained(trained.loaded, target)
         return
-    fault = damage(place)  # a link, a foreign file or other bytes
-    if fault:
-        raise CannotExport(
-            f"{place}: it was changed after the run: {fault}  (export a checkpoint with "
-            "--checkpoint)"
-        )
     for path in sorted(place.rglob("*")):
         name = path.relative_to(place)
         if path.is_file() and name.name not in ("DONE", "README.md"):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.core.hashed import state_of
 from expert.core.judged import outdated
 from expert.core.text import counted, loss
 from expert.judging.gate import MIN_ACCURACY
@@ -110,6 +111,8 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
     not pass."""
     if not folder.validation.is_file():
         return None
+    if state_of(folder.validation) == "damaged":
+        return SavedVerdict(passed=False, reasons="the file has other bytes than were written")
     try:
         found = json.loads(folder.validation.read_text(encoding="utf-8"))
         gate, part = found["gate"], found.get("partial") or {}

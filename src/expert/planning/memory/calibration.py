@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from expert.core.files import write_text_atomically
+from expert.core.hashed import write_hashed
 from expert.planning.measurements import measurements_file, read_records
 from expert.planning.memory.memory import H200, Calibration, estimate
 from expert.planning.memory.workload import QUANTISED, Workload
@@ -111,7 +111,7 @@ def remember(probe: MemoryProbe, path: Path) -> None:
 
     kept = [one for one in read_probes(path) if place(one) != place(probe)]
     records = [one.model_dump() for one in (*kept, probe)][-KEPT_PROBES:]
-    write_text_atomically(path, json.dumps(records, indent=1) + "\n")
+    write_hashed(path, json.dumps(records, indent=1) + "\n")
 
 
 def shape_key(shape: ModelShape) -> str:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from expert.core.errors import ExpertError
+from expert.core.errors import Damaged, ExpertError
 from expert.core.events import read_events
-from expert.core.publish import DONE, damage
+from expert.core.publish import DONE, damage, damage_once
 from expert.core.rundir import checkpoint_name, checkpoints_in, finished_beside
 
 if TYPE_CHECKING:
@@ -56,15 +56,26 @@ def choose(folder: RunFolder, asked: str) -> Choice:
 
 
 def _final(folder: RunFolder) -> Choice:
-    fault = damage(folder.final, contents=False)
+    if (folder.final / DONE).is_file():
+        return _whole_final(folder, FINAL)
+    other = finished_beside(folder)
+    or_other = f"; or name {other.path}, which is finished" if other else ""
+    raise NothingTrained(
+        f"{folder.final}: there is no finished expert: {damage(folder.final)}  (let the run finish "
+        f"with --resume; {_offer(folder)}{or_other})"
+    )
+
+
+def _whole_final(folder: RunFolder, name: str) -> Choice:
+    """The finished expert, every file of it as it was written: one flipped bit of an adapter gives
+    other answers without a word."""
+    fault = damage(folder.final, contents=False) or damage_once(folder.final)
     if fault:
-        other = finished_beside(folder)
-        or_other = f"; or name {other.path}, which is finished" if other else ""
-        raise NothingTrained(
-            f"{folder.final}: there is no finished expert: {fault}  (let the run finish with "
-            f"--resume; {_offer(folder)}{or_other})"
+        raise Damaged(
+            f"{folder.final}: it was changed after the run: {fault}  (take a checkpoint or train "
+            f"again; {_offer(folder, but=FINAL)})"
         )
-    return Choice(name=FINAL, path=folder.final, step=None)
+    return Choice(name=name, path=folder.final, step=None)
 
 
 def _best(folder: RunFolder) -> Choice:
@@ -89,7 +100,7 @@ def _best(folder: RunFolder) -> Choice:
     if (path / DONE).is_file():
         return Choice(name=f"best ({path.name})", path=path, step=best[-1])
     if best[-1] in (taken, last) and (folder.final / DONE).is_file():
-        return Choice(name=f"best ({FINAL})", path=folder.final, step=None)
+        return _whole_final(folder, f"best ({FINAL})")
     raise NothingTrained(
         f"{folder.path}: the best checkpoint, {path.name}, is not kept  ({_offer(folder)})"
     )
@@ -102,8 +113,9 @@ def states(folder: RunFolder) -> list[str]:
     return [*there, *([FINAL] if (folder.final / DONE).is_file() else [])]
 
 
-def _offer(folder: RunFolder) -> str:
-    """What the run has, as advice."""
-    there = states(folder)
+def _offer(folder: RunFolder, *, but: str = "") -> str:
+    """What the run has, as advice, but for one state."""
+    there = [name for name in states(folder) if name != but]
     names = there[-1:] + there[:-1] if there[-1:] == [FINAL] else there
-    return f"there is --checkpoint {', '.join(names)}" if names else "it has saved nothing yet"
+    nothing = f"it has saved nothing {'else' if but else 'yet'}"
+    return f"there is --checkpoint {', '.join(names)}" if names else nothing

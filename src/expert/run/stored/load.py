@@ -46,6 +46,7 @@ def read_plan(folder: RunFolder) -> RunPlan:
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.locate import with_places_now
 
+    folder.refuse_damaged()
     try:
         return with_places_now(RunPlan.model_validate_json(folder.plan.read_bytes()), folder)
     except ValidationError as error:

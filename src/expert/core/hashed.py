@@ -1,0 +1,97 @@
+"""Single files with their sha256 in a file beside them: what is read back is what was written.
+
+The hash is written before its file, and keeps that of the file which is replaced: at every moment,
+and after a power cut, whichever of the two is there is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Literal
+
+from expert.core.errors import Damaged
+from expert.core.files import sha256_of, write_text_atomically
+
+SUFFIX = ".sha256"
+MAX_BYTES = 10_000
+State = Literal["sound", "damaged", "unknown", "missing"]
+
+
+def hash_file(path: Path) -> Path:
+    """Where the hash of a file is kept: hidden, beside it."""
+    return path.with_name(f".{path.name.lstrip('.')}{SUFFIX}")
+
+
+def state_of(path: Path) -> State:
+    """Whether a file is as it was written; unknown where no hash was kept of it."""
+    if not path.is_file():
+        return "missing"
+    known = _known(path)
+    if known is None:
+        return "unknown"
+    try:
+        return "sound" if sha256_of(path) in known else "damaged"
+    except OSError:
+        return "damaged"
+
+
+def keep_hash(path: Path, sha256: str, *, trusts_old: bool = False) -> None:
+    """Write down the hash of what is about to become `path`. `trusts_old`: one of an earlier
+    version, of which no hash was kept, is as good as ever until then."""
+    own = [sha256]
+    if state_of(path) in ("sound", "unknown" if trusts_old else "sound"):
+        own.append(sha256_of(path))  # until it is replaced
+    lines = [f"{each}  {path.name}\n" for each in dict.fromkeys(own)]
+    write_text_atomically(hash_file(path), "".join(lines))
+
+
+def write_hashed(path: Path, text: str, *, trusts_old: bool = False) -> None:
+    """Replace `path` by `text`, after its hash; what is there and damaged is put aside."""
+    if state_of(path) == "damaged":
+        put_copy_aside(path)
+    sha256 = hashlib.sha256(text.encode("utf-8")).hexdigest()
+    keep_hash(path, sha256, trusts_old=trusts_old)
+    write_text_atomically(path, text)
+
+
+def refuse_damaged(path: Path, advice: str) -> None:
+    """Raise where a file has other bytes than were written; one without a hash is of an earlier
+    version, and is taken as it is."""
+    if state_of(path) == "damaged":
+        raise Damaged(f"{path}: has other bytes than were written  ({advice})")
+
+
+def put_copy_aside(path: Path) -> Path:
+    """Keep what a damaged file holds under another name; it stays where it is until it is replaced,
+    as other processes may have it open."""
+    aside = free_name(path.with_name(f"{path.name}.bad"))
+    with contextlib.suppress(OSError):  # where nothing can be written, nothing is replaced
+        shutil.copyfile(path, aside, follow_symlinks=False)
+    return aside
+
+
+def free_name(path: Path) -> Path:
+    """The name, or with a number where it is taken."""
+    number = 1
+    free = path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
+def _known(path: Path) -> set[str] | None:
+    """The hashes a file may have; None where none was kept. A damaged one fits nothing."""
+    file = hash_file(path)
+    if not os.path.lexists(file):
+        return None
+    try:
+        plain = file.is_file() and file.stat().st_size < MAX_BYTES  # a pipe would not end
+        text = file.read_bytes() if plain else b""
+    except OSError:
+        return set()
+    return {line.split()[0].decode("ascii", "replace") for line in text.splitlines() if line}

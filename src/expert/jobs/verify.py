@@ -1,0 +1,144 @@
+"""The job behind `expert verify`: every file below a folder that has a hash is held to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from expert.core.errors import ExpertError
+from expert.core.hashed import SUFFIX, hash_file, state_of
+from expert.core.publish import DONE, faults
+from expert.core.rundir import checkpoint_step
+
+State = Literal["whole", "damaged", "no hash"]
+_TOKENS = re.compile(r"tokens-[0-9a-f]{16}")
+_ASIDE = re.compile(r"\.(tmp|bad|old)-.+|.+\.bad(-\d+)?")
+_OWN = re.compile(
+    r"(plan|manifest|environment|validation|vocabulary)\.json|index-.+\.arrow|rows-.+\.npy"
+)
+_AGAIN = "the next run puts it aside and makes it again"
+
+
+class NothingToVerify(ExpertError):
+    """A place without anything that has a hash."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A published folder or a single file, and what is wrong with it."""
+
+    path: Path
+    state: State
+    faults: tuple[str, ...] = ()
+    advice: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """All that was found below a folder."""
+
+    folder: Path
+    checked: tuple[Checked, ...]
+
+    def of(self, state: State) -> list[Checked]:
+        return [each for each in self.checked if each.state == state]
+
+
+def verify(folder: Path) -> Verified:
+    """Hash every file below a folder that Expert wrote: of runs, checkpoints, finished and exported
+    experts, prepared caches. Nothing is changed."""
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "there is no such folder"
+        raise NothingToVerify(f"{folder}: {what}  (name a run, a checkpoint, an export or a cache)")
+    checked = tuple(_below(folder))
+    if not checked:
+        raise NothingToVerify(
+            f"{folder}: nothing in it has a hash: no {DONE}, no file of a run or of a cache  (name "
+            "a run, a checkpoint, final/, an exported folder or a prepared cache)"
+        )
+    return Verified(folder=folder, checked=checked)
+
+
+def _below(folder: Path) -> Iterator[Checked]:
+    for here, inner, files in os.walk(folder):
+        place = Path(here)
+        if DONE in files or (_is_published(place) and (inner or files)):
+            inner.clear()
+            yield _published(place)
+            continue
+        inner[:] = sorted(name for name in inner if not _ASIDE.fullmatch(name))
+        hashed = {name for name in files if hash_file(place / name).is_file()}
+        of_run = "events.jsonl" in files or "plan.json" in files or ".plan.json.sha256" in files
+        of_cache = any(_is_tokens(name) for name in inner)
+        own = {name for name in files if (of_run or of_cache) and _OWN.fullmatch(name)}
+        gone = {name[1 : -len(SUFFIX)] for name in files if re.fullmatch(rf"\..+{SUFFIX}", name)}
+        gone -= {name.lstrip(".") for name in files}
+        for name in sorted(hashed | own | gone):
+            yield _file(place / name)
+        if of_run and (place / "events.jsonl").is_file():  # neither a pipe nor a device
+            yield _events(place / "events.jsonl")
+
+
+def _is_tokens(name: str) -> bool:
+    return _TOKENS.fullmatch(name) is not None
+
+
+def _is_published(place: Path) -> bool:
+    """By its name a folder that is finished only with DONE."""
+    beside = (place.parent / "plan.json", place.parent / "events.jsonl")
+    is_final = place.name == "final" and any(file.is_file() for file in beside)
+    return is_final or checkpoint_step(place.name) is not None or _is_tokens(place.name)
+
+
+def _published(place: Path) -> Checked:
+    tokens = _is_tokens(place.name) or (place / "recipe.json").is_file()
+    found = tuple(faults(place, more_files=tokens))  # other tools keep files beside tokens
+    advice = "take a checkpoint with --checkpoint, or train again"
+    if tokens:
+        advice = _AGAIN
+    elif checkpoint_step(place.name) is not None:
+        advice = "--resume puts it aside and takes the one before"
+    elif place.name != "final":
+        advice = "export it again"
+    return _checked(place, found, advice)
+
+
+def _file(path: Path) -> Checked:
+    state = state_of(path)
+    if state == "unknown":
+        return Checked(path=path, state="no hash")
+    said = {"missing": ("it is missing",), "damaged": ("it has other bytes than were written",)}
+    derived = path.suffix != ".json" or path.name.startswith(".")
+    advice = f"remove {hash_file(path).name} if you changed it yourself"
+    return _checked(path, said.get(state, ()), _AGAIN if derived else advice)
+
+
+def _events(path: Path) -> Checked:
+    """Events have no hash, as they grow; but each line is JSON. The last may be torn by a kill."""
+    with path.open("rb") as stream:
+        lines = [(number, line) for number, line in enumerate(stream, 1) if not _is_json(line)]
+    if lines and not lines[-1][1].endswith(b"\n"):
+        lines.pop()
+    wrong = tuple(f"line {number} is not JSON" for number, _ in lines)
+    return _checked(path, wrong, "reports and watch leave such lines out")
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _checked(path: Path, found: tuple[str, ...], advice: str) -> Checked:
+    return Checked(
+        path=path,
+        state="damaged" if found else "whole",
+        faults=found,
+        advice=advice if found else "",
+    )

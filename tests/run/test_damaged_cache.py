@@ -1,0 +1,162 @@
+"""A prepared cache with a damaged file is made again, and gives the same sequences."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import random
+from pathlib import Path
+
+import pytest
+
+from expert.core import publish
+from expert.core.hashed import hash_file, state_of
+from expert.data.pack.pack_index import PackIndex
+from expert.data.prepared import PartsLeft, PreparedData
+from expert.run.open import plan, prepare, prepare_part
+from tests.data.damaging import KINDS, damage, files_in, put_back
+from tests.jobs.runs import events_of, losses_of, run, weights_of, write_expert
+from tests.run.test_preparing import an_expert
+from tests.wording import wording
+
+
+def sequences(data: PreparedData) -> str:
+    """One hash of all that a run reads: the tokens, what is trained on, and their order."""
+    whole = hashlib.sha256()
+    for split in data.splits():
+        store = split.open()
+        for number in range(split.index.bins):
+            for document, start, stop in split.index.pieces(number):
+                whole.update(store.tokens(document)[start:stop].tobytes())
+                whole.update(store.spans(document).tobytes())
+                whole.update(f"{number} {document} {store.row(document)}".encode())
+    return whole.hexdigest()
+
+
+class Cache:
+    """A manifest with its cache, and what it gave before anything was damaged."""
+
+    def __init__(self, folder: Path, **config: str) -> None:
+        self.manifest = an_expert(folder, **config)
+        self.before = sequences(prepare(self.manifest))
+        self.folder, self.kept = folder / "datasets_optimized", folder.parent / "kept"
+
+    def misses(self, kind: str, number: int, dice: random.Random) -> str:
+        """What a damage got through to, in words; "" where it was made good."""
+        files = files_in(self.folder)
+        with put_back(self.folder, self.kept):
+            publish._sound.clear()  # another process
+            done = damage(files[number % len(files)], kind, dice)
+            try:
+                plan(self.manifest)
+                after = sequences(prepare(self.manifest))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it got through
+                return f"{done}: {error!r}"
+            finally:
+                publish._sound.clear()
+            return "" if after == self.before else f"{done}: trained on other data"
+
+
+def attack(cache: Cache, times: int, seed: int) -> list[str]:
+    dice = random.Random(seed)
+    found = [cache.misses(dice.choice(KINDS), number, dice) for number in range(times)]
+    return [each for each in found if each]
+
+
+def test_every_file_of_a_cache_may_be_damaged_and_the_sequences_stay_the_same(tmp_path):
+    cache = Cache(tmp_path / "expert")
+    assert attack(cache, len(files_in(cache.folder)), seed=7) == []
+
+
+@pytest.mark.slow
+def test_500_damages_of_a_cache_leave_the_sequences_the_same(tmp_path):
+    assert attack(Cache(tmp_path / "expert"), 500, seed=20) == []
+
+
+def test_a_named_cache_that_is_damaged_is_put_aside_and_made_again(tmp_path):
+    manifest = an_expert(tmp_path, pretokenized_cache="tokens")
+    before = sequences(prepare(manifest))
+    for number, name in enumerate(("recipe.json", "DONE", "state.json", "statistics.json")):
+        publish._sound.clear()
+        damage(tmp_path / "tokens" / name, "bit", random.Random(number))
+        again = prepare(manifest)
+        assert sequences(again) == before, name
+        assert again.train.folders[0].folder == tmp_path / "tokens", name
+        assert again.train.folders[0].damaged, name
+    assert len(list(tmp_path.glob("tokens.bad*"))) == 4
+
+
+def test_what_was_damaged_is_a_warning_that_names_the_file_and_where_it_was_put(tmp_path):
+    manifest = an_expert(tmp_path)
+    made = prepare(manifest)
+    index = made.train.index_file
+    (rows,) = index.parent.glob("rows-*.npy")
+    for each in (index, rows, made.train.folders[0].folder / "data-00000.arrow"):
+        damage(each, "bit", random.Random(1))
+    publish._sound.clear()
+    told = [doubt.text for doubt in prepare(manifest).doubts]
+    for each in (index, rows, made.train.folders[0].folder):
+        assert any(text.startswith(str(each)) and f"{each.name}.bad" in text for text in told)
+    publish._sound.clear()
+    assert not prepare(manifest).doubts
+
+
+def test_a_cache_of_an_earlier_version_without_hashes_gives_the_same_and_gets_them(tmp_path):
+    manifest = an_expert(tmp_path)
+    made = prepare(manifest)
+    before, cache = sequences(made), made.train.index_file.parent
+    for file in cache.glob(".*.sha256"):
+        file.unlink()
+    damage(made.train.index_file, "bit", random.Random(3))  # nothing tells, but it is made again
+    again = prepare(manifest)
+    assert sequences(again) == before
+    assert not again.doubts
+    assert state_of(made.train.index_file) == "sound"
+    assert hash_file(cache / ".hashes.json").is_file()
+
+
+def test_a_run_on_a_damaged_cache_ends_with_the_same_losses_and_weights(tmp_path, base):
+    manifest = write_expert(tmp_path, base, {"epochs": 1})
+    first = run(manifest).folder
+    for number, file in enumerate(files_in(tmp_path / "datasets_optimized")):
+        damage(file, "bit", random.Random(number))
+    publish._sound.clear()
+    again = run(manifest).folder
+    assert losses_of(again) == losses_of(first)
+    assert weights_of(again) == weights_of(first)
+    assert wording("cache-was-put-aside") in events_of(again, "data")[0]["because"]
+
+
+def test_pieces_of_a_part_that_were_damaged_are_made_again(tmp_path):
+    whole = sequences(prepare(an_expert(tmp_path / "whole")))
+    manifest = an_expert(tmp_path / "parts")
+    prepare_part(manifest, (1, 2))
+    (pieces,) = (tmp_path / "parts" / "datasets_optimized").glob("*/*.parts-*")
+    for number, file in enumerate(files_in(pieces)):
+        damage(file, "bit", random.Random(number))
+    assert isinstance(prepare_part(manifest, (2, 2)), PartsLeft)  # nothing says that 1 is done
+    made = prepare_part(manifest, (1, 2))
+    assert isinstance(made, PreparedData)
+    assert sequences(made) == whole
+
+
+def test_an_index_without_a_hash_serves_where_nothing_can_be_written_if_it_is_equal(
+    tmp_path, monkeypatch
+):
+    manifest = an_expert(tmp_path)
+    made = prepare(manifest)
+    before, file = sequences(made), made.train.index_file
+    for split in made.splits():
+        hash_file(split.index_file).unlink()
+
+    def refuse(self: PackIndex, path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(PackIndex, "save", refuse)
+    assert sequences(prepare(manifest)) == before
+    data = bytearray(file.read_bytes())
+    at = data.index(made.train.index.piece_stop.tobytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(OSError, match="Read-only"):
+        prepare(manifest)

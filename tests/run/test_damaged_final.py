@@ -1,0 +1,118 @@
+"""A finished expert with a damaged file is refused by name, whoever wants to use it."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+import expert
+from expert.core import publish
+from expert.core.errors import Damaged
+from expert.core.hashed import hash_file
+from expert.core.rundir import RunFolder
+from expert.jobs.validate.saved_verdict import read_verdict
+from expert.jobs.validate.validate import validate
+from expert.model.base_folder import model_folder
+from expert.model.errors import ModelError
+from expert.planning.run_plan import ModelPlan
+from expert.run.open import open_run
+from expert.run.stored.choose_checkpoint import NothingTrained, choose
+from expert.run.stored.load import read_plan
+from tests.data.damaging import KINDS, damage, files_in, put_back
+from tests.jobs.trained_runs import finished
+from tests.wording import wording
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    return Path(shutil.copytree(finished("lora"), tmp_path / "run"))
+
+
+def got_through(run: Path, file: Path, kind: str, dice: random.Random) -> str:
+    """What a damaged file of final/ was let through with; "" where it was refused by its name."""
+    before = file.read_bytes()
+    with put_back(run, run.with_name("kept")):
+        done = damage(file, kind, dice)
+        publish._sound.clear()
+        try:
+            choose(RunFolder(run), "final")
+        except Damaged as error:
+            named = str(error)
+            return "" if file.name in named else f"{done}: {named}"
+        except NothingTrained as error:  # without DONE it was never finished
+            return "" if file.name == "DONE" == str(error).split()[-1] or kind == "gone" else done
+        except Exception as error:  # noqa: BLE001 - whatever it is, it got through
+            return f"{done}: {error!r}"
+        listed = file.name == "DONE" and json.loads(file.read_bytes()) == json.loads(before)
+        return "" if file.read_bytes() == before or listed else done
+
+
+def attack(run: Path, times: int, seed: int) -> list[str]:
+    dice, files = random.Random(seed), files_in(run / "final")
+    found = [
+        got_through(run, files[number % len(files)], dice.choice(KINDS), dice)
+        for number in range(times)
+    ]
+    return [each for each in found if each]
+
+
+def test_every_file_of_a_finished_expert_may_be_damaged_and_is_refused_by_name(run):
+    assert attack(run, 2 * len(files_in(run / "final")), seed=5) == []
+
+
+@pytest.mark.slow
+def test_500_damages_of_a_finished_expert_are_refused_by_name(run):
+    assert attack(run, 500, seed=50) == []
+
+
+@pytest.mark.parametrize("use", ["sample", "validate", "export"])
+def test_a_flipped_bit_of_the_adapter_is_refused_before_anything_is_loaded(run, use, tmp_path):
+    damage(run / "final" / "adapter_model.safetensors", "bit", random.Random(1))
+    uses = {
+        "sample": lambda: expert.sample(run, "say red 1", device="cpu"),
+        "validate": lambda: validate(run, device="cpu"),
+        "export": lambda: expert.export(run, tmp_path / "out", device="cpu"),
+    }
+    with pytest.raises(Damaged, match=wording("adapter-has-other-bytes")):
+        uses[use]()
+    assert not (tmp_path / "out").exists()
+    assert not (run / "validation.json").exists()
+
+
+@pytest.mark.parametrize("name", ["plan.json", "manifest.json"])
+def test_a_run_whose_plan_or_manifest_was_damaged_is_neither_used_nor_resumed(run, name):
+    manifest = finished("lora").parents[1] / "manifest.json"
+    damage(run / name, "bit", random.Random(2))
+    with pytest.raises(Damaged, match=name):
+        read_plan(RunFolder(run))
+    with pytest.raises(Damaged, match=name):
+        open_run(manifest, resume=str(run))
+    hash_file(run / name).unlink()  # as earlier versions left it: nothing is known of it
+    RunFolder(run).refuse_damaged()
+
+
+def test_a_damaged_verdict_did_not_pass(run):
+    folder = RunFolder(run)
+    folder.write_json("validation.json", {"gate": {"passed": True, "reasons": []}, "cases": []})
+    assert read_verdict(folder).passed is True
+    text = folder.validation.read_text(encoding="utf-8")
+    folder.validation.write_text(text.replace("[]", "[ ]", 1), encoding="utf-8")
+    found = read_verdict(folder)
+    assert found.passed is False
+    assert found.reasons == wording("verdict-other-bytes")
+
+
+def test_an_export_that_was_damaged_is_no_base_to_train_on(tmp_path):
+    out = expert.export(finished("full"), tmp_path / "out", device="cpu")
+    model = ModelPlan.model_construct(place="folder", location=str(out), name=str(out))
+    for name in ("notes.txt", "README.md"):
+        (out / name).write_text("by its user", encoding="utf-8")
+    assert model_folder(model) == out
+    damage(out / "model.safetensors", "bit", random.Random(4))
+    publish._sound.clear()
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        model_folder(model)
