@@ -194,9 +194,18 @@ def test_costly_wishes_are_honoured_with_their_consequence(config, card, text):
 
 
 @pytest.mark.parametrize("name", ["Qwen3-0.6B", "nobody/knows-this-model"])
-def test_an_fp8_base_becomes_int8_with_a_notice(name: str):
-    made = plan(manifest(base_models=[{"name": name, "quantization": "fp8"}]), "h200")
+def test_an_fp8_base_stays_one_where_the_card_multiplies_fp8(name: str):
+    asked = manifest(base_models=[{"name": name, "quantization": "fp8"}])
+    assert decision(plan(asked, "rtx-4090"), "model.quantization")[::2] == ("fp8", "manifest")
+    made = plan(asked, "rtx-3090")
     because = wording("no-kernels-for-base")
     assert decision(made, "model.quantization") == ("int8", because, "fallback")
     told = f"model.quantization: quantization fp8: {because}"
     assert told in remarks(made, "superseded")
+
+
+def test_an_fp8_base_takes_the_memory_of_int8_and_trains_faster():
+    models = [[{"name": "Llama-3.1-8B", "quantization": kind}] for kind in ("fp8", "int8", "none")]
+    fp8, int8, whole = (plan(manifest(base_models=each), "h200") for each in models)
+    assert fp8.memory.parts == int8.memory.parts
+    assert (fp8.memory.peak_bytes or 0) < (whole.memory.peak_bytes or 0)

@@ -10,6 +10,7 @@ from expert.planning.choose.communication import sending_seconds
 from expert.planning.choose.cuda_graphs import PATH as GRAPHS
 from expert.planning.choose.cuda_graphs import choose_capture
 from expert.planning.choose.fastest import Way, limit_of, most_of_a_rank, split_of
+from expert.planning.choose.kernels import base_quantization
 from expert.planning.decisions import Source
 from expert.planning.draft import KEPT, SET, PlanDraft
 from expert.planning.memory.calibration import workload_as_dict
@@ -277,7 +278,7 @@ def _settle_without_shape(draft: PlanDraft, most: int, sequences: int | None) ->
         because = f"the size of the model is not known: {reason}"
         draft.settle("model.quantization", "none", because, "preset")
     else:
-        _settle_asked_quantization(draft, asked_base)
+        _settle_asked_quantization(draft, base_quantization(draft))
     asked = config.gradient_checkpointing
     if asked == "auto":
         because = f"memory cannot be estimated: {reason}"
