@@ -7,6 +7,7 @@ exchange that the others are waiting in, wherever that is, and all of them learn
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import os
 import pickle
@@ -102,21 +103,27 @@ class Group:
             "median_rank_seconds": statistics.median(self._paces),
         }
 
-    def at(self, doing: str) -> None:
+    def at(self, doing: str, extra: float = 0.0) -> None:
         """From now on this rank is `doing` that, for those who would wait for it in vain."""
         if self._watch is not None:
-            self._watch.at(doing)
+            self._watch.at(doing, extra)
 
     def work(self, doing: str, extra: float = NO_LIMIT) -> AbstractContextManager[None]:
         """Something for which the others wait longer than the limit, by `extra` seconds or as long
         as this process lives."""
         return nullcontext() if self._watch is None else self._watch.work(doing, extra)
 
-    def report_to(self, folder: Path, told: Callable[[str], None]) -> None:
-        """From now on write there what this rank was in when another does not answer any more, and
-        give `told` the message before this process ends because another rank says so."""
-        if self._watch is not None:
-            self._watch.report_to(folder, told)
+    def watch_over(
+        self, folder: Path, told: Callable[[str], None], *, limit: float, computes: bool
+    ) -> None:
+        """From now on write into that run folder what this process was in when the run hangs, and
+        give `told` the message before it ends. `limit`: seconds, for a process alone; 0: never;
+        `computes`: with the CPU."""
+        if self._watch is None:
+            return
+        self._watch.report_to(folder / "ranks" if self.talks else folder, told)
+        if not self.talks and limit:
+            self._watch.watch_alone(limit, computes=computes)
 
     @property
     def signal(self) -> int | None:
@@ -131,6 +138,8 @@ class Group:
     def exchange(self, *numbers: int) -> list[tuple[int, ...]]:
         """The numbers of every rank; raises PeerFailed where one of them has failed."""
         if not self.talks:
+            if self._watch is not None:
+                self._watch.beat()
             return [numbers]
         found = self._all(0, numbers)
         if any(each[0] == FAILED for each in found):
@@ -301,7 +310,8 @@ def open_group(
     does not come or does not answer counts as lost; `tell` is given what is being waited for.
     """
     if world.size == 1:
-        yield Group()
+        with contextlib.closing(Group(world, watch=Watch(world, None))) as group:
+            yield group
         return
     backend = "gloo"
     if device == "cuda":

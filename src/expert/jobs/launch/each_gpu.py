@@ -18,6 +18,8 @@ from typing import Any, Literal
 from expert.core.errors import (
     EXIT_DOES_NOT_FIT,
     EXIT_GATE_FAILED,
+    EXIT_HANGUP,
+    EXIT_HUNG,
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
     EXIT_MEANINGS,
@@ -26,6 +28,7 @@ from expert.core.errors import (
     EXIT_RUN_FAILED,
     EXIT_TERMINATED,
     EXIT_USAGE,
+    EXIT_WARNED,
 )
 from expert.core.interrupts import passing_on
 from expert.core.process import how_it_ended
@@ -37,7 +40,8 @@ SECONDS_BETWEEN_LOOKS = 0.2
 TAIL_BYTES = 4000
 """Of a log that are read for its last line."""
 WORST_FIRST = (
-    *(EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_RUN_FAILED, EXIT_NO_SPACE),
+    *(EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_HANGUP, EXIT_WARNED),
+    *(EXIT_HUNG, EXIT_RUN_FAILED, EXIT_NO_SPACE),
     *(EXIT_DOES_NOT_FIT, EXIT_USAGE, EXIT_GATE_FAILED, EXIT_OK),
 )
 
