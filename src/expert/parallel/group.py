@@ -37,6 +37,8 @@ EXCHANGE_DAYS = 30
 found by the watch."""
 POLL_SECONDS = 0.2
 FAILED = 1
+SAVE = 1
+"""In the place of a signal's exit code: somebody asks for a checkpoint."""
 
 Made = TypeVar("Made")
 
@@ -73,6 +75,8 @@ class Group:
         self.talks = world.size > 1 if talks is None else talks
         self._requested: Callable[[], int | None] = lambda: None
         self._signal: int | None = None
+        self._wanted: Callable[[], bool] = lambda: False
+        self._save = False
         self._busy: Callable[[], float] = lambda: 0.0
         self._paces: list[float] = []
         self._waits = 0
@@ -86,11 +90,14 @@ class Group:
             self._talk = dist.new_group(backend="gloo", timeout=long)
 
     def listen(
-        self, requested: Callable[[], int | None], busy: Callable[[], float] = lambda: 0.0
+        self,
+        requested: Callable[[], int | None],
+        busy: Callable[[], float] = lambda: 0.0,
+        wanted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """From now on tell the others what a signal to this rank asks for, and how many seconds of
-        a step it was busy."""
-        self._requested, self._busy = requested, busy
+        """From now on tell the others what a signal to this rank asks for, how many seconds of a
+        step it was busy, and whether a checkpoint is `wanted`, which is asked once."""
+        self._requested, self._busy, self._wanted = requested, busy, wanted
 
     def rank_fields(self) -> dict[str, Any]:
         """Which rank takes longest to compute its share of a step, and how long the middle one."""
@@ -128,6 +135,13 @@ class Group:
     @property
     def signal(self) -> int | None:
         return self._signal if self.talks else self._requested()
+
+    def take_save(self) -> bool:
+        """Whether somebody has asked for a checkpoint since the last time: same on all ranks."""
+        if not self.talks:
+            return self._wanted()
+        asked, self._save = self._save, False
+        return asked
 
     def total(self, *numbers: int) -> tuple[int, ...]:
         """Each number summed over all ranks."""
@@ -244,14 +258,17 @@ class Group:
         of every rank."""
         assert len(numbers) <= NUMBERS
         pace = round(self._busy() * 1e6)
-        message = [status, self._requested() or 0, pace, int(self._found is not None), *numbers]
+        asked = self._requested() or (SAVE if self._wanted() else 0)
+        message = [status, asked, pace, int(self._found is not None), *numbers]
         message += [0] * (NUMBERS - len(numbers))
         sent = torch.tensor(message, dtype=torch.int64)
         got = [torch.empty_like(sent) for _ in range(self.world.size)]
         with self._waiting():
             dist.all_gather(got, sent, group=self._talk)
         found = [tuple(each.tolist()) for each in got]
-        self._signal = max(each[1] for each in found) or None
+        asked = max(each[1] for each in found)
+        self._signal = asked if asked > SAVE else None
+        self._save = self._save or asked == SAVE
         self._paces = [each[2] / 1e6 for each in found]
         if any(each[0] == FAILED for each in found):
             self._found = None  # it was about a plan that is over

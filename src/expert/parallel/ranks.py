@@ -44,7 +44,7 @@ from expert.core.errors import (
     EXIT_TERMINATED,
     EXIT_WARNED,
 )
-from expert.core.interrupts import passing_on, show_cursor
+from expert.core.interrupts import WARNING, passing_on, show_cursor
 from expert.core.process import how_it_ended
 from expert.core.world import ERROR_FILE, recorded_failure
 from expert.parallel.launch import (
@@ -255,8 +255,9 @@ class _Agent(SimpleElasticAgent):
             )
 
     def stop(self, number: int) -> None:
-        """Ask every rank once to save and stop."""
-        self._asked = number
+        """Ask every rank once to save and stop; to save only where SIGUSR1 means that."""
+        if number != WARNING:
+            self._asked = number
         if self._attempts:
             self._send(self._attempts[-1], self._attempts[-1].left, number)
 

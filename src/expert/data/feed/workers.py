@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import multiprocessing
 import os
 import queue
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from typing import IO, Any, NamedTuple
 
+import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -97,6 +99,7 @@ class Loader(DataLoader[Any]):
 
 def data_loader(dataset: Dataset[Any], options: LoaderPlan, **more: Any) -> Loader:
     """A loader with the workers that were asked for."""
+    _fork_between_seeds()
     stacks = tempfile.TemporaryFile() if options.workers else None  # noqa: SIM115 - of the loader
     made = Loader(
         dataset,
@@ -109,6 +112,17 @@ def data_loader(dataset: Dataset[Any], options: LoaderPlan, **more: Any) -> Load
     )
     made.stacks = stacks
     return made
+
+
+@functools.cache
+def _fork_between_seeds() -> None:
+    """Let no process be forked while another thread seeds torch: each step does, under locks that
+    the worker would then wait for without end, since it seeds as well."""
+    for module in (torch.cuda, torch.mtia, torch.xpu) if hasattr(os, "register_at_fork") else ():
+        lock: Any = module._initialization_lock  # type: ignore[attr-defined]
+        os.register_at_fork(
+            before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+        )
 
 
 class _Init:
@@ -150,16 +164,18 @@ def _items(loader: Loader, patience: Callable[[], Patience]) -> Iterator[Any]:
     that raises wherever that is when a worker dies, in a save for example."""
     asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
     got: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_take, args=(loader, asked, got), daemon=True).start()
+    thread = threading.Thread(target=_take, args=(loader, asked, got), daemon=True)
+    thread.start()
     try:
         while True:
             asked.put(True)
             there, item = _next(got, loader, patience())
             if not there:
-                return
+                break
             yield item
     finally:
         asked.put(False)
+    thread.join()  # where workers are not kept, it ends them
 
 
 def _take(
@@ -225,8 +241,6 @@ def _stacks(loader: Loader) -> str:
 
 def _cpu_seconds(loader: Loader) -> float:
     """What workers have computed so far; those that are gone count for nothing."""
-    import psutil
-
     total = 0.0
     for worker in loader.workers:
         with contextlib.suppress(psutil.Error):

@@ -30,7 +30,7 @@ from expert.core.errors import (
     EXIT_USAGE,
     EXIT_WARNED,
 )
-from expert.core.interrupts import passing_on
+from expert.core.interrupts import WARNING, passing_on
 from expert.core.process import how_it_ended
 from expert.core.world import ERROR_FILE, recorded_failure
 from expert.jobs.launch.local_ranks import PROGRAM
@@ -178,8 +178,10 @@ class _Queue:
         run.text = f"{how_it_ended(code)}: {why}".rstrip(": ")
 
     def stop(self, number: int) -> None:
-        """Ask what is running to save and stop; nothing else is started."""
-        self.asked_code = 128 + number
+        """Ask what is running to save and stop; nothing else is started. SIGUSR1: as each run's
+        manifest says."""
+        if number != WARNING:
+            self.asked_code = 128 + number
         for _, process in self._busy.values():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)

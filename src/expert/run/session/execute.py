@@ -145,6 +145,7 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
         save=lambda state, due: save(session, state, due),
         reached=reached,
         stop_requested=lambda: session.group.signal,
+        save_requested=session.group.take_save,
         same_everywhere=session.group.first_of,
         rows_of=lambda bins: rows_behind(now.data, bins),
     )

@@ -204,7 +204,11 @@ def open_session(
                 closing.callback(tracker.close)
             emit = log.emit
         signals = closing.enter_context(
-            Signals(acknowledge=callbacks.acknowledge, alone=not group.talks)
+            Signals(
+                acknowledge=callbacks.acknowledge,
+                alone=not group.talks,
+                on_sigusr1=plan.watch.on_sigusr1,
+            )
         )
         instruments = instruments_for(plan, data, device=device, emit=emit, group=group)
         if instruments.gpu is not None:
@@ -229,7 +233,11 @@ def open_session(
                 recorder=instruments.recorder(plan, state),
             ),
         )
-        group.listen(lambda: signals.requested, lambda: session.now.recorder.busy_seconds)
+        group.listen(
+            lambda: signals.requested,
+            lambda: session.now.recorder.busy_seconds,
+            signals.take_save,
+        )
         yield session
 
 
