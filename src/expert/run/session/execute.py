@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
+from expert.core.rundir import RunFolderMoved
 from expert.run.session.evaluate import evaluate_validation, probe
 from expert.run.session.failures import RunFailed, failure_of
 from expert.run.session.finish import RunResult, finished, stopped
@@ -18,6 +19,7 @@ from expert.run.session.recover import (
     end_all,
     follow_sign,
     kept_between_steps,
+    kept_where_it_went,
     next_start,
     recover_from_failure,
     recover_from_trouble,
@@ -56,6 +58,10 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
         failure, interrupted, ending = None, False, None
         try:
             ending = attempt(session, through=through)
+        except RunFolderMoved as error:
+            error.args = (f"{error}{kept_where_it_went(session, error.now)}",)
+            session.emit("failed", step=session.state.done, error=str(error))
+            raise
         except Exception as error:
             failure = failure_of(error, session.now.doing, session.plan)
             interrupted = isinstance(error, StepInterrupted)
@@ -136,6 +142,7 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
         if stepped:
             session.callbacks.progress(state.done)
         now.state = state
+        session.check_folder()
 
     tools = Tools(
         emit=emit,

@@ -7,11 +7,14 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_RUN_FAILED
+from expert.core.rundir import RunFolder
 from expert.parallel.launch import FAILURE_FILE, last_failure
 from expert.run.session.failures import RunFailed, nothing_left
 from expert.run.session.session import Session, change_plan, continue_from, save
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from expert.data.feed.run_data import RunData
     from expert.planning.run_plan import RunPlan
     from expert.training.recorder import Trouble
@@ -231,6 +234,23 @@ def kept_between_steps(session: Session) -> str:
     if session.group.talks or not session.state.done or _report_late(session) is not None:
         return ""
     return _kept(session, session.state)
+
+
+def kept_where_it_went(session: Session, now: Path | None) -> str:
+    """Save into the run folder where it lies now, and say how it is resumed from there."""
+    from expert.run.session.checkpoints import Checkpoints
+
+    if now is None:
+        return "  (start it again; what it had learned is lost)"
+    if session.checkpoints is not None:
+        there = RunFolder(now)
+        session = replace(
+            session,
+            folder=there,
+            checkpoints=Checkpoints(there, session.emit),
+            check_folder=lambda: None,
+        )
+    return f"{kept_between_steps(session)}  (resume it there: --resume {now})"
 
 
 def _kept(session: Session, state: TrainState) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from expert.core.errors import ExpertError
 from expert.run.session.instruments import best_so_far, instruments_for, loop_plan
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class Session:
     signals: Signals
     warnings: Warnings
     restream: Callable[[RunPlan], Stream] | None
+    check_folder: Callable[[], None]
+    """Raises where the run folder was renamed or removed meanwhile."""
     closing: contextlib.ExitStack
     """Undone when the run has ended, however it ends."""
     now: Position
@@ -196,6 +199,7 @@ def open_session(
     device = device_of(plan)
     with contextlib.ExitStack() as closing:
         emit: Emit = _emit_nothing
+        check_folder = closing.enter_context(folder.held_open())
         if first:
             trackers = open_trackers(plan.watch.trackers, folder.path, warnings)
             log = EventLog(folder.events, (*sinks, *trackers))
@@ -224,6 +228,7 @@ def open_session(
             signals=signals,
             warnings=warnings,
             restream=restream,
+            check_folder=check_folder if first else lambda: None,
             closing=closing,
             now=Position(
                 plan=plan,
@@ -285,7 +290,12 @@ def save(session: Session, state: TrainState, due: bool = False) -> None:
             tensors = model_of(session).tensors()  # every rank takes part, one writes
         seconds = bytes_needed(tensors) / SAVED_BYTES_PER_SECOND
         with group.work(f"saving the checkpoint of step {state.done}", seconds):
-            session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
+            session.check_folder()
+            try:
+                session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
+            except (OSError, ExpertError):
+                session.check_folder()
+                raise
 
 
 def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
@@ -299,6 +309,8 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
     found = session.checkpoints.chosen(
         checkpoint, now.plan, now.data, options=options, allow=allow_changed
     )
+    if found is None:
+        return
     now.plan = with_fallbacks(now.plan, found.fallbacks)
     _settle_loader(session)
     continue_from(session, found.state, found.groups)
@@ -318,6 +330,7 @@ def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
     now = session.now
     now.plan = estimated_again(after, known_calibrations(after.target))
     if session.group.world.is_first:
+        session.check_folder()
         try:
             session.folder.write_json("plan.json", as_recorded(now.plan))
         except OSError as error:
