@@ -14,9 +14,11 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from typing import IO, Any, NamedTuple
@@ -84,7 +86,11 @@ class Loader(DataLoader[Any]):
             if isinstance(error, RuntimeError) and NO_THREAD not in str(error):
                 raise
             _kill(set(multiprocessing.active_children()) - there)
-            raise WorkersUnavailable(getattr(error, "strerror", None) or str(error)) from error
+            reason = getattr(error, "strerror", None) or str(error)
+            hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+            traceback.clear_frames(error.__traceback__)  # what is half built fails to end itself
+            sys.unraisablehook = hook
+            raise WorkersUnavailable(reason) from None
         new = set(multiprocessing.active_children()) - there
         self.workers = tuple(new) or self.workers
         return found
@@ -119,7 +125,7 @@ def _fork_between_seeds() -> None:
     """Let no process be forked while another thread seeds torch: each step does, under locks that
     the worker would then wait for without end, since it seeds as well."""
     for module in (torch.cuda, torch.mtia, torch.xpu) if hasattr(os, "register_at_fork") else ():
-        lock: Any = module._initialization_lock  # type: ignore[attr-defined]
+        lock: Any = module._initialization_lock
         os.register_at_fork(
             before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
         )
