@@ -355,10 +355,10 @@ class Watch:
         """End this process, whatever its main thread is in."""
         told, code = end.text, EXIT_HUNG if end.silent else EXIT_RUN_FAILED
         if self._folder is not None and end.silent:
-            _within(TELL_SECONDS, partial(self._write_stacks, self._folder, end.text))
-            told += f"\n  what each rank was in: {self._folder}/rank-N.stacks.txt"
+            path = self._write_stacks(self._folder, end.text)
+            told += f"\n  what each rank was in: {path.parent}/rank-N.{STACKS}"
             if self._own is None:
-                told = f"{end.text}\n  what it was in: {self._folder}/{STACKS}"
+                told = f"{end.text}\n  what it was in: {path}"
         record_failure(told, exit_code=code, of_another=self._own is not None, blamed=end.blamed)
         _within(TELL_SECONDS, lambda: self._told(end.text))
         for process in multiprocessing.active_children():  # one that is stopped would stay
@@ -371,13 +371,26 @@ class Watch:
                 os.write(2, f"{told}\n".encode())
         os._exit(code)
 
-    def _write_stacks(self, folder: Path, text: str) -> None:
+    def _write_stacks(self, folder: Path, text: str) -> Path:
+        """Where they lie: in that folder, or where its disk does not answer in a temporary one."""
+        path = folder / (STACKS if self._own is None else f"rank-{self.world.rank}.{STACKS}")
         with tempfile.TemporaryFile("w+", encoding="utf-8") as stream:
             faulthandler.dump_traceback(stream, all_threads=True)
             stream.seek(0)
-            path = folder / (STACKS if self._own is None else f"rank-{self.world.rank}.{STACKS}")
-            head = f"rank {self.world.rank}, {self.doing}; {text}"
-            write_text_atomically(path, f"{head}\n\n{stream.read()}")
+            who = "the run" if self._own is None else f"rank {self.world.rank}"
+            stacks = f"{who}, {self.doing}; {text}\n\n{stream.read()}"
+        written = threading.Event()
+
+        def write() -> None:
+            with contextlib.suppress(OSError):
+                write_text_atomically(path, stacks)
+                written.set()
+
+        _within(TELL_SECONDS, write)
+        if not written.is_set():
+            path = Path(tempfile.mkdtemp(prefix="expert-")) / path.name
+            path.write_text(stacks, encoding="utf-8")
+        return path
 
 
 def _kind(sign: Sign) -> str:
