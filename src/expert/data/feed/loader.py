@@ -54,7 +54,7 @@ class PaddedTensors(NamedTuple):
 
 def _received(*parts: Any) -> PaddedTensors:
     *arrays, counts = parts
-    return PaddedTensors(*map(torch.from_numpy, arrays), counts=counts)
+    return PaddedTensors._make([*map(torch.from_numpy, arrays), counts])
 
 
 def padded_tensors(
