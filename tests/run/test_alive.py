@@ -67,7 +67,7 @@ def test_a_run_that_hangs_ends_with_its_stacks_in_the_run_folder(manifest):
     assert done.returncode == EXIT_HUNG, done.stderr
     folder = only_run(manifest)
     assert wording("the-run-hangs") in done.stderr
-    assert f"{wording('what-it-was-in')}{folder}" in done.stderr
+    assert wording("what-it-was-in") + str(folder) in done.stderr
     assert "in stuck" in (folder / "stacks.txt").read_text()
     assert events_of(folder, "failed")[-1]["step"] == 3
 

@@ -33,6 +33,8 @@ from expert.core.text import span
 from expert.planning.run_plan import LoaderPlan
 
 POLL_SECONDS = 0.2
+PAUSE_SECONDS = 1.0
+"""Who looks so much later than it wanted to has not been running."""
 BUSY_SECONDS = 600.0
 """The longest that workers may compute on what is waited for, where that is not known better."""
 STACKS_SECONDS = 1.0
@@ -201,7 +203,7 @@ def _take(
 def _next(
     got: queue.SimpleQueue[tuple[bool, Any]], loader: Loader, patience: Patience
 ) -> tuple[bool, Any]:
-    began = idle_since = time.monotonic()
+    began = idle_since = looked = time.monotonic()
     worked = 0.0
     while True:
         with contextlib.suppress(queue.Empty):
@@ -214,6 +216,9 @@ def _next(
         if any(worker.exitcode not in (None, 0) for worker in loader.workers):
             raise WorkersFailed(_how_they_died(loader))
         now, used = time.monotonic(), _cpu_seconds(loader)
+        if now - looked > POLL_SECONDS + PAUSE_SECONDS:  # this process was stopped, as by Ctrl-Z
+            began, idle_since = now, now
+        looked = now
         if used > worked:
             idle_since, worked = now, used
         if now - idle_since > patience.idle or now - began > patience.busy:
