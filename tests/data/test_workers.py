@@ -23,7 +23,7 @@ from tests.data.test_loader import a_feed, contents, prepared  # noqa: F401 - a 
 from tests.wording import wording
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals of Linux")
-COUNT = 12
+COUNT = 24
 
 
 class Numbers(torch.utils.data.Dataset[int]):
@@ -80,7 +80,7 @@ def test_workers_that_are_killed_are_started_once_more_and_nothing_is_lost_or_re
 
 def test_workers_that_die_again_are_an_error():
     with pytest.raises(WorkersFailed, match="SIGKILL"):
-        all_of(send(signal.SIGKILL, times=2), once())
+        all_of(send(signal.SIGKILL, times=COUNT), once())
 
 
 def test_workers_that_are_stopped_are_found_and_have_written_what_they_were_in():
