@@ -8,7 +8,7 @@ from expert.core.interrupts import Interrupted, leave_when_asked
 
 
 def main() -> None:
-    """Listen for Ctrl-C and SIGTERM before anything slow is imported, then run the command line."""
+    """Listen for signals before anything slow is imported, then run the command line."""
     leave_when_asked()
     try:
         from expert.cli.main import run

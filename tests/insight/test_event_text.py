@@ -120,6 +120,11 @@ def test_an_epoch_without_validation_shows_nothing_about_it():
             "step 340: loss spike: 9.50 (median 1.70, z 8.1)",
         ),
         (
+            {"event": "high_loss", "step": 341, "loss": 9.5, "median": 1.7, "z": 12.1, "stays": 5},
+            "step 341: high loss: 9.50 (median 1.70, z 12.1); a spike where 5 steps in a row are "
+            "so high",
+        ),
+        (
             {"event": "rolled_back", "to_step": 300, "skipped": list(range(12))},
             "rolled back to step 300, skipping 12 (0, 1, 2, …)",
         ),

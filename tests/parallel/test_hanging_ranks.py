@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from expert.core.errors import EXIT_OK, EXIT_RUN_FAILED
+from expert.core.errors import EXIT_HUNG, EXIT_OK
 from tests.cli.running import ROOT
 from tests.cli.test_many_gpus import PATIENCE_SECONDS, pid_of_rank, run_of
 from tests.cli.test_many_gpus import started as start
@@ -75,7 +75,7 @@ def test_a_rank_that_is_stopped_in_a_step_is_named_and_the_run_continues(manifes
     pid = pid_of_rank(rank, manifest)
     os.kill(pid, signal.SIGSTOP)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == EXIT_RUN_FAILED, err
+    assert process.returncode == EXIT_HUNG, err
     check_ended(folder, err, pid, rank)
     assert err.splitlines()[-1].endswith(f"--resume {folder}")
     check_continues(manifest, folder, alone)
@@ -93,7 +93,7 @@ def test_a_rank_that_is_stopped_in_a_save_is_named_and_the_run_continues(
         folder = run_of(manifest, 10)
         pid = pid_of_rank(0, manifest)
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == EXIT_RUN_FAILED, err
+    assert process.returncode == EXIT_HUNG, err
     check_ended(folder, err, pid, 0)
     assert wording("seen-saving", step=20) in err.splitlines()[0]
     assert 20 not in saved_steps(folder)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from expert.core.errors import ExpertError
+from expert.core.world import ALONE
 from expert.parallel.launch import rank_timeout
-from expert.parallel.watch import NO_LIMIT, SILENT_SHARE, SLOWER, Sign, unanswered
+from expert.parallel.watch import NO_LIMIT, SILENT_SHARE, SLOWER, Sign, Watch, unanswered
 from tests.wording import wording
 
 LIMIT = 100.0
@@ -87,3 +89,42 @@ def test_the_limit_is_that_of_the_environment_where_it_is_a_number_of_seconds():
         with pytest.raises(ExpertError) as raised:
             rank_timeout(600.0, {"EXPERT_RANK_TIMEOUT": wrong})
         assert str(raised.value) == wording("rank-timeout-is-wrong", given=wrong)
+
+
+# --- a process alone -----------------------------------------------------------------------------
+
+
+def alone(doing: str, seconds: float, *, extra: float = 0.0, before: float | None = None) -> bool:
+    """Whether a process with a limit of 60 seconds counts as hanging, that has been `doing` that
+    for so long; `before`: the longest that it took the last times."""
+    watch = Watch(ALONE, None, limit=60.0)
+    watch._awake_since = 0.0
+    watch._now = (Sign(doing=doing, extra=extra), time.monotonic() - seconds)
+    if before is not None:
+        watch._longest[doing.split()[0]] = before
+    return watch._hangs() is not None
+
+
+def test_a_process_alone_hangs_where_it_does_the_same_far_longer_than_before():
+    assert not alone("computing step 8", 59.0, before=0.5)
+    assert alone("computing step 8", 62.0, before=0.5)
+    assert not alone("computing step 8", 85.0, before=15.0)
+
+
+def test_what_is_done_for_the_first_time_has_ten_times_the_limit():
+    assert not alone("computing step 1", 590.0)
+    assert alone("computing step 1", 610.0)
+
+
+def test_a_save_has_longer_by_its_size_and_loading_has_no_limit():
+    assert not alone("saving the checkpoint of step 8", 700.0, extra=200.0)
+    assert alone("saving the checkpoint of step 8", 900.0, extra=200.0)
+    assert not alone("loading the model", 1e6, extra=NO_LIMIT)
+
+
+def test_the_longest_of_a_kind_is_remembered_whatever_its_number():
+    watch = Watch(ALONE, None, limit=60.0)
+    watch._awake_since = 0.0
+    watch._now = (Sign(doing="computing step 1", extra=0.0), time.monotonic() - 5.0)
+    watch.at("waiting for data")
+    assert watch._longest["computing"] == pytest.approx(5.0, abs=1.0)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from expert.core.errors import EXIT_RUN_FAILED
+from expert.core.errors import EXIT_HUNG, EXIT_RUN_FAILED
 from tests.jobs.runs import ROWS, base_model, events_of, losses_of, run, saved_steps, write_expert
 from tests.parallel.ranks import LIMIT_SECONDS, Ended, fine, ranks, started, trained
 from tests.parallel.test_worlds import CLOSE, numbers_of
@@ -281,7 +281,7 @@ def test_a_rank_that_does_not_answer_ends_the_others_without_anybody_who_watches
     manifest = write_expert(tmp_path, base, CONFIG)
     under_way = started(2, with_fault, manifest, {"limit": 8}, rank, 3, fault)
     under_way.processes[1 - rank].join(LIMIT_SECONDS / 2)
-    assert under_way.processes[1 - rank].exitcode == EXIT_RUN_FAILED
+    assert under_way.processes[1 - rank].exitcode == EXIT_HUNG
     (folder,) = (tmp_path / "runs").iterdir()
     (said,) = (folder / "ranks" / f"rank-{1 - rank}.stacks.txt").read_text().splitlines()[:1]
     assert wording("rank-does-not-answer", rank=rank) in said

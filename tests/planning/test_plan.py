@@ -170,6 +170,8 @@ CHANGES: dict[str, Any] = {
     "greater_is_better": True,
     "early_stopping_patience": 2,
     "early_stopping_threshold": 0.1,
+    "hang_timeout": 30,
+    "on_sigusr1": "stop",
     "output_dir": "elsewhere",
     "trackers": [],
 }

@@ -163,6 +163,16 @@ def test_a_spike_is_trouble_and_what_is_not_finite_leaves_no_trace_in_the_watch(
     assert (trouble.what.step, trouble.what.loss) == (31, 20.0)
 
 
+def test_a_single_high_loss_is_reported_once_and_no_trouble():
+    told = []
+    recorder, clock = made(told, log_every=50)
+    losses = [2.0 + 0.01 * (step % 3) for step in range(30)]
+    for step, loss in enumerate([*losses, 14.8, 15.0, 2.0, 12.8, 2.0]):
+        assert take(recorder, clock, step, loss) == []
+    found = [(line["step"], line["loss"]) for line in told if line["event"] == "high_loss"]
+    assert found == [(31, pytest.approx(14.8)), (34, pytest.approx(12.8))]
+
+
 def test_a_loss_that_is_not_finite_is_left_out_of_the_mean_and_shown_as_it_was():
     told = []
     recorder, clock = made(told)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from expert.core.errors import EXIT_HANGUP, EXIT_WARNED
 from expert.core.interrupts import show_cursor
 from expert.training.stopping import BestSoFar, Observation, Signals
 from tests.each import each
@@ -263,3 +264,27 @@ def test_a_worker_says_nothing_of_ctrl_c_and_is_ended_by_its_parent(numbers):
         assert process.stdout.readline() == "ready\n"
         told, _ = process.communicate("go\n", timeout=30)
     assert told == f"{-signal.SIGTERM}\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+class TestOtherSignals:
+    def send(self, *numbers: int) -> None:
+        for number in numbers:
+            os.kill(os.getpid(), number)
+
+    def test_a_closed_terminal_is_a_request_and_never_the_second_one(self):
+        with Signals() as signals:
+            self.send(signal.SIGHUP, signal.SIGHUP)
+            assert signals.requested == EXIT_HANGUP
+
+    def test_sigusr1_asks_for_a_checkpoint_once(self):
+        with Signals() as signals:
+            self.send(signal.SIGUSR1)
+            assert signals.requested is None
+            assert [signals.take_save(), signals.take_save()] == [True, False]
+
+    def test_sigusr1_asks_for_an_end_where_the_plan_says_so(self):
+        with Signals(on_sigusr1="stop") as signals:
+            self.send(signal.SIGUSR1, signal.SIGUSR1)
+            assert signals.requested == EXIT_WARNED
+            assert not signals.take_save()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import sys
@@ -51,6 +52,7 @@ def run() -> None:
     finally:
         with contextlib.suppress(OSError):  # it was shown, or nobody is left to read it
             flush_outputs()
+        gc.freeze()  # Python would look through all of torch for garbage before it ends: seconds
 
 
 def _run_command(watched: list[int]) -> None:

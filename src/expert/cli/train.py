@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 STOPPING = "Finishing this step; press Ctrl-C again to stop immediately."
 TRAIN_EPILOG = (
     "Exit codes: 0 finished; 2 wrong command line, manifest or data; 3 the plan does not fit (with "
-    "--dry-run); 4 the run failed; 75 no space for a checkpoint; 130 stopped by Ctrl-C and 143 by "
-    "SIGTERM, after a checkpoint was saved: --resume continues after it."
+    "--dry-run); 4 the run failed; 70 it hung; 75 no space for a checkpoint; 130 stopped by Ctrl-C "
+    "(143: SIGTERM, 129: SIGHUP) after a checkpoint was saved: --resume continues after it. "
+    "SIGUSR1 saves a checkpoint and the run continues (on_sigusr1)."
 )
 
 

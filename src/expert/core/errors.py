@@ -14,8 +14,11 @@ EXIT_DOES_NOT_FIT = 3
 EXIT_RUN_FAILED = 4
 EXIT_GATE_FAILED = 5
 EXIT_DAMAGED = 65  # EX_DATAERR of sysexits.h
+EXIT_HUNG = 70  # EX_SOFTWARE of sysexits.h
 EXIT_NO_SPACE = 75  # EX_TEMPFAIL of sysexits.h: it works again when there is room
+EXIT_HANGUP = 129
 EXIT_INTERRUPTED = 130
+EXIT_WARNED = 138
 EXIT_TERMINATED = 143
 
 EXIT_MEANINGS = {
@@ -26,8 +29,11 @@ EXIT_MEANINGS = {
     EXIT_RUN_FAILED: "the run failed and could not recover; saved checkpoints are kept",
     EXIT_GATE_FAILED: "the expert fails its quality gate; the reasons are listed",
     EXIT_DAMAGED: "a file has other bytes than were written; it is named",
+    EXIT_HUNG: "the run made no progress and was ended; what it was in is in its run folder",
     EXIT_NO_SPACE: "the disk is too full for a checkpoint; earlier ones are intact",
+    EXIT_HANGUP: "stopped because the terminal was closed; a run can be resumed",
     EXIT_INTERRUPTED: "stopped with Ctrl-C; a run can be resumed",
+    EXIT_WARNED: "stopped with SIGUSR1, where on_sigusr1 says so; a run can be resumed",
     EXIT_TERMINATED: "stopped with SIGTERM; a run can be resumed",
 }
 

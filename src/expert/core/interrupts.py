@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM: an end that is asked for, told as an exception so that all is tidied up."""
+"""Ctrl-C, SIGTERM and SIGHUP: an end that is asked for, told as an exception so that all is tidied
+up; and SIGUSR1, with which Slurm warns a run that its time is nearly over."""
 
 from __future__ import annotations
 
@@ -10,17 +11,20 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 SHOW_CURSOR = b"\x1b[?25h"
-_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+HANGUP: int | None = getattr(signal, "SIGHUP", None)
+"""The terminal was closed. Shell, kernel and systemd may all say so: never a second request."""
+WARNING: int | None = getattr(signal, "SIGUSR1", None)
+HEARD = tuple(each for each in (signal.SIGINT, signal.SIGTERM, HANGUP, WARNING) if each is not None)
 
 
 def asked_by(exit_code: int) -> str:
     """Who asked for an end, in words, by the exit code that it led to."""
     number = signal.Signals(exit_code - 128)
-    return _NAMES.get(number, number.name)
+    return "Ctrl-C" if number == signal.SIGINT else number.name
 
 
 class Interrupted(SystemExit):
-    """Somebody asked for an end; the exit code is 130 for Ctrl-C and 143 for SIGTERM."""
+    """Somebody asked for an end; the exit code is 128 and the number of the signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -36,10 +40,13 @@ def leave_when_asked() -> None:
     at once: what was raised may have been swallowed, or tidying up may take long.
 
     A signal that was ignored when the process began, as by `nohup` or in the background, stays so.
+    SIGUSR1 is for a run that trains; before that it does nothing.
     """
     asked: list[int] = []
 
     def leave(number: int, frame: FrameType | None) -> None:
+        if number == WARNING or (asked and number == HANGUP):
+            return
         if asked:
             show_cursor()
             os._exit(128 + number)
@@ -48,7 +55,7 @@ def leave_when_asked() -> None:
 
     if threading.current_thread() is not threading.main_thread():
         return
-    for number in _NAMES:
+    for number in HEARD:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, leave)
 
@@ -56,10 +63,15 @@ def leave_when_asked() -> None:
 @contextlib.contextmanager
 def passing_on(pass_on: Callable[[int], None], end: Callable[[], None]) -> Iterator[None]:
     """While it is entered, the first signal is passed on to processes that this one has started
-    and waits for; a second one ends them and this process at once."""
+    and waits for; a second one ends them and this process at once. SIGUSR1 is always passed on."""
     asked: list[int] = []
 
     def answer(number: int, _frame: FrameType | None) -> None:
+        if number == WARNING:
+            pass_on(number)
+            return
+        if asked and number == HANGUP:
+            return
         if asked:
             end()
             show_cursor()
@@ -67,7 +79,7 @@ def passing_on(pass_on: Callable[[int], None], end: Callable[[], None]) -> Itera
         asked.append(number)
         pass_on(number)
 
-    before = {number: signal.getsignal(number) for number in _NAMES}
+    before = {number: signal.getsignal(number) for number in HEARD}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, answer)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from expert.core.errors import ExpertError
+from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.events import plain, secrets_of_environment
 from expert.core.files import sync_folder
 from expert.core.hashed import hash_file, refuse_damaged, write_hashed
@@ -38,6 +38,18 @@ class RunFolderError(ExpertError):
 
 class RunInUse(RunFolderError):
     """Another trainer is at work in this run folder."""
+
+
+class RunFolderMoved(RunFolderError):
+    """The folder of a run that trains was renamed, or removed with what is in it."""
+
+    exit_code = EXIT_RUN_FAILED
+
+    def __init__(self, path: Path, now: Path | None) -> None:
+        """`now`: where it lies, where it was renamed."""
+        self.now = now
+        what = "removed, or emptied," if now is None else f"renamed to {now}"
+        super().__init__(f"{path}: was {what} while training")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +206,33 @@ class RunFolder:
         return self.path / name
 
     @contextmanager
+    def held_open(self) -> Iterator[Callable[[], None]]:
+        """A function that raises RunFolderMoved where the folder, once its plan is written, is no
+        longer what lies under its name. Windows lets nobody rename a folder in use."""
+        try:
+            handle = os.open(self.path, os.O_RDONLY)
+        except OSError:
+            yield lambda: None
+            return
+
+        def check() -> None:
+            try:
+                there = os.path.samestat(os.stat(self.path), os.fstat(handle))
+                if there and self.was_started:
+                    return
+            except (FileNotFoundError, NotADirectoryError):
+                there = False
+            except OSError:  # a disk that does not answer: the next write says so
+                return
+            now = None if there else _path_of(handle)
+            raise RunFolderMoved(self.path, now)
+
+        try:
+            yield check
+        finally:
+            os.close(handle)
+
+    @contextmanager
     def locked(self) -> Iterator[Holder | None]:
         """Keep other trainers out; gives the dead holder whose lock was taken over, if any."""
         if not self.path.is_dir():
@@ -203,6 +242,15 @@ class RunFolder:
             os.close(open_plain(self.events, os.O_RDWR))
         with held(self.lock_file) as previous:
             yield previous
+
+
+def _path_of(handle: int) -> Path | None:
+    """Where an open folder lies now; None where it was removed, or the system does not tell."""
+    try:
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        return path if os.path.samestat(path.stat(), os.fstat(handle)) else None
+    except OSError:
+        return None
 
 
 def checkpoint_name(step: int) -> str:

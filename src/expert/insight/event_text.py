@@ -163,7 +163,7 @@ def without_step(event: Event) -> list[Line]:
     return writer(event) if writer is not None else []
 
 
-_AFTER_STEP = {"eval": GAP, "not_finite": ": ", "spike": ": ", "skipped": " "}
+_AFTER_STEP = {"eval": GAP, "not_finite": ": ", "spike": ": ", "high_loss": ": ", "skipped": " "}
 """Events whose line begins with their step, and what follows it."""
 
 
@@ -227,8 +227,10 @@ def _spike(event: Event) -> list[Line]:
     known = _joined(
         field(event, "median", "median {}", _short_loss), field(event, "z", "z {:.1f}"), gap=", "
     )
-    text = f"loss spike: {field(event, 'loss', '{}', _short_loss)}"
-    return [(f"{text} ({known})" if known else text, "yellow")]
+    what = "loss spike" if event.get("event") == "spike" else "high loss"
+    text = f"{what}: {field(event, 'loss', '{}', _short_loss)}"
+    later = field(event, "stays", "; a spike where {:.0f} steps in a row are so high")
+    return [((f"{text} ({known})" if known else text) + later, "yellow")]
 
 
 def _rolled_back(event: Event) -> list[Line]:
@@ -352,6 +354,7 @@ _WRITERS: Mapping[str, Callable[[Event], list[Line]]] = {
     "fell_back": _fell_back,
     "not_finite": _not_finite,
     "spike": _spike,
+    "high_loss": _spike,
     "rolled_back": _rolled_back,
     "skipped": _line("yellow", _text("skipped"), _text("{reason}"), _text("{text}"), gap=": "),
     "threads": _threads,

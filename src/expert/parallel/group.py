@@ -7,6 +7,7 @@ exchange that the others are waiting in, wherever that is, and all of them learn
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import os
 import pickle
@@ -36,6 +37,8 @@ EXCHANGE_DAYS = 30
 found by the watch."""
 POLL_SECONDS = 0.2
 FAILED = 1
+SAVE = 1
+"""In the place of a signal's exit code: somebody asks for a checkpoint."""
 
 Made = TypeVar("Made")
 
@@ -72,6 +75,8 @@ class Group:
         self.talks = world.size > 1 if talks is None else talks
         self._requested: Callable[[], int | None] = lambda: None
         self._signal: int | None = None
+        self._wanted: Callable[[], bool] = lambda: False
+        self._save = False
         self._busy: Callable[[], float] = lambda: 0.0
         self._paces: list[float] = []
         self._waits = 0
@@ -85,11 +90,14 @@ class Group:
             self._talk = dist.new_group(backend="gloo", timeout=long)
 
     def listen(
-        self, requested: Callable[[], int | None], busy: Callable[[], float] = lambda: 0.0
+        self,
+        requested: Callable[[], int | None],
+        busy: Callable[[], float] = lambda: 0.0,
+        wanted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """From now on tell the others what a signal to this rank asks for, and how many seconds of
-        a step it was busy."""
-        self._requested, self._busy = requested, busy
+        """From now on tell the others what a signal to this rank asks for, how many seconds of a
+        step it was busy, and whether a checkpoint is `wanted`, which is asked once."""
+        self._requested, self._busy, self._wanted = requested, busy, wanted
 
     def rank_fields(self) -> dict[str, Any]:
         """Which rank takes longest to compute its share of a step, and how long the middle one."""
@@ -102,25 +110,38 @@ class Group:
             "median_rank_seconds": statistics.median(self._paces),
         }
 
-    def at(self, doing: str) -> None:
+    def at(self, doing: str, extra: float = 0.0) -> None:
         """From now on this rank is `doing` that, for those who would wait for it in vain."""
         if self._watch is not None:
-            self._watch.at(doing)
+            self._watch.at(doing, extra)
 
     def work(self, doing: str, extra: float = NO_LIMIT) -> AbstractContextManager[None]:
         """Something for which the others wait longer than the limit, by `extra` seconds or as long
         as this process lives."""
         return nullcontext() if self._watch is None else self._watch.work(doing, extra)
 
-    def report_to(self, folder: Path, told: Callable[[str], None]) -> None:
-        """From now on write there what this rank was in when another does not answer any more, and
-        give `told` the message before this process ends because another rank says so."""
-        if self._watch is not None:
-            self._watch.report_to(folder, told)
+    def watch_over(
+        self, folder: Path, told: Callable[[str], None], *, limit: float, computes: bool
+    ) -> None:
+        """From now on write into that run folder what this process was in when the run hangs, and
+        give `told` the message before it ends. `limit`: seconds, for a process alone; 0: never;
+        `computes`: with the CPU."""
+        if self._watch is None:
+            return
+        self._watch.report_to(folder / "ranks" if self.talks else folder, told)
+        if not self.talks and limit:
+            self._watch.watch_alone(limit, computes=computes)
 
     @property
     def signal(self) -> int | None:
         return self._signal if self.talks else self._requested()
+
+    def take_save(self) -> bool:
+        """Whether somebody has asked for a checkpoint since the last time: same on all ranks."""
+        if not self.talks:
+            return self._wanted()
+        asked, self._save = self._save, False
+        return asked
 
     def total(self, *numbers: int) -> tuple[int, ...]:
         """Each number summed over all ranks."""
@@ -131,6 +152,8 @@ class Group:
     def exchange(self, *numbers: int) -> list[tuple[int, ...]]:
         """The numbers of every rank; raises PeerFailed where one of them has failed."""
         if not self.talks:
+            if self._watch is not None:
+                self._watch.beat()
             return [numbers]
         found = self._all(0, numbers)
         if any(each[0] == FAILED for each in found):
@@ -235,14 +258,17 @@ class Group:
         of every rank."""
         assert len(numbers) <= NUMBERS
         pace = round(self._busy() * 1e6)
-        message = [status, self._requested() or 0, pace, int(self._found is not None), *numbers]
+        asked = self._requested() or (SAVE if self._wanted() else 0)
+        message = [status, asked, pace, int(self._found is not None), *numbers]
         message += [0] * (NUMBERS - len(numbers))
         sent = torch.tensor(message, dtype=torch.int64)
         got = [torch.empty_like(sent) for _ in range(self.world.size)]
         with self._waiting():
             dist.all_gather(got, sent, group=self._talk)
         found = [tuple(each.tolist()) for each in got]
-        self._signal = max(each[1] for each in found) or None
+        asked = max(each[1] for each in found)
+        self._signal = asked if asked > SAVE else None
+        self._save = self._save or asked == SAVE
         self._paces = [each[2] / 1e6 for each in found]
         if any(each[0] == FAILED for each in found):
             self._found = None  # it was about a plan that is over
@@ -301,7 +327,8 @@ def open_group(
     does not come or does not answer counts as lost; `tell` is given what is being waited for.
     """
     if world.size == 1:
-        yield Group()
+        with contextlib.closing(Group(world, watch=Watch(world, None))) as group:
+            yield group
         return
     backend = "gloo"
     if device == "cuda":

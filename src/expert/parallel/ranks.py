@@ -34,14 +34,17 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from expert.core.errors import (
+    EXIT_HANGUP,
+    EXIT_HUNG,
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
     EXIT_MEANINGS,
     EXIT_OK,
     EXIT_RUN_FAILED,
     EXIT_TERMINATED,
+    EXIT_WARNED,
 )
-from expert.core.interrupts import passing_on, show_cursor
+from expert.core.interrupts import WARNING, passing_on, show_cursor
 from expert.core.process import how_it_ended
 from expert.core.world import ERROR_FILE, recorded_failure
 from expert.parallel.launch import (
@@ -63,8 +66,8 @@ SECONDS_TO_TELL = 1.5
 SECONDS_TO_LEAVE = 60.0
 """After the first rank has ended, or a rank because it was asked to, the others have nothing left
 to save."""
-STOPPED = (EXIT_INTERRUPTED, EXIT_TERMINATED)
-RESTARTED = (EXIT_INTERNAL, EXIT_RUN_FAILED)
+STOPPED = (EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_HANGUP, EXIT_WARNED)
+RESTARTED = (EXIT_INTERNAL, EXIT_RUN_FAILED, EXIT_HUNG)
 """What may go better the next time. A wrong command line or a full disk does not."""
 _LAST_LINES = 200
 _IS_ERROR = re.compile(r"error|exception|fatal|killed", re.IGNORECASE)
@@ -252,8 +255,9 @@ class _Agent(SimpleElasticAgent):
             )
 
     def stop(self, number: int) -> None:
-        """Ask every rank once to save and stop."""
-        self._asked = number
+        """Ask every rank once to save and stop; to save only where SIGUSR1 means that."""
+        if number != WARNING:
+            self._asked = number
         if self._attempts:
             self._send(self._attempts[-1], self._attempts[-1].left, number)
 

@@ -1,4 +1,6 @@
-"""Finds a rank that does not answer any more, and ends the others instead of letting them wait.
+"""Finds a run that makes no progress, and ends it instead of letting everybody wait.
+
+A process alone says what it does whenever that changes; one that says nothing for too long hangs.
 
 Every rank leaves a sign of life in the store: what it does, and for how long. The first rank looks
 at all signs, the others at that of the first. A process that is stopped, a machine that has gone
@@ -11,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import multiprocessing
 import os
 import tempfile
 import threading
@@ -21,8 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from expert.core.errors import EXIT_RUN_FAILED
+from expert.core.errors import EXIT_HUNG, EXIT_RUN_FAILED
 from expert.core.files import write_text_atomically
+from expert.core.interrupts import show_cursor
 from expert.core.text import span
 from expert.core.world import World, record_failure
 from expert.parallel.launch import LAUNCH_FOLDER
@@ -37,6 +41,13 @@ SLOWER = 10.0
 SAVED_BYTES_PER_SECOND = 10e6
 """A slow network folder; what a checkpoint may take is reckoned by it."""
 NO_LIMIT = -1.0
+FIRST_TIMES, FIRST_SECONDS = 10, 1800.0
+"""What a process alone does for the first time may take so many times the limit, but no longer than
+that where the limit itself is shorter: kernels are loaded and compiled then."""
+LONGEST_TIMES = 2
+"""Of what it has done before; that and the limit is the longest that it may take again."""
+BUSY_SHARE = 0.5
+"""Of one core: a process that computes with the CPU and takes more is at work."""
 PULSE_SECONDS = 0.25
 PULSES = 40
 """In the limit, where that is short."""
@@ -45,6 +56,7 @@ SPREAD_SECONDS = 1.0
 """Who ends first takes the others out of whatever they are in: they write that down before."""
 PAUSE_SECONDS = 1.0
 """A thread that looks so much later than it wanted to has not been running."""
+STACKS = "stacks.txt"
 ENDED = "ended"
 """The store's key under which a rank says why all must end."""
 
@@ -143,12 +155,18 @@ class Watch:
         self._threads: list[threading.Thread] = []
         self._told: Callable[[str], None] = lambda text: None
         self._folder: Path | None = None
+        self._longest: dict[str, float] = {}
+        self._computes, self._computed, self._idle_since = False, 0.0, 0.0
 
     # --- what this rank does
 
     def at(self, doing: str, extra: float = 0.0) -> None:
         """From now on this rank is `doing` that; it may take `extra` seconds beyond the limit."""
         self._set(doing=doing, extra=extra)
+
+    def beat(self) -> None:
+        """A part of what is being done is done."""
+        self._set()
 
     @contextlib.contextmanager
     def work(self, doing: str, extra: float = NO_LIMIT) -> Iterator[None]:
@@ -174,12 +192,16 @@ class Watch:
 
     def _leave_sign(self) -> None:
         """Let the others know at once: it may be long before another thread runs here."""
-        if self._threads:
+        if self._threads and self._own is not None:
             self._left_sign.clear()
             self._wake.set()
             self._left_sign.wait(TELL_SECONDS)
 
     def _set(self, **changed: Any) -> None:
+        sign, since = self._now
+        if not sign.extra:
+            kind, seconds = _kind(sign), time.monotonic() - max(since, self._awake_since)
+            self._longest[kind] = max(seconds, self._longest.get(kind, 0.0))
         self._now = (replace(self._now[0], **changed), time.monotonic())
 
     @property
@@ -189,7 +211,8 @@ class Watch:
     # --- what the others do
 
     def start(self) -> None:
-        for name, does in (("signs-of-life", self._exchange_signs), ("watch-ranks", self._look)):
+        signs = [("signs-of-life", self._exchange_signs)] if self._own is not None else []
+        for name, does in (*signs, ("watch", self._look)):
             thread = threading.Thread(target=does, name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -197,6 +220,14 @@ class Watch:
     def report_to(self, folder: Path, told: Callable[[str], None]) -> None:
         """Where stacks are written when a rank does not answer, and who is told why all end."""
         self._folder, self._told = folder, told
+
+    def watch_alone(self, limit: float, *, computes: bool) -> None:
+        """Find this process hanging: without progress for so many seconds. `computes`: with the
+        CPU, so that one that takes time of it is at work."""
+        self.limit, self._computes = limit, computes
+        self._pulse = min(PULSE_SECONDS, limit / PULSES)
+        if not self._threads:
+            self.start()
 
     def close(self) -> None:
         """No longer look at the store. A thread that is in there when the interpreter ends would
@@ -263,13 +294,14 @@ class Watch:
             self._forget_pause()
             if self._ended is not None and self._ended.by != self.world.rank:
                 self._leave(self._ended)
-            found = self._found() if self._ended is None and not self._is_saving else None
+            found = self._found() if self._ended is None else None
             if found is not None:
                 blamed, text = found
                 end = End(text=text, by=self.world.rank, silent=True, blamed=blamed)
-                # Who keeps the store may be the one that does not answer.
-                _within(TELL_SECONDS, partial(self._tell_others, end))
-                time.sleep(SPREAD_SECONDS)
+                if self._own is not None:
+                    # Who keeps the store may be the one that does not answer.
+                    _within(TELL_SECONDS, partial(self._tell_others, end))
+                    time.sleep(SPREAD_SECONDS)
                 self._leave(end)
 
     def _tell_others(self, end: End) -> None:
@@ -281,6 +313,10 @@ class Watch:
         return self._now[0].extra > 0
 
     def _found(self) -> Found | None:
+        if self._own is None:
+            return self._hangs()
+        if self._is_saving:
+            return None
         now, own = time.monotonic(), self._own_sign()
         without = now - self._store_answered
         if without > self.limit * SILENT_SHARE:
@@ -296,31 +332,70 @@ class Watch:
         signs = {**self._signs, self.world.rank: own}
         return unanswered(signs, silent, limit=self.limit, size=self.world.size)
 
+    def _hangs(self) -> Found | None:
+        """Whether this process, alone, has done the same for too long."""
+        sign, since = self._now
+        now, computed = time.monotonic(), time.process_time()
+        if self._computes and computed - self._computed > BUSY_SHARE * self._pulse:
+            self._idle_since = now
+        self._computed = computed
+        seconds = now - max(since, self._awake_since, self._idle_since)
+        longest = self._longest.get(_kind(sign))
+        patience = self.limit + LONGEST_TIMES * (longest or 0.0)
+        if longest is None:
+            patience = max(self.limit, min(FIRST_TIMES * self.limit, FIRST_SECONDS))
+        if sign.extra == NO_LIMIT or seconds <= patience + sign.extra:
+            return None
+        fix = "--resume continues after the last checkpoint; hang_timeout sets the limit"
+        return None, f"the run hangs: it has been {sign.doing} for {span(now - since)}  ({fix})"
+
     # --- the end
 
     def _leave(self, end: End) -> None:
         """End this process, whatever its main thread is in."""
-        told = end.text
+        told, code = end.text, EXIT_HUNG if end.silent else EXIT_RUN_FAILED
         if self._folder is not None and end.silent:
-            with contextlib.suppress(OSError):
-                self._write_stacks(self._folder, end.text)
-                told += f"\n  what each rank was in: {self._folder}/rank-N.stacks.txt"
-        record_failure(told, exit_code=EXIT_RUN_FAILED, of_another=True, blamed=end.blamed)
+            path = self._write_stacks(self._folder, end.text)
+            told += f"\n  what each rank was in: {path.parent}/rank-N.{STACKS}"
+            if self._own is None:
+                told = f"{end.text}\n  what it was in: {path}"
+        record_failure(told, exit_code=code, of_another=self._own is not None, blamed=end.blamed)
         _within(TELL_SECONDS, lambda: self._told(end.text))
+        for process in multiprocessing.active_children():  # one that is stopped would stay
+            process.kill()
+        show_cursor()
         if (
             not self.world.is_first or LAUNCH_FOLDER not in os.environ
         ):  # else shown by who started it
             with contextlib.suppress(OSError):
                 os.write(2, f"{told}\n".encode())
-        os._exit(EXIT_RUN_FAILED)
+        os._exit(code)
 
-    def _write_stacks(self, folder: Path, text: str) -> None:
+    def _write_stacks(self, folder: Path, text: str) -> Path:
+        """Where they lie: in that folder, or where its disk does not answer in a temporary one."""
+        path = folder / (STACKS if self._own is None else f"rank-{self.world.rank}.{STACKS}")
         with tempfile.TemporaryFile("w+", encoding="utf-8") as stream:
             faulthandler.dump_traceback(stream, all_threads=True)
             stream.seek(0)
-            path = folder / f"rank-{self.world.rank}.stacks.txt"
-            head = f"rank {self.world.rank}, {self.doing}; {text}"
-            write_text_atomically(path, f"{head}\n\n{stream.read()}")
+            who = "the run" if self._own is None else f"rank {self.world.rank}"
+            stacks = f"{who}, {self.doing}; {text}\n\n{stream.read()}"
+        written = threading.Event()
+
+        def write() -> None:
+            with contextlib.suppress(OSError):
+                write_text_atomically(path, stacks)
+                written.set()
+
+        _within(TELL_SECONDS, write)
+        if not written.is_set():
+            path = Path(tempfile.mkdtemp(prefix="expert-")) / path.name
+            path.write_text(stacks, encoding="utf-8")
+        return path
+
+
+def _kind(sign: Sign) -> str:
+    """What is done, without the number of the step that it is done for."""
+    return sign.doing.partition(" ")[0]
 
 
 def _within(seconds: float, does: Callable[[], None]) -> None:

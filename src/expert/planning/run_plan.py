@@ -142,6 +142,9 @@ class WatchPlan(Slice):
     trackers: list[str]
     output_dir: str
     packaging_checkpoint: str
+    hang_seconds: float = 600.0
+    """Without progress; 0: never."""
+    on_sigusr1: Literal["save", "stop"] = "save"
 
 
 class StabilityPlan(Slice):

@@ -54,6 +54,8 @@ class Tools:
     """Told of every state, so that it is known when something is raised."""
     stop_requested: Callable[[], int | None]
     """The exit code of a signal that has come."""
+    save_requested: Callable[[], bool] = lambda: False
+    """Whether somebody has asked for a checkpoint since the last time."""
     rows_of: RowsOf = lambda bins: []
     """Rows of the data that sequences were made of, as far as that is known."""
     same_everywhere: Callable[[Any], Any] = lambda found: found
@@ -79,6 +81,8 @@ class Moment:
 
     evaluate: bool = False
     save: bool = False
+    asked: bool = False
+    """Somebody has asked for a checkpoint."""
     epoch: int | None = None
     """The number of the epoch that has just ended."""
     last: bool = False
@@ -106,7 +110,7 @@ def train(
         before = state.done
         state, troubles = _one_step(engine, fed, state, plan, tools)
         tools.reached(state)
-        moment = _moment(before, state, plan)
+        moment = replace(_moment(before, state, plan), asked=tools.save_requested())
         if moment != Moment() or tools.stop_requested() is not None:
             # Read what is still on its way before anything is judged or saved by it.
             troubles += tools.recorder.settle()
@@ -268,7 +272,7 @@ def _between_steps(
         facts = tools.recorder.meter.epoch_line(moment.epoch, eval_loss)
         tools.emit("epoch", step=state.done, **facts)
     exit_code = tools.stop_requested() if state.done else None
-    wanted = moment.save or (improved and plan.save_best)
+    wanted = moment.save or moment.asked or (improved and plan.save_best)
     if wanted or patience_gone or exit_code is not None:
         kept = tools.recorder
         state = replace(state, **kept.state())

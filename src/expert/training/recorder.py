@@ -189,8 +189,12 @@ class Recorder:
     def _judged(self, facts: StepFacts, loss: float, applied: bool) -> Trouble | None:
         if applied:
             self.skips = 0
-            spike = self.spikes.observe(facts.step, loss)
+            spike, high = self.spikes.observe(facts.step, loss), self.spikes.begun
             if spike is None:
+                if high is not None:
+                    stays = self.spikes.test.stays
+                    told = {"loss": high.loss, "median": high.median, "z": high.z, "stays": stays}
+                    self._emit("high_loss", step=facts.step + 1, **told)
                 return None
             what = LossSpike(step=spike.step, z=spike.z, loss=spike.loss, median=spike.median)
             return Trouble(what=what)

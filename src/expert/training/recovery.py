@@ -71,6 +71,13 @@ class DataBound:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkersUnavailable:
+    """No process that makes batches can be started."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class NotFinite:
     """A loss or a gradient was NaN or infinite."""
 
@@ -96,6 +103,7 @@ Failure = (
     | KernelUnavailable
     | PrecisionUnsupported
     | DataBound
+    | WorkersUnavailable
     | NotFinite
     | LossSpike
 )
@@ -135,6 +143,9 @@ def _answer(plan: RunPlan, failure: Failure) -> tuple[Changes, str]:
             return _other_precision(plan, failure)
         case DataBound():
             return _other_loader(plan, failure)
+        case WorkersUnavailable(reason=reason):
+            values = {"loader.workers": 0} if plan.loader.workers else {}
+            return values, f"no worker processes can be started: {_first_line(reason)}"
         case NotFinite() | LossSpike():
             return {}, ""
 

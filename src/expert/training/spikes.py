@@ -62,6 +62,8 @@ class SpikeWatch:
         )
         self._high: list[tuple[int, float]] = list(_pairs(kept.get("high", ())))
         """The losses in a row that were too high, up to the newest."""
+        self.begun: Spike | None = None
+        """The newest loss, where it is too high and the one before was not."""
 
     def state(self) -> dict[str, Any]:
         """What a watch that continues from here has to know."""
@@ -77,9 +79,11 @@ class SpikeWatch:
         window is like it, and from then on the new level is the usual one. A loss that is not
         finite is no spike and leaves no trace here.
         """
+        self.begun = None
         if not math.isfinite(loss):
             return None
         found = self._judge(step, loss)
+        self.begun = found if not self._high else None
         self._history.append((step, loss))
         if found is None:
             self._high = []

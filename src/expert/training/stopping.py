@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Literal
 
-from expert.core.interrupts import show_cursor
+from expert.core.interrupts import HANGUP, HEARD, WARNING, show_cursor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +79,13 @@ class BestSoFar:
 
 
 class Signals:
-    """While it is entered, SIGINT and SIGTERM are requests that the loop sees between steps.
+    """While it is entered, SIGINT, SIGTERM and SIGHUP are requests that the loop sees between
+    steps, and SIGUSR1 one to save, or to save and stop.
 
     The first is acknowledged at once: until the step is over and saved, seconds may pass. The
-    second signal ends the process at once. Handlers can only be set in the main thread;
-    anywhere else nothing is set, and nothing is ever requested. A signal that was ignored when the
-    process began, as by `nohup` or in the background, stays ignored. Workers that are forked
+    second signal ends the process at once, unless it is SIGHUP. Handlers can only be set in the
+    main thread; anywhere else nothing is ever requested. A signal that was ignored when the process
+    began, as by `nohup` or in the background, stays ignored. Workers that are forked
     meanwhile inherit the handlers and leave the answer to the run.
     """
 
@@ -94,12 +95,14 @@ class Signals:
         acknowledge: Callable[[], None] = lambda: None,
         restore_terminal: Callable[[], None] = show_cursor,
         alone: bool = True,
+        on_sigusr1: Literal["save", "stop"] = "save",
     ) -> None:
         """`alone`: False for one of many ranks, to whom a scheduler and whoever started it may both
         pass one signal on: a second one is then no second request."""
-        self._alone = alone
+        self._alone, self._on_sigusr1 = alone, on_sigusr1
         self.requested: int | None = None
         """The exit code to end with, 130 for SIGINT and 143 for SIGTERM, once one has come."""
+        self._asked_to_save = False
         self._acknowledge = acknowledge
         self._restore_terminal = restore_terminal
         self._before: dict[int, Any] = {}
@@ -108,7 +111,7 @@ class Signals:
     def __enter__(self) -> Signals:
         self._listener = os.getpid()
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in HEARD:
                 before = signal.getsignal(number)
                 if before is not signal.SIG_IGN:
                     self._before[number] = before
@@ -130,14 +133,22 @@ class Signals:
         if os.getpid() != self._listener:
             self._in_a_worker(number)
             return
+        if number == WARNING and self._on_sigusr1 == "save":
+            self._asked_to_save = True
+            return
         if self.requested is None:
             self.requested = 128 + number
             self._acknowledge()
             return
-        if not self._alone:
+        if not self._alone or number in (HANGUP, WARNING):
             return
         self._restore_terminal()
         os._exit(128 + number)
+
+    def take_save(self) -> bool:
+        """Whether a checkpoint was asked for since the last time."""
+        asked, self._asked_to_save = self._asked_to_save, False
+        return asked
 
     @staticmethod
     def _in_a_worker(number: int) -> None:

@@ -6,19 +6,22 @@ for, one after the other, and nothing is prepared.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Dataset, Sampler
 
 from expert.core.world import ALONE, World
 from expert.data.feed.batches import IGNORED, BatchCounts, Bins, padded_batch
 from expert.data.feed.feed import Batch, FedUpdate
 from expert.data.feed.order import DataOrder, Dealt, Update, dealt
+from expert.data.feed.workers import Loader, Patience, Restart, data_loader, taken
 from expert.data.pack.pack import Overlong, pack_none
 from expert.data.pack.pack_index import PackIndex
 from expert.data.records import DataError, Row, Segment
@@ -41,6 +44,17 @@ class PaddedTensors(NamedTuple):
         """The same batch in page-locked memory; the DataLoader's thread asks for it."""
         tensors = {name: getattr(self, name).pin_memory() for name in self._fields[:-1]}
         return PaddedTensors(**tensors, counts=self.counts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Between processes as plain bytes: torch would put tensors into shared memory, which is
+        64 MB in many containers, and lose those for which there is no room."""
+        arrays = [getattr(self, name).numpy() for name in self._fields[:-1]]
+        return _received, (*arrays, self.counts)
+
+
+def _received(*parts: Any) -> PaddedTensors:
+    *arrays, counts = parts
+    return PaddedTensors._make([*map(torch.from_numpy, arrays), counts])
 
 
 def padded_tensors(
@@ -131,32 +145,17 @@ class MicroBatches(Sampler[list[int]]):
         super().__init__()
         self._rows, self._world = rows, world
         self.updates: list[Update] = []
+        self.first = 0
+        """Batches of the epoch that were taken already."""
 
     def of(self, update: Update) -> list[Dealt]:
         """The batches of an update that are this rank's."""
         return dealt(update.bins, self._rows, self._world)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for update in self.updates:
-            for some in self.of(update):
-                yield some.bins.tolist()
-
-
-class _Loader(DataLoader[Any]):
-    def check_worker_number_rationality(self) -> None:
-        """The plan says already that there are more workers than cores."""
-
-
-def data_loader(dataset: Dataset[Any], options: LoaderPlan, **more: Any) -> DataLoader[Any]:
-    """Torch's DataLoader with the workers that were asked for."""
-    return _Loader(
-        dataset,
-        num_workers=options.workers,
-        prefetch_factor=options.prefetch if options.workers else None,
-        # Its own generator: taking an iterator would otherwise move torch's global one.
-        generator=torch.Generator(),
-        **more,
-    )
+        batches = (some for update in self.updates for some in self.of(update))
+        for some in islice(batches, self.first, None):
+            yield some.bins.tolist()
 
 
 class PaddedFeed:
@@ -175,50 +174,64 @@ class PaddedFeed:
         soft: bool = False,
         skipped: Container[int] = (),
         world: World = ALONE,
+        patience: float = math.inf,
+        restart: Restart = lambda error: False,
     ) -> None:
+        """`patience`: seconds without a batch after which idle workers count as hanging."""
+        self._patience, self._restart = patience, restart
         self._skipped = skipped
         self._order = order
         self._done, self._total = done, total
         self._device = device
         self._soft = soft
         self._sampler = MicroBatches(rows, world)
-        together = dataset.together if isinstance(dataset, RowsTokenisedLate) else as_it_is
-        self._loader = data_loader(
-            dataset,
-            options,
-            batch_sampler=self._sampler,
-            collate_fn=together,
-            persistent_workers=options.persistent_workers and options.workers > 0,
-            pin_memory=options.pin_memory and device.type == "cuda",
-        )
+        self._dataset, self._options = dataset, options
+        self._loader: Loader | None = None
+
+    def _begin(self, first: int) -> Loader:
+        """The loader from that batch of the epoch on: the last one, where its workers are kept."""
+        self._sampler.first = first
+        if self._loader is None or self._loader.ended:
+            dataset, options = self._dataset, self._options
+            self._loader = data_loader(
+                dataset,
+                options,
+                batch_sampler=self._sampler,
+                collate_fn=dataset.together if isinstance(dataset, RowsTokenisedLate) else as_it_is,
+                persistent_workers=options.persistent_workers and options.workers > 0,
+                pin_memory=options.pin_memory and self._device.type == "cuda",
+            )
+        return self._loader
 
     def __enter__(self) -> PaddedFeed:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._sampler.updates = []
+        if self._loader is not None:
+            self._loader.end()
 
     def __iter__(self) -> Iterator[FedUpdate]:
         left = self._order.updates(self._done, self._total)
         for updates in _by_epoch(update for update in left if update.done not in self._skipped):
             self._sampler.updates = updates
-            batches = iter(self._loader)
+            batches = taken(self._begin, lambda: Patience(self._patience), self._restart)
             for update in updates:
                 yield self._taken(update, batches)
 
     def _taken(self, update: Update, batches: Iterator[PaddedTensors]) -> FedUpdate:
         began = time.perf_counter()
         own = self._sampler.of(update)
-        taken = [next(batches) for _ in own]
+        found = [next(batches) for _ in own]
         waited = time.perf_counter() - began
         made = tuple(
             on_device(tensors, some, self._device, soft=self._soft)
-            for tensors, some in zip(taken, own, strict=True)
+            for tensors, some in zip(found, own, strict=True)
         )
         return FedUpdate(
             update=update,
             batches=made,
-            made_seconds=waited if self._loader.num_workers == 0 else None,
+            made_seconds=waited if self._options.workers == 0 else None,
         )
 
 

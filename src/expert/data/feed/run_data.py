@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from expert.data.feed.loader import (
 )
 from expert.data.feed.order import DataOrder, Update, dealt, micro_batches
 from expert.data.feed.streaming import Place, Stream
+from expert.data.feed.workers import Restart
 from expert.data.line import Line, columns_read, unread_columns
 from expert.data.pack.overlong_rows import remarks_on_stream
 from expert.data.pack.pack import shifted_blocks
@@ -116,8 +118,10 @@ def training_feed(
     device: torch.device,
     new_event: Callable[[], Any] | None = None,
     world: World = ALONE,
+    restart: Restart = lambda error: False,
 ) -> AbstractContextManager[Any]:
-    """The updates that are left of the run, as batches on the device: those of one rank."""
+    """The updates that are left of the run, as batches on the device: those of one rank. `restart`
+    is asked whether workers that failed are started once more."""
     total = plan.length.total_steps
     if data.order is not None and is_padded(plan):
         split = data.train
@@ -136,8 +140,10 @@ def training_feed(
             soft=data.soft,
             skipped=state.skipped,
             world=world,
+            patience=plan.watch.hang_seconds or math.inf,
+            restart=restart,
         )
-    return _packed_feed(plan, data, state, device, new_event, world)
+    return _packed_feed(plan, data, state, device, new_event, world, restart)
 
 
 def feed_facts(plan: RunPlan, data: RunData) -> dict[str, Any]:
@@ -159,6 +165,7 @@ def _packed_feed(
     device: torch.device,
     new_event: Callable[[], Any] | None,
     world: World,
+    restart: Restart,
 ) -> AbstractContextManager[Any]:
     rows = plan.batch.micro_batch
     if data.stream is not None:
@@ -172,7 +179,7 @@ def _packed_feed(
         batches = -(-data.order.bins_per_update // (rows * world.size))
         whole_rows = has_whole_rows(data.train)
     return PackedFeed(
-        _works(plan, data, state),
+        _works(plan, data, state, restart),
         shape,
         batches_per_update=batches,
         device=device,
@@ -187,13 +194,15 @@ def _packed_feed(
     )
 
 
-def _works(plan: RunPlan, data: RunData, state: FeedStart) -> Iterator[Any]:
+def _works(plan: RunPlan, data: RunData, state: FeedStart, restart: Restart) -> Iterator[Any]:
     if data.stream is not None:
         found = data.stream.works(
             done=state.done,
             place=Place(*state.place) if state.place else Place(),
             epochs=plan.length.epochs,
             total=plan.length.total_steps,
+            patience=plan.watch.hang_seconds or math.inf,
+            restart=restart,
         )
     else:
         assert data.order is not None

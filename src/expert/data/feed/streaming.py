@@ -7,6 +7,7 @@ they share the windows out between them and the DataLoader takes them in turn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -19,8 +20,8 @@ from expert.core.text import counted
 from expert.core.world import ALONE, World
 from expert.data.feed.batches import BatchShape
 from expert.data.feed.feed import UpdateWork
-from expert.data.feed.loader import data_loader
 from expert.data.feed.order import Draw, Update, shuffled
+from expert.data.feed.workers import Loader, Patience, Restart, data_loader, taken
 from expert.data.line import STREAM_WINDOW_ROWS
 from expert.data.pack.pack import bins_per_update
 from expert.data.pack.pack_index import PackIndex
@@ -186,22 +187,37 @@ class Stream:
         )
 
     def works(
-        self, *, done: int, place: Place, epochs: float, total: int | None
+        self,
+        *,
+        done: int,
+        place: Place,
+        epochs: float,
+        total: int | None,
+        patience: float = math.inf,
+        restart: Restart = lambda error: False,
     ) -> Iterator[UpdateWork]:
-        """The updates from `place` on, `done` of them being behind us."""
+        """The updates from `place` on, `done` of them being behind us. `patience`: seconds without
+        a window after which idle workers count as hanging."""
         for epoch in range(place.epoch, -int(-epochs // 1)):
             here = place if epoch == place.epoch else Place(epoch)
-            for work in self._epoch(here):
+            for work in self._epoch(here, patience, restart):
                 if total is not None and done >= total:
                     return
                 yield replace(work, update=replace(work.update, done=done))
                 done += 1
 
-    def _epoch(self, place: Place) -> Iterator[UpdateWork]:
-        self._rows.first = place.window
+    def _epoch(self, place: Place, patience: float, restart: Restart) -> Iterator[UpdateWork]:
         self._bad_rows = 0  # the same rows come again in every epoch
-        loader = data_loader(self._rows, self._options, batch_size=None)
-        for number, window in enumerate(loader, start=place.window):
+
+        def begin(count: int) -> Loader:
+            self._rows.first = place.window + count
+            return data_loader(self._rows, self._options, batch_size=None)
+
+        def patient() -> Patience:
+            # Rows before the first window are read again, however many there are.
+            return Patience(patience, math.inf) if self._rows.first else Patience(patience)
+
+        for number, window in enumerate(taken(begin, patient, restart), start=place.window):
             self._judge(window.bad)
             skipped = place.step if number == place.window else 0
             if len(window.documents.lengths):

@@ -36,6 +36,7 @@ LANES: dict[str, tuple[str, Tone]] = {
     "rolled_back": ("rollbacks", "error"),
     "not_finite": ("not finite, spikes", "error"),
     "spike": ("not finite, spikes", "error"),
+    "high_loss": ("not finite, spikes", "warning"),
     "warning": ("warnings", "warning"),
     "log_failed": ("warnings", "warning"),
 }

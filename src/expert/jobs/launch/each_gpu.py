@@ -18,6 +18,8 @@ from typing import Any, Literal
 from expert.core.errors import (
     EXIT_DOES_NOT_FIT,
     EXIT_GATE_FAILED,
+    EXIT_HANGUP,
+    EXIT_HUNG,
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
     EXIT_MEANINGS,
@@ -26,8 +28,9 @@ from expert.core.errors import (
     EXIT_RUN_FAILED,
     EXIT_TERMINATED,
     EXIT_USAGE,
+    EXIT_WARNED,
 )
-from expert.core.interrupts import passing_on
+from expert.core.interrupts import WARNING, passing_on
 from expert.core.process import how_it_ended
 from expert.core.world import ERROR_FILE, recorded_failure
 from expert.jobs.launch.local_ranks import PROGRAM
@@ -37,7 +40,8 @@ SECONDS_BETWEEN_LOOKS = 0.2
 TAIL_BYTES = 4000
 """Of a log that are read for its last line."""
 WORST_FIRST = (
-    *(EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_RUN_FAILED, EXIT_NO_SPACE),
+    *(EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_HANGUP, EXIT_WARNED),
+    *(EXIT_HUNG, EXIT_RUN_FAILED, EXIT_NO_SPACE),
     *(EXIT_DOES_NOT_FIT, EXIT_USAGE, EXIT_GATE_FAILED, EXIT_OK),
 )
 
@@ -174,8 +178,10 @@ class _Queue:
         run.text = f"{how_it_ended(code)}: {why}".rstrip(": ")
 
     def stop(self, number: int) -> None:
-        """Ask what is running to save and stop; nothing else is started."""
-        self.asked_code = 128 + number
+        """Ask what is running to save and stop; nothing else is started. SIGUSR1: as each run's
+        manifest says."""
+        if number != WARNING:
+            self.asked_code = 128 + number
         for _, process in self._busy.values():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)

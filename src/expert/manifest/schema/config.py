@@ -223,6 +223,14 @@ class TrainingConfig(StrictSection):
     report it."""
     max_rollbacks: CountFromZero = 3
     """Times a run may roll back to a checkpoint by itself, before stopping."""
+    hang_timeout: NumberFromZero | Auto = AUTO
+    """Seconds without progress, beyond twice the longest step before, after which a run counts as
+    hanging: what it was in is written to the run folder, and it ends with exit code 70. What is
+    done for the first time has ten times as long. auto: 60, or 600 where steps may compile or rows
+    are streamed; 0: never."""
+    on_sigusr1: Literal["save", "stop"] = "save"
+    """When SIGUSR1 comes, as from Slurm before a job's time is over: save and continue, or save and
+    stop."""
     output_dir: Text | None = None
     """Where run folders are created; null: runs/ beside the manifest."""
     trackers: list[Tracker] = ["tensorboard"]

@@ -19,6 +19,7 @@ FUSED_PROJECTIONS = {"qkv_proj", "gate_up_proj", "embed_tokens", "lm_head"}
 FULL_RATE = 2e-5
 PROMPT_RATE = 5e-3
 SCRATCH_RATE = 1e-3
+SECONDS_WITHOUT_PROGRESS, SECONDS_TO_COMPILE = 60.0, 600.0
 DEFAULT_WARMUP_RATIO = 0.03
 STREAMED_SAVE_STEPS = 500
 # On the last part of a model's name; "yi" and "phi" are short, so they must begin it.
@@ -199,6 +200,8 @@ def settle_watching(draft: PlanDraft) -> None:
         draft.pass_on(f"watch.{key}", key)
     for key in ("on_not_finite", "max_skipped_updates", "on_loss_spike", "max_rollbacks"):
         draft.pass_on(f"stability.{key}", key)
+    _settle_hangs(draft)
+    draft.pass_on("watch.on_sigusr1", "on_sigusr1")
     draft.pass_on("watch.output_dir", "output_dir", str(config.runs_beside(draft.folder)))
     training = draft.manifest.training
     is_set = "packaging_checkpoint" in training.model_fields_set
@@ -209,6 +212,16 @@ def settle_watching(draft: PlanDraft) -> None:
         "manifest" if is_set else "preset",
     )
     _warn_of_cadences_longer_than_the_run(draft)
+
+
+def _settle_hangs(draft: PlanDraft) -> None:
+    """How long a run may make no progress before it is ended."""
+    seconds, because = SECONDS_WITHOUT_PROGRESS, "no step takes so much longer than the others"
+    if draft["kernels.compile"]:
+        seconds, because = SECONDS_TO_COMPILE, "a step may have to compile"
+    elif draft.dataset.streaming:
+        seconds, because = SECONDS_TO_COMPILE, "rows may come over a slow network"
+    draft.choose("watch.hang_seconds", "hang_timeout", seconds, because, "preset")
 
 
 def _settle_evaluation(draft: PlanDraft) -> bool:

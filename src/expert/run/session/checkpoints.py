@@ -180,8 +180,9 @@ class Checkpoints:
         *,
         options: Sequence[Option] = (),
         allow: bool,
-    ) -> Loaded:
-        """The checkpoint to continue from; CheckpointError where there is none of this run.
+    ) -> Loaded | None:
+        """The checkpoint to continue from; None where the run has never saved one, CheckpointError
+        where there is none that can be used.
 
         `options`: what was asked for at its start and is not asked for now.
         """
@@ -189,6 +190,10 @@ class Checkpoints:
 
         named = checkpoint_step(checkpoint.name) is not None
         found = load(checkpoint) if named else self.newest()
+        if found is None and not _was_harmed(self.folder):
+            text = "nothing was saved yet: this run starts at step 0"
+            self._emit("warning", step=0, text=text)
+            return None
         if found is None:
             raise CheckpointError(
                 f"{checkpoint}: there is no checkpoint to resume from  (start over without "
@@ -216,6 +221,11 @@ class Checkpoints:
         # One more than is kept: the new one is whole before an old one goes.
         needed = (bytes_needed(groups) + state_to_come(built, plan)) * max(1, kept + 1 - there)
         check_space(self.folder, needed)
+
+
+def _was_harmed(folder: Path) -> bool:
+    """Whether there is anything that was a checkpoint: put aside, or left by another hand."""
+    return folder.is_dir() and any(not path.name.startswith(".tmp-") for path in folder.iterdir())
 
 
 def _another_run(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from expert.core.errors import ExpertError
+from expert.core.files import write_text_atomically
+from expert.core.rundir import RunFolderMoved
 from expert.run.session.evaluate import evaluate_validation, probe
 from expert.run.session.failures import RunFailed, failure_of
 from expert.run.session.finish import RunResult, finished, stopped
@@ -14,6 +18,8 @@ from expert.run.session.recover import (
     agreed,
     end_all,
     follow_sign,
+    kept_between_steps,
+    kept_where_it_went,
     next_start,
     recover_from_failure,
     recover_from_trouble,
@@ -25,10 +31,12 @@ from expert.run.session.session import Session, model_of, save
 from expert.run.session.start import announce, report_data
 
 if TYPE_CHECKING:
+    from expert.data.feed.workers import WorkersFailed
     from expert.training.loop import Ending
     from expert.training.recovery import Failure
     from expert.training.state import TrainState
 
+WORKER_STACKS = "workers.stacks.txt"
 Through = Callable[[Iterable[Any]], Iterable[Any]]
 """Put around the steps on their way to the loop, by whoever watches a run from outside."""
 
@@ -37,9 +45,11 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
     """Attempt, and where that fails take the next plan, until the run has ended."""
     from expert.training.step import StepInterrupted
 
-    session.group.report_to(
-        session.folder.path / "ranks",
+    session.group.watch_over(
+        session.folder.path,
         lambda text: session.emit("failed", step=session.state.done, error=text),
+        limit=session.plan.watch.hang_seconds,
+        computes=session.device.type == "cpu",
     )
     announce(session)
     report_data(session)
@@ -48,6 +58,10 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
         failure, interrupted, ending = None, False, None
         try:
             ending = attempt(session, through=through)
+        except RunFolderMoved as error:
+            error.args = (f"{error}{kept_where_it_went(session, error.now)}",)
+            session.emit("failed", step=session.state.done, error=str(error))
+            raise
         except Exception as error:
             failure = failure_of(error, session.now.doing, session.plan)
             interrupted = isinstance(error, StepInterrupted)
@@ -111,7 +125,15 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
     emit("feed", step=now.state.done, **feed_facts(now.plan, now.data))
     timed = built.timeline.take_event if device.type == "cuda" else None
     world = session.group.world
-    feed = training_feed(now.plan, now.data, now.state, device=device, new_event=timed, world=world)
+    feed = training_feed(
+        now.plan,
+        now.data,
+        now.state,
+        device=device,
+        new_event=timed,
+        world=world,
+        restart=lambda error: _restart_workers(session, error),
+    )
 
     def reached(state: TrainState) -> None:
         evaluated, stepped = state.evaluated != now.state.evaluated, state.done > now.state.done
@@ -120,6 +142,7 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
         if stepped:
             session.callbacks.progress(state.done)
         now.state = state
+        session.check_folder()
 
     tools = Tools(
         emit=emit,
@@ -129,6 +152,7 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
         save=lambda state, due: save(session, state, due),
         reached=reached,
         stop_requested=lambda: session.group.signal,
+        save_requested=session.group.take_save,
         same_everywhere=session.group.first_of,
         rows_of=lambda bins: rows_behind(now.data, bins),
     )
@@ -141,10 +165,40 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
 
 
 def _named(session: Session, steps: Iterable[Any]) -> Iterator[Any]:
-    """Steps on their way to the loop; the other ranks learn which of them this one is in."""
-    for fed in steps:
+    """Steps on their way to the loop; who watches learns which of them this process is in. What
+    was learned is saved where no more rows come."""
+    from expert.parallel.watch import NO_LIMIT
+
+    coming = iter(steps)
+    # Workers are watched by who takes their batches; a stream that is resumed reads what was read.
+    slow = NO_LIMIT if session.plan.loader.workers or session.data.stream is not None else 0.0
+    while True:
+        session.group.at("waiting for data", slow)
+        try:
+            fed = next(coming, None)
+        except Exception as error:
+            is_final = failure_of(error, "training", session.plan) is None
+            kept = kept_between_steps(session) if is_final else ""
+            if kept and isinstance(error, ExpertError):
+                error.args = (f"{error}{kept}", *error.args[1:])
+            raise
+        if fed is None:
+            return
         session.group.at(f"computing step {fed.update.done + 1}")
         yield fed
+
+
+def _restart_workers(session: Session, error: WorkersFailed) -> bool:
+    """Once in a run; what they were in is kept in its folder."""
+    if error.stacks:
+        with contextlib.suppress(OSError):
+            write_text_atomically(session.folder.path / WORKER_STACKS, error.stacks)
+    if session.now.restarted_workers:
+        return False
+    session.now.restarted_workers = True
+    text = f"{error}; all were started once more, from the same place"
+    session.emit("warning", step=session.state.done, text=text)
+    return True
 
 
 def _try_out(session: Session) -> None:

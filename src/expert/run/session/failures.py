@@ -36,6 +36,7 @@ def failure_of(
     plan: RunPlan | None = None,
 ) -> Failure | None:
     """What an exception means for the plan; None where another plan would not help."""
+    from expert.data.feed.workers import WorkersUnavailable
     from expert.model.attention import CUDNN_FAILED
     from expert.model.attention import KernelUnavailable as AttentionUnavailable
     from expert.parallel.graphs import GraphsUnavailable
@@ -55,6 +56,8 @@ def failure_of(
             return one.failure
         if isinstance(one, AttentionUnavailable) or CUDNN_FAILED in str(one):
             return recovery.KernelUnavailable(kernel="attention", reason=str(one))
+        if isinstance(one, WorkersUnavailable):
+            return recovery.WorkersUnavailable(reason=str(one))
         if isinstance(one, GraphsUnavailable):
             return recovery.KernelUnavailable(kernel="cuda_graphs", reason=str(one))
         if isinstance(one, OptimizerUnavailable):

@@ -190,6 +190,7 @@ def publish_final(session: Session) -> Path:
 
     loaded = model_of(session).whole()
     if session.group.world.is_first:
+        session.check_folder()
         needed = bytes_needed({"weights": loaded.weights})
         check_space(session.folder.path, needed)
         seconds = needed / SAVED_BYTES_PER_SECOND

@@ -7,15 +7,19 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_RUN_FAILED
+from expert.core.rundir import RunFolder
 from expert.parallel.launch import FAILURE_FILE, last_failure
 from expert.run.session.failures import RunFailed, nothing_left
 from expert.run.session.session import Session, change_plan, continue_from, save
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from expert.data.feed.run_data import RunData
     from expert.planning.run_plan import RunPlan
     from expert.training.recorder import Trouble
     from expert.training.recovery import Failure
+    from expert.training.state import TrainState
 
 SHOWN_ROWS = 10
 KEYS = {"batch.micro_batch": "micro_batch_size", "batch.eval_batch": "eval_batch_size"}
@@ -211,7 +215,10 @@ def recover_from_trouble(
         words = f"a loss or gradient of step {what.step + 1} is not finite"
         rows = rows_behind(session.data, what.bins)
         words += f"; rows {', '.join(map(str, rows))} were in it" if rows else ""
-        kept = _kept(session, what.step) if sound else ""
+        if sound:  # what is not finite has changed no weight
+            _report_late(session)
+            state, step = session.state, what.step
+            kept = _kept(session, replace(state, skipped=state.skipped.with_window(step, step)))
     else:
         words = f"the loss spiked to {what.loss:.3g} from {what.median:.3g} at step {what.step + 1}"
     session.emit("stopped", step=session.state.done, reason=words, exit_code=EXIT_RUN_FAILED)
@@ -221,17 +228,38 @@ def recover_from_trouble(
     )
 
 
-def _kept(session: Session, step: int) -> str:
-    """Save what was learned so far, and say so: what is not finite has changed no weight."""
+def kept_between_steps(session: Session) -> str:
+    """Save what was learned so far where no further rows come, and say so; "" where nothing is
+    saved: by one of several ranks, before the first step, or after a trouble."""
+    if session.group.talks or not session.state.done or _report_late(session) is not None:
+        return ""
+    return _kept(session, session.state)
+
+
+def kept_where_it_went(session: Session, now: Path | None) -> str:
+    """Save into the run folder where it lies now, and say how it is resumed from there."""
+    from expert.run.session.checkpoints import Checkpoints
+
+    if now is None:
+        return "  (start it again; what it had learned is lost)"
+    if session.checkpoints is not None:
+        there = RunFolder(now)
+        session = replace(
+            session,
+            folder=there,
+            checkpoints=Checkpoints(there, session.emit),
+            check_folder=lambda: None,
+        )
+    return f"{kept_between_steps(session)}  (resume it there: --resume {now})"
+
+
+def _kept(session: Session, state: TrainState) -> str:
     from expert.training.checkpoint import CheckpointError, DiskFull
 
     if session.checkpoints is None:
         return ""
-    _report_late(session)
-    state, recorded = session.state, session.now.recorder.state()
-    skipped = state.skipped.with_window(step, step)
     try:
-        save(session, replace(state, skipped=skipped, **recorded))
+        save(session, replace(state, **session.now.recorder.state()))
     except (CheckpointError, DiskFull) as error:
         session.emit("warning", step=state.done, text=f"nothing was saved: {error}")
         return ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from expert.core.errors import ExpertError
 from expert.run.session.instruments import best_so_far, instruments_for, loop_plan
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Position:
     final_step: int | None = None
     """The step whose weights the run ends with, where they are not the last ones."""
     last_eval: EvalResult | None = None
+    restarted_workers: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,8 @@ class Session:
     signals: Signals
     warnings: Warnings
     restream: Callable[[RunPlan], Stream] | None
+    check_folder: Callable[[], None]
+    """Raises where the run folder was renamed or removed meanwhile."""
     closing: contextlib.ExitStack
     """Undone when the run has ended, however it ends."""
     now: Position
@@ -195,6 +199,7 @@ def open_session(
     device = device_of(plan)
     with contextlib.ExitStack() as closing:
         emit: Emit = _emit_nothing
+        check_folder = closing.enter_context(folder.held_open())
         if first:
             trackers = open_trackers(plan.watch.trackers, folder.path, warnings)
             log = EventLog(folder.events, (*sinks, *trackers))
@@ -203,7 +208,11 @@ def open_session(
                 closing.callback(tracker.close)
             emit = log.emit
         signals = closing.enter_context(
-            Signals(acknowledge=callbacks.acknowledge, alone=not group.talks)
+            Signals(
+                acknowledge=callbacks.acknowledge,
+                alone=not group.talks,
+                on_sigusr1=plan.watch.on_sigusr1,
+            )
         )
         instruments = instruments_for(plan, data, device=device, emit=emit, group=group)
         if instruments.gpu is not None:
@@ -219,6 +228,7 @@ def open_session(
             signals=signals,
             warnings=warnings,
             restream=restream,
+            check_folder=check_folder if first else lambda: None,
             closing=closing,
             now=Position(
                 plan=plan,
@@ -228,7 +238,11 @@ def open_session(
                 recorder=instruments.recorder(plan, state),
             ),
         )
-        group.listen(lambda: signals.requested, lambda: session.now.recorder.busy_seconds)
+        group.listen(
+            lambda: signals.requested,
+            lambda: session.now.recorder.busy_seconds,
+            signals.take_save,
+        )
         yield session
 
 
@@ -276,7 +290,12 @@ def save(session: Session, state: TrainState, due: bool = False) -> None:
             tensors = model_of(session).tensors()  # every rank takes part, one writes
         seconds = bytes_needed(tensors) / SAVED_BYTES_PER_SECOND
         with group.work(f"saving the checkpoint of step {state.done}", seconds):
-            session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
+            session.check_folder()
+            try:
+                session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
+            except (OSError, ExpertError):
+                session.check_folder()
+                raise
 
 
 def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
@@ -290,6 +309,8 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
     found = session.checkpoints.chosen(
         checkpoint, now.plan, now.data, options=options, allow=allow_changed
     )
+    if found is None:
+        return
     now.plan = with_fallbacks(now.plan, found.fallbacks)
     _settle_loader(session)
     continue_from(session, found.state, found.groups)
@@ -309,6 +330,7 @@ def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
     now = session.now
     now.plan = estimated_again(after, known_calibrations(after.target))
     if session.group.world.is_first:
+        session.check_folder()
         try:
             session.folder.write_json("plan.json", as_recorded(now.plan))
         except OSError as error:

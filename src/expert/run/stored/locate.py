@@ -99,7 +99,7 @@ def run_to_resume(resume: str, *, runs: Path, expert: str) -> tuple[RunFolder, P
         if newest is None:
             raise RunFolderError(
                 f"--resume: there is no run of {expert} under {runs}  (start one without "
-                "--resume, or name its folder)"
+                "--resume, or name its folder; --resume if-any does either)"
             )
         return newest, newest.checkpoints
     path = Path(resume)

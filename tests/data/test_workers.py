@@ -1,0 +1,131 @@
+"""Worker processes that die, hang or cannot be started."""
+
+from __future__ import annotations
+
+import errno
+import math
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from expert.data.feed.workers import Patience, WorkersFailed, WorkersUnavailable, data_loader, taken
+from tests.data.shards import loader_plan
+from tests.data.test_loader import a_feed, contents, prepared  # noqa: F401 - a fixture
+from tests.wording import wording
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals of Linux")
+COUNT = 24
+
+
+class Numbers(torch.utils.data.Dataset[int]):
+    def __getitem__(self, number: int) -> int:
+        return number
+
+
+def a_loader(first: int) -> Any:
+    return data_loader(
+        Numbers(), loader_plan(workers=2), batch_size=None, sampler=range(first, COUNT)
+    )
+
+
+def all_of(disturb: Any, restart: Any, idle: float = math.inf) -> list[int]:
+    """All items; `disturb` is given the workers after every third."""
+    found = []
+    for item in taken(a_loader, lambda: Patience(idle), restart):
+        found.append(item)
+        if len(found) % 3 == 0:
+            disturb(multiprocessing.active_children())
+    return found
+
+
+def once() -> Any:
+    asked: list[WorkersFailed] = []
+
+    def restart(error: WorkersFailed) -> bool:
+        asked.append(error)
+        return len(asked) == 1
+
+    restart.asked = asked  # type: ignore[attr-defined]
+    return restart
+
+
+def send(number: int, times: int = 1) -> Any:
+    left = [number] * times
+
+    def to_all(workers: list[BaseProcess]) -> None:
+        if left:
+            left.pop()
+            for worker in workers:
+                os.kill(worker.pid or 0, number)
+
+    return to_all
+
+
+def test_workers_that_are_killed_are_started_once_more_and_nothing_is_lost_or_repeated():
+    restart = once()
+    assert all_of(send(signal.SIGKILL), restart) == list(range(COUNT))
+    (error,) = restart.asked
+    assert wording("a-data-worker-died") in str(error)
+    assert "SIGKILL" in str(error)
+
+
+def test_workers_that_die_again_are_an_error():
+    with pytest.raises(WorkersFailed, match="SIGKILL"):
+        all_of(send(signal.SIGKILL, times=COUNT), once())
+
+
+def test_workers_that_are_stopped_are_found_and_have_written_what_they_were_in():
+    restart = once()
+    assert all_of(send(signal.SIGSTOP), restart, idle=2.0) == list(range(COUNT))
+    (error,) = restart.asked
+    assert wording("the-data-workers-hang") in str(error)
+    assert "in _worker_loop" in error.stacks
+    for worker in multiprocessing.active_children():
+        worker.join(10)
+    assert multiprocessing.active_children() == []  # a stopped one ends by SIGKILL alone
+
+
+def test_where_no_process_can_be_started_the_reason_is_given(monkeypatch):
+    def refuse(self: BaseProcess) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(BaseProcess, "start", refuse)
+    with pytest.raises(WorkersUnavailable, match="No space left on device"):
+        all_of(lambda workers: None, once())
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_feed_whose_workers_die_in_an_epoch_gives_the_same_batches(prepared, persistent):  # noqa: F811
+    alone = contents(a_feed(prepared))
+    feed = a_feed(prepared, workers=2, persistent=persistent)
+    feed._restart = once()
+    killed = send(signal.SIGKILL)
+    found = []
+    with feed:
+        for number, fed in enumerate(feed):
+            found += [
+                (batch.bins, batch.tokens.tolist(), batch.labels.tolist(), batch.counts)
+                for batch in fed.batches
+            ]
+            if number == 4:
+                killed(multiprocessing.active_children())
+    assert found == alone
+
+
+def test_a_batch_goes_between_processes_without_shared_memory(prepared):  # noqa: F811
+    made = prepared.__getitems__([0, 1])
+    sent = bytes(ForkingPickler.dumps(made))
+    assert b"rebuild" not in sent
+    again = pickle.loads(sent)
+    assert again.counts == made.counts
+    for one, other in zip(again[:-1], made[:-1], strict=True):
+        np.testing.assert_array_equal(one, other)
