@@ -21,7 +21,6 @@ from expert.cli.show.display import (
     show_bars,
     show_sheet,
     write_json,
-    write_line,
 )
 from expert.cli.show.progress import PreparingView, facts_bar
 from expert.core.interrupts import Interrupted
@@ -162,7 +161,7 @@ def _measure(asked: BenchmarkRequest, to: Path | None, console: Console, *, as_j
         raise
     files = write_result(ladder, file)
     if as_json:
-        write_line(ladder.model_dump_json(indent=2))
+        write_json(ladder.model_dump(mode="json"))
     else:
         show_ladder(ladder, console)
     show(console, f"result: {', '.join(map(str, files))}")

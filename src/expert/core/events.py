@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import threading
 import time
 from collections import deque
@@ -13,18 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import quote
 
 from expert.core.errors import ExpertError
 from expert.core.links import open_plain
+from expert.core.secrets import HIDDEN, hides, known_secrets, redacted
 
 Event = dict[str, Any]
 Sink = Callable[[Event], None]
 
 WAITING_LINES = 10_000  # about 3 MB of step events, kept while the disk takes nothing
-MIN_SECRET_LENGTH = 8  # shorter ones would blank common words
-
-_SECRET_NAME = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(_|\d|$)", re.IGNORECASE)
 
 
 class EventLog:
@@ -55,7 +51,7 @@ class EventLog:
         with self._lock:
             fact: Event = {"event": event, "time": self._clock()}
             given = fields if step is None else {"step": step, **fields}
-            fact |= plain(given, secrets_of_environment() if _has_text(fields) else ())
+            fact |= plain(given, known_secrets() if _has_text(fields) else ())
             self._put(fact)
             self._send(fact)
 
@@ -121,7 +117,7 @@ class EventLog:
             return
         self._failing.add(failed)
         fact = {"event": "log_failed", "time": self._clock()}
-        fact |= plain({"what": what, "because": why}, secrets_of_environment())
+        fact |= plain({"what": what, "because": why}, known_secrets())
         if failed >= 0:
             self._put(fact)
         for index, sink in enumerate(self._sinks):
@@ -144,29 +140,13 @@ def plain(value: Any, secrets: Sequence[str] = ()) -> Any:
         number = float(value)
         return number if math.isfinite(number) else str(number)
     if isinstance(value, Mapping):
-        return {redacted(str(key), secrets): plain(item, secrets) for key, item in value.items()}
+        return {
+            redacted(str(key), secrets): HIDDEN if hides(key, item) else plain(item, secrets)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item, secrets) for item in value]
     return redacted(str(value), secrets)
-
-
-def redacted(text: str, secrets: Sequence[str]) -> str:
-    """The text with every secret replaced."""
-    for secret in secrets:
-        text = text.replace(secret, "***")
-    return text
-
-
-def secrets_of_environment(environment: Mapping[str, str] | None = None) -> list[str]:
-    """Values of the variables that are named like a secret, as they are and as a URL has them."""
-    variables = os.environ if environment is None else environment
-    found = {
-        value.strip()
-        for name, value in variables.items()
-        if len(value.strip()) >= MIN_SECRET_LENGTH and _SECRET_NAME.search(name)
-    }
-    found |= {quote(value, safe="") for value in found}
-    return sorted(found, key=len, reverse=True)  # the longest first: one may hold another
 
 
 def read_events(path: Path) -> StoredEvents:

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from expert.core.errors import ExpertError
-from expert.core.events import plain, secrets_of_environment
+from expert.core.events import plain
 from expert.core.files import sync_folder, write_text_atomically
 from expert.core.links import open_plain, refuse_links, refuse_links_inside
 from expert.core.publish import damage, is_alive
+from expert.core.secrets import known_secrets
+from expert.core.text import json_text
 
 NAMING_TRIES = 20
 NAMING_WAIT_SECONDS = 0.05
@@ -177,11 +179,9 @@ class RunFolder:
                 self.path.rmdir()
 
     def write_json(self, name: str, data: Any) -> Path:
-        """Write a file of the folder as a whole; values of secret variables become "***"."""
+        """Write a file of the folder as a whole; secrets become "***"."""
         assert Path(name).name == name, f"{name} is not a plain file name"
-        text = json.dumps(
-            plain(data, secrets_of_environment()), indent=2, ensure_ascii=False, allow_nan=False
-        )
+        text = json_text(plain(data, known_secrets()), indent=2)
         write_text_atomically(self.path / name, text + "\n")
         return self.path / name
 
