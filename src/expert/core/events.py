@@ -11,15 +11,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from expert.core.errors import ExpertError
 from expert.core.links import open_plain
 from expert.core.secrets import HIDDEN, hides, known_secrets, redacted
+from expert.core.stored_json import parse_json
 
 Event = dict[str, Any]
 Sink = Callable[[Event], None]
 
+MAX_LINE_BYTES = 2**20  # a step has about 600 bytes, a plan that changed a few thousand
 WAITING_LINES = 10_000  # about 3 MB of step events, kept while the disk takes nothing
 
 
@@ -166,7 +168,7 @@ class StoredEvents(Iterator[Event]):
 
     def _read(self, path: Path) -> Iterator[Event]:
         with open(open_plain(path, os.O_RDONLY), "rb") as stream:
-            for line in stream:
+            for line, _ in _lines(stream):
                 event = _event_of(line)
                 if event is not None:
                     yield event
@@ -209,11 +211,23 @@ def _whole_lines(path: Path, position: int) -> Iterator[tuple[int, bytes]]:
         return
     with stream:
         stream.seek(position)
-        for line in stream:
+        for line, length in _lines(stream):
             if not line.endswith(b"\n"):
                 return
-            position += len(line)
+            position += length
             yield position, line
+
+
+def _lines(stream: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Lines and their lengths; of one that is too long for an event only the end is kept."""
+    while line := stream.readline(MAX_LINE_BYTES):
+        length = len(line)
+        while len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = stream.readline(MAX_LINE_BYTES)
+            length += len(line)
+        if length > MAX_LINE_BYTES:
+            line = b"too long\n" if line.endswith(b"\n") else b"too long"
+        yield line, length
 
 
 def _size(path: Path) -> int:
@@ -224,11 +238,48 @@ def _size(path: Path) -> int:
 
 
 def _event_of(line: bytes) -> Event | None:
+    """The event of a line; None where it is none, or where a field is not what it is called: all
+    readers rely on the kinds of the fields below."""
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event = parse_json(line)
+    except ValueError:
         return None
-    return event if isinstance(event, dict) and "event" in event else None
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return None
+    return event if all(is_kind(event.get(name)) for name, is_kind in _KINDS.items()) else None
+
+
+def _is_text(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_count(value: object) -> bool:
+    return value is None or (type(value) is int and 0 <= value < 2**53)
+
+
+def _is_number(value: object) -> bool:
+    """Also as text where JSON has none: "nan"."""
+    return value is None or type(value) in (int, float) or value in ("nan", "inf", "-inf")
+
+
+def _is_time(value: object) -> bool:
+    """Seconds that a calendar has a date for."""
+    return value is None or (_is_number(value) and 0 <= float(value) < 1e11)  # type: ignore[arg-type]
+
+
+def _is_list(value: object) -> bool:
+    return value is None or isinstance(value, list)
+
+
+_FIELDS: dict[Callable[[object], bool], str] = {
+    _is_text: "expert model device run manifest path final reason error split folder index because",
+    _is_count: "step total_steps from_step to_step",
+    _is_number: "loss eval_loss last_eval_loss test_loss rate epoch epochs seconds tokens "
+    "tokens_per_second steps_per_second samples_per_second eta_seconds gpu_utilization",
+    _is_time: "time",
+    _is_list: "changes changed lines",
+}
+_KINDS = {name: is_kind for is_kind, names in _FIELDS.items() for name in names.split()}
 
 
 def _has_text(value: Any) -> bool:

@@ -19,9 +19,10 @@ from typing import Any, Self
 from expert.core.errors import ExpertError
 from expert.core.events import plain
 from expert.core.files import sync_folder, write_text_atomically
-from expert.core.links import open_plain, refuse_links, refuse_links_inside
+from expert.core.links import LinkRefused, open_plain, refuse_links, refuse_links_inside
 from expert.core.publish import damage, is_alive
 from expert.core.secrets import known_secrets
+from expert.core.stored_json import read_object
 from expert.core.text import json_text
 
 NAMING_TRIES = 20
@@ -358,14 +359,14 @@ def in_turn(path: Path, doing: str, waits: Callable[[str], None]) -> Iterator[No
 def holder_of(path: Path) -> Holder | None:
     """Who a lock file names; None where it is not there or says nothing."""
     try:
-        told = json.loads(path.read_bytes())
+        told = read_object(path)
         return Holder(
             pid=int(told["pid"]),
             host=str(told["host"]),
             since=str(told.get("since", "")),
             process=str(told.get("process", "")),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, LinkRefused):
         return None
 
 

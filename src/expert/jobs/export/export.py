@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.events import read_events
 from expert.core.publish import damage, publishing
+from expert.core.stored_json import object_in, read_object
 from expert.jobs.export.card_code import Asking, asked_as
 from expert.jobs.export.checks import (
     CannotExport,
@@ -224,7 +225,7 @@ def _name_base(plan: RunPlan, target: Path) -> None:
     """The base by the name that others know: PEFT writes the folder it was in on this machine. A
     base that comes with Expert and is on no hub is copied beside its adapter."""
     for file in target.rglob("adapter_config.json"):
-        settings = json.loads(file.read_text(encoding="utf-8"))
+        settings = read_object(file)
         settings["base_model_name_or_path"] = portable_base(plan.model, needed=False).name
         text = json.dumps(settings, indent=2, sort_keys=True)
         file.write_text(text + "\n", encoding="utf-8")
@@ -304,15 +305,12 @@ def _exported(
 
 
 def _write_card(source: _Source, expected: _Expected, target: Path, done: Exported) -> None:
-    def stored(file: Path) -> dict[str, Any]:
-        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
-
     folder = source.folder
     events = list(read_events(folder.events)) if folder.events.is_file() else []
     known = Known(
         events,
-        stored(folder.environment),
-        stored(folder.manifest),
+        object_in(folder.environment),
+        object_in(folder.manifest),
         read_verdict(folder),
         expected.asking,
     )

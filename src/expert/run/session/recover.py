@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from expert.core.errors import EXIT_RUN_FAILED
 from expert.parallel.launch import FAILURE_FILE, last_failure
@@ -82,25 +82,29 @@ def end_all(session: Session, failure: Failure | None, error: BaseException) -> 
 
 def take_failure(session: Session) -> None:
     """Begin with the plan that answers the failure which ended all ranks before this start."""
+    from pydantic import TypeAdapter
+
+    from expert.core.stored_json import object_in
     from expert.run.session.checkpoints import with_fallbacks
     from expert.training import recovery
 
     def read() -> dict[str, Any] | None:
         for path in (session.folder.path / FAILURE_FILE, last_failure()):
-            try:
-                found = json.loads(path.read_text(encoding="utf-8")) if path else None
-            except (OSError, ValueError):
-                continue
-            if path is not None and found is not None:
+            if path is not None and (found := object_in(path)):
                 path.unlink(missing_ok=True)
-                return dict(found)
+                return found
         return None
 
     kept = session.group.made_by_first(read)
     if kept is None:
         return
-    failure = getattr(recovery, kept["kind"])(**kept["fields"])
-    before = with_fallbacks(session.plan, kept.get("fallbacks", []))
+    kinds = {kind.__name__: kind for kind in get_args(recovery.Failure)}
+    try:
+        failure = TypeAdapter(kinds[kept["kind"]]).validate_python(kept["fields"])
+        before = with_fallbacks(session.plan, kept.get("fallbacks", []))
+    except (KeyError, TypeError, ValueError) as error:
+        session.emit("warning", text=f"{FAILURE_FILE} is damaged and was not used: {error}")
+        return
     after = recovery.plan_after(before, failure)
     if after is not None:
         fall_back(session, after, failure)

@@ -6,19 +6,24 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder, RunFolderError
+from expert.core.stored_json import read_object
 from expert.run.stored.choose_checkpoint import BASE, Choice, NothingTrained
 
 if TYPE_CHECKING:
     import torch
+    from pydantic import BaseModel
 
     from expert.data.template.templates import Template
     from expert.data.tokens.encoder import CharacterEncoder, TextEncoder
+    from expert.manifest.schema.manifest import Manifest
     from expert.model.load import LoadedModel
     from expert.planning.run_plan import RunPlan
+
+Record = TypeVar("Record", bound="BaseModel")
 
 
 class AnotherBase(ExpertError):
@@ -40,18 +45,37 @@ class Trained:
 
 
 def read_plan(folder: RunFolder) -> RunPlan:
-    """The plan a run was made by, its paths as they are now."""
-    from pydantic import ValidationError
-
+    """The plan a run was made by, its paths as they are now; every part of it is checked here."""
+    from expert.manifest.schema.dataset import DatasetSpec, Decoding
+    from expert.manifest.schema.manifest import CharGptShape, SoftPrompt
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.locate import with_places_now
 
-    try:
-        return with_places_now(RunPlan.model_validate_json(folder.plan.read_bytes()), folder)
+    plan = _checked(RunPlan, read_object(folder.plan), folder.plan)
+    parts = [(DatasetSpec, plan.data.dataset), (Decoding, plan.decoding)]
+    parts += [(SoftPrompt, prompt) for prompt in plan.adapter.soft_prompts]
+    parts += [(CharGptShape, plan.model.architecture)] if plan.model.architecture else []
+    for kind, part in parts:
+        _checked(kind, part, folder.plan)
+    return with_places_now(plan, folder)
+
+
+def manifest_of_run(folder: RunFolder) -> Manifest:
+    """What was asked of a run, as its folder keeps it."""
+    from expert.manifest.schema.manifest import Manifest
+
+    return _checked(Manifest, read_object(folder.manifest), folder.manifest)
+
+
+def _checked(kind: type[Record], data: dict[str, Any], file: Path) -> Record:
+    from pydantic import ValidationError
+
+    try:  # as JSON: a tuple of the plan is a list there
+        return kind.model_validate_json(json.dumps(data))
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise RunFolderError(
-            f"{folder.plan}: is not a plan of this version: {where}: {error.errors()[0]['msg']}  "
+            f"{file}: is not a {file.stem} of this version: {where}: {error.errors()[0]['msg']}  "
             "(use the version of Expert that made the run; environment.json names it)"
         ) from None
 
@@ -226,7 +250,7 @@ def _characters_of(folder: RunFolder) -> str:
     for place in (folder.path, folder.final):
         file = place / "vocabulary.json"
         if file.is_file():
-            return str(json.loads(file.read_text(encoding="utf-8"))["characters"])
+            return str(read_object(file).get("characters", ""))
     raise NothingTrained(
         f"{folder.path}: vocabulary.json is missing: the characters of the model are unknown  "
         "(let the run finish with --resume)"
