@@ -18,6 +18,8 @@ from typing import Any
 
 from expert.__main__ import main
 from expert.core.errors import EXIT_INTERNAL, EXIT_MEANINGS
+from expert.core.files import sha256_of
+from expert.core.publish import DONE
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\x9d0;x\x9c\u202egnp\u2066<script>alert(1)</script>\r\x08"
 """CSI, OSC and C1 sequences, marks that reverse the direction of writing, HTML."""
@@ -46,7 +48,7 @@ READERS = ("report", "compare", "watch", "status", "diagnose")
 
 @dataclass(frozen=True)
 class Damage:
-    """What is done to one file of a run folder; `how` and `value` are enough to do it again."""
+    """What is done to one file of a run folder."""
 
     file: str
     how: str
@@ -59,6 +61,8 @@ class Damage:
         path = run / self.file
         draw = random.Random(f"{self.file} {self.how} {self.seed}")
         _HOWS[self.how](path, draw)
+        if path.name != DONE and (path.parent / DONE).is_file() and draw.random() < 0.7:
+            _seal_again(path)
 
 
 def damages(run: Path, count: int, seed: int) -> list[Damage]:
@@ -195,6 +199,16 @@ def is_unseen(character: str) -> bool:
     if character in "\u200c\u200d":
         return False
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def _seal_again(path: Path) -> None:
+    """List the damaged file as it is now: whoever made the folder can do that too."""
+    done = path.parent / DONE
+    listed = json.loads(done.read_text(encoding="utf-8"))
+    listed.pop(path.name, None)
+    if path.is_file() and path.stat().st_size < 2**30 and not path.is_symlink():
+        listed[path.name] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
+    done.write_text(json.dumps(listed), encoding="utf-8")
 
 
 class _TooLong(BaseException):

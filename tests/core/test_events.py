@@ -19,10 +19,10 @@ from expert.core import events
 from expert.core.events import (
     EventLog,
     follow,
+    known_secrets,
     plain,
     read_events,
     redacted,
-    known_secrets,
 )
 from tests.core.forking import in_child
 from tests.each import each

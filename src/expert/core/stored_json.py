@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,12 +27,10 @@ class BadFile(ExpertError, ValueError):
 def read_json(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
     """What a JSON file holds; BadFile where it is not one, OSError where it cannot be read."""
     with open(open_plain(path, os.O_RDONLY), "rb") as stream:
-        status = os.fstat(stream.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise _bad(path, "is not a file")
-        if status.st_size > max_bytes:
-            raise _bad(path, f"has {gib(status.st_size)}, at most {gib(max_bytes)} are read")
-        raw = stream.read(max_bytes + 1)
+        size = os.fstat(stream.fileno()).st_size
+        if size > max_bytes:
+            raise _bad(path, f"has {gib(size)}, at most {gib(max_bytes)} are read")
+        raw = stream.read(max_bytes)
     try:
         return parse_json(raw)
     except ValueError as error:
@@ -63,7 +60,7 @@ def parse_json(raw: bytes) -> Any:
             raw.decode("utf-8"), parse_constant=_no_number, parse_int=_whole, parse_float=_float
         )
     except UnicodeDecodeError as error:
-        raise ValueError(f"byte {error.start:,} is not UTF-8") from None
+        raise ValueError(f"byte {error.start:,} of the file is not UTF-8") from None
     except RecursionError:
         raise ValueError(f"it is nested more than {MAX_DEPTH} deep") from None
     if _is_deeper(value, MAX_DEPTH):
@@ -90,8 +87,7 @@ def _float(digits: str) -> float:
 
 def _is_deeper(value: Any, depth: int) -> bool:
     level = [value]
-    while level and depth >= 0:
-        depth -= 1
+    for _ in range(depth):
         level = [
             inner
             for each in level
