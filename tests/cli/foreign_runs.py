@@ -83,36 +83,56 @@ def damages(run: Path, count: int, seed: int) -> list[Damage]:
     return found
 
 
+def _parts(path: Path) -> list[Any]:
+    """The values of a JSON file, or of the lines of one."""
+    text = path.read_text(encoding="utf-8")
+    return list(map(json.loads, text.splitlines() if path.suffix == ".jsonl" else [text]))
+
+
+def _write(path: Path, parts: list[Any]) -> None:
+    path.write_text("\n".join(map(json.dumps, parts)) + "\n", encoding="utf-8")
+
+
 def _field(path: Path, draw: random.Random) -> None:
     """One value somewhere in the file becomes another."""
-    lines = path.suffix == ".jsonl"
-    text = path.read_text(encoding="utf-8")
-    parts = [json.loads(line) for line in text.splitlines()] if lines else [json.loads(text)]
+    parts = _parts(path)
     places = list(_places(parts))
     for holder, key in draw.sample(places, min(len(places), draw.choice((1, 1, 3)))):
         holder[key] = draw.choice(VALUES)
-    written = [json.dumps(part) for part in parts]
-    path.write_text("\n".join(written) + "\n", encoding="utf-8")
+    _write(path, parts)
 
 
 def _field_gone(path: Path, draw: random.Random) -> None:
-    lines = path.suffix == ".jsonl"
-    text = path.read_text(encoding="utf-8")
-    parts = [json.loads(line) for line in text.splitlines()] if lines else [json.loads(text)]
+    parts = _parts(path)
     holder, key = draw.choice([place for place in _places(parts) if isinstance(place[0], dict)])
     del holder[key]
-    path.write_text("\n".join(map(json.dumps, parts)) + "\n", encoding="utf-8")
+    _write(path, parts)
 
 
-def _all_fields(path: Path, draw: random.Random) -> None:
-    """Every text of the file becomes escape sequences."""
-    lines = path.suffix == ".jsonl"
-    text = path.read_text(encoding="utf-8")
-    parts = [json.loads(line) for line in text.splitlines()] if lines else [json.loads(text)]
-    for holder, key in list(_places(parts)):
-        if isinstance(holder[key], str) and not (lines and key == "event"):
+def with_escapes(path: Path, index: int | None = None) -> None:
+    """Every text of the file, or one of them, becomes escape sequences."""
+    parts = _parts(path)
+    for number, (holder, key) in enumerate(_texts(parts)):
+        if index in (None, number):
             holder[key] += ESCAPES
-    path.write_text("\n".join(map(json.dumps, parts)) + "\n", encoding="utf-8")
+    _write(path, parts)
+
+
+def text_places(run: Path) -> Iterator[tuple[str, int]]:
+    """Every text in the files of a run, by file and number; of events one of each kind."""
+    for path in sorted(run.rglob("*")):
+        if path.is_file() and (path.suffix in (".json", ".jsonl") or path.name == DONE):
+            seen: set[Any] = set()
+            for number, (holder, key) in enumerate(_texts(_parts(path))):
+                kind = (holder["event"], key) if "event" in holder else number
+                if kind not in seen and path.name != "tokenizer.json":
+                    seen.add(kind)
+                    yield str(path.relative_to(run)), number
+
+
+def _texts(parts: list[Any]) -> list[tuple[Any, Any]]:
+    places = list(_places(parts))
+    return [(h, k) for h, k in places if isinstance(h[k], str) and k != "event"]
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -149,7 +169,7 @@ _HOWS: dict[str, Callable[[Path, random.Random], None]] = {
     "field": _field,
     "field again": _field,
     "field gone": _field_gone,
-    "fields of escapes": _all_fields,
+    "fields of escapes": lambda path, draw: with_escapes(path),
     "deleted": lambda path, draw: path.unlink(),
     "truncated": lambda path, draw: os.truncate(path, draw.randrange(path.stat().st_size or 1)),
     "empty": lambda path, draw: os.truncate(path, 0),
