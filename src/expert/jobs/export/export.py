@@ -43,6 +43,7 @@ from expert.run.stored.load import (
     Trained,
     base_remark,
     load_trained,
+    loading,
     pick_device,
     read_plan,
     soft_prompt_rows,
@@ -251,8 +252,9 @@ def _check(
     import torch
 
     kind, dtype, device = source.kind, source.dtype, source.device
-    model = load_exported(target, source.plan, kind, dtype=dtype, device=device)
-    rows = torch.cat(soft_prompt_rows(target, prompt_names)) if prompt_names else None
+    with loading(source.choice.path):
+        model = load_exported(target, source.plan, kind, dtype=dtype, device=device)
+        rows = torch.cat(soft_prompt_rows(target, prompt_names)) if prompt_names else None
     difference = compare(expected.logits, [logits_of(model, ids, rows) for ids in expected.ids])
     tolerance = _tolerance(source, expected)
     if not difference.share <= tolerance:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -140,6 +141,24 @@ def load_trained(
     return _usable(plan, choice, loaded, device)
 
 
+@contextmanager
+def loading(path: Path) -> Iterator[None]:
+    """What libraries raise over the files of a folder is said of the folder: it may come from
+    somebody else, with hashes that fit."""
+    import torch
+
+    try:
+        yield
+    except (ExpertError, OSError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        words = str(error).strip().partition("\n")[0]
+        raise NothingTrained(
+            f"{path}: cannot be loaded: {type(error).__name__}: {words}  (its files do not fit "
+            "together: take another checkpoint, or train it again)"
+        ) from error
+
+
 def load_base(plan: RunPlan, *, device: torch.device) -> Trained:
     """The base of a run without what was learned, to be asked as its expert is."""
     from expert.manifest.schema.manifest import CHAR_GPT
@@ -181,20 +200,22 @@ def _loaded(
     elif of_characters:
         assert run is not None
         characters = _characters_of(run)
-    loaded = load_model(
-        model,
-        adapter,
-        plan.kernels.model_copy(update=changes),
-        vocabulary=characters,
-        device=device,
-        seed=plan.optim.seed,
-        total_steps=plan.length.total_steps,
-        adapter_dtype=adapter_dtype,
-    )
-    if not choice.is_final:
-        _take_checkpoint(loaded, choice.path)
-    elif not whole:
-        _take_final(loaded, choice.path)
+    with loading(Path(model.location)):
+        loaded = load_model(
+            model,
+            adapter,
+            plan.kernels.model_copy(update=changes),
+            vocabulary=characters,
+            device=device,
+            seed=plan.optim.seed,
+            total_steps=plan.length.total_steps,
+            adapter_dtype=adapter_dtype,
+        )
+    with loading(choice.path):
+        if not choice.is_final:
+            _take_checkpoint(loaded, choice.path)
+        elif not whole:
+            _take_final(loaded, choice.path)
     return loaded
 
 
@@ -233,7 +254,8 @@ def _usable(plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.de
         own = (choice.path / "tokenizer_config.json").is_file()
         tokens = choice.path if own else loaded.folder
         assert tokens is not None
-        encoder, template = text_tools(tokens, plan.model.prompt_template)
+        with loading(tokens):
+            encoder, template = text_tools(tokens, plan.model.prompt_template)
     return Trained(
         plan=plan,
         choice=choice,
