@@ -16,12 +16,14 @@ from typing import Any, BinaryIO, Self
 from expert.core.errors import ExpertError
 from expert.core.links import open_plain
 from expert.core.secrets import HIDDEN, hides, known_secrets, redacted
-from expert.core.stored_json import parse_json
+from expert.core.stored_json import BadFile, parse_json
+from expert.core.text import gib
 
 Event = dict[str, Any]
 Sink = Callable[[Event], None]
 
 MAX_LINE_BYTES = 2**20  # a step has about 600 bytes, a plan that changed a few thousand
+MAX_FILE_BYTES = 2 * 2**30  # more than three million steps
 WAITING_LINES = 10_000  # about 3 MB of step events, kept while the disk takes nothing
 
 
@@ -167,7 +169,7 @@ class StoredEvents(Iterator[Event]):
         return next(self._lines)
 
     def _read(self, path: Path) -> Iterator[Event]:
-        with open(open_plain(path, os.O_RDONLY), "rb") as stream:
+        with open_events(path) as stream:
             for line, _ in _lines(stream):
                 event = _event_of(line)
                 if event is not None:
@@ -206,7 +208,7 @@ def follow(
 def _whole_lines(path: Path, position: int) -> Iterator[tuple[int, bytes]]:
     """Lines from `position` on that end, each with the place behind it."""
     try:
-        stream = open(open_plain(path, os.O_RDONLY), "rb")  # noqa: SIM115 - closed below
+        stream = open_events(path)
     except FileNotFoundError:
         return
     with stream:
@@ -216,6 +218,19 @@ def _whole_lines(path: Path, position: int) -> Iterator[tuple[int, bytes]]:
                 return
             position += length
             yield position, line
+
+
+def open_events(path: Path) -> BinaryIO:
+    """The file of events, to be read; BadFile where it is too long to be one."""
+    stream = open(open_plain(path, os.O_RDONLY), "rb")  # noqa: SIM115 - whoever asks closes it
+    size = os.fstat(stream.fileno()).st_size
+    if size > MAX_FILE_BYTES:
+        stream.close()
+        raise BadFile(
+            f"{path}: has {gib(size)}, at most {gib(MAX_FILE_BYTES)} are read  (no run writes that "
+            "much: move it away)"
+        )
+    return stream
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[bytes, int]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from expert.core.errors import ExpertError
-from expert.core.events import plain
+from expert.core.events import open_events, plain
 from expert.core.files import sync_folder, write_text_atomically
 from expert.core.links import LinkRefused, open_plain, refuse_links, refuse_links_inside
 from expert.core.publish import damage, is_alive
@@ -118,16 +118,19 @@ class RunFolder:
                 f"{path}: is not a run folder: it has no {folder.plan.name}  (name a folder under "
                 "runs/)"
             )
-        folder.refuse_links()
+        folder.refuse_foreign()
         return folder
 
-    def refuse_links(self) -> None:
-        """Raise where the folder holds a link, a pipe or a device: it may come from somebody else,
-        and what is written or deleted here must not be elsewhere."""
+    def refuse_foreign(self) -> None:
+        """Raise where the folder holds what no run writes: it may come from somebody else. What is
+        written or deleted here must not be elsewhere, by a link, a pipe or a device; events
+        without end would be read without end."""
         refuse_links_inside(
             self.path,
             instead="a run that shall lie on another disk is put there with --output FOLDER",
         )
+        with suppress(OSError):  # whoever reads them says so
+            open_events(self.events).close()
 
     @property
     def was_started(self) -> bool:
@@ -191,7 +194,7 @@ class RunFolder:
         """Keep other trainers out; gives the dead holder whose lock was taken over, if any."""
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path}: there is no such folder  (name a folder of runs)")
-        self.refuse_links()
+        self.refuse_foreign()
         with suppress(OSError):  # not there yet, or not to be written to: training continues
             os.close(open_plain(self.events, os.O_RDWR))
         with held(self.lock_file) as previous:
@@ -235,7 +238,7 @@ def latest_run(parent: Path, expert: str | None = None) -> RunFolder | None:
     run = next(iter(runs_in(parent, expert)), None)
     if run is not None:
         refuse_links(run.path, below=parent, instead="or name the folder that is meant")
-        run.refuse_links()
+        run.refuse_foreign()
     return run
 
 

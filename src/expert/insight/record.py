@@ -66,7 +66,7 @@ def read_run(folder: Path) -> RunRecord:
             f"{folder}: not a run folder: it has no events.jsonl  (give the folder that "
             "`expert train` printed, such as runs/NAME-20260101-120000)"
         )
-    run.refuse_links()
+    run.refuse_foreign()
     stored = read_events(run.events)
     events = tuple(stored)
     validation = object_in(run.validation) if run.validation.is_file() else None
