@@ -28,11 +28,8 @@ from expert.cli import (
 )
 from expert.cli.show.display import write_line
 from expert.core.errors import EXIT_MEANINGS
-from expert.core.secrets import redacted
-from expert.core.text import visible
 from expert.core.version import __version__
 
-UsageError = typer.BadParameter.__base__
 _COMMANDS: dict[str, Any] = {
     "new": new.new,
     "find-datasets": dataset.find_datasets,
@@ -110,11 +107,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            message = plain_message(error.message, getattr(error.param, "name", None))
-            error.message = visible(redacted(message))
-            raise
-        except UsageError as error:
-            error.message = visible(redacted(error.message))
+            error.message = plain_message(error.message, getattr(error.param, "name", None))
             raise
 
 

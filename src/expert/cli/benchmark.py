@@ -24,6 +24,7 @@ from expert.cli.show.display import (
 )
 from expert.cli.show.progress import PreparingView, facts_bar
 from expert.core.interrupts import Interrupted
+from expert.core.secrets import redacted
 from expert.core.text import counted, duration
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def benchmark(
         )
     asked = BenchmarkRequest(
         read=lambda more: options.asked_manifest(manifest, dataset, (*changes, *more)),
-        command=shlex.join(["expert", *sys.argv[1:]]),
+        command=redacted(shlex.join(["expert", *sys.argv[1:]])),
         model=model,
         vram=vram,
         quick=quick,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from expert.core.secrets import redacted
 from expert.core.text import visible
 
 MAX_TEXT = 2_000
@@ -21,8 +22,8 @@ class Markup(str):
 
 
 def cut(text: object) -> str:
-    """The text, or as much of it as is shown."""
-    shown = str(text)
+    """The text, or as much of it as is shown; what looks like a secret is not."""
+    shown = redacted(str(text), ())
     if len(shown) > MAX_TEXT:
         shown = f"{shown[:MAX_TEXT]}… ({len(shown) - MAX_TEXT:,} more characters)"
     return shown

@@ -64,7 +64,9 @@ def end_all(session: Session, failure: Failure | None, error: BaseException) -> 
     then begins with the plan that answers it."""
     text = f"{type(error).__name__}: {error}"
     if failure is not None:
+        from expert.core.events import plain
         from expert.core.files import write_text_atomically
+        from expert.core.secrets import known_secrets
         from expert.run.session.checkpoints import fallbacks_of
 
         path = session.folder.path / FAILURE_FILE
@@ -75,7 +77,7 @@ def end_all(session: Session, failure: Failure | None, error: BaseException) -> 
             # What earlier starts have answered may be in no checkpoint yet.
             "fallbacks": fallbacks_of(session.plan),
         }
-        write_text_atomically(path, json.dumps(kept))
+        write_text_atomically(path, json.dumps(plain(kept, known_secrets())))
     session.emit("failed", step=session.state.done, error=text)
     session.group.end_all(text)
 
