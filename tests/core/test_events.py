@@ -286,6 +286,8 @@ def test_a_warning_holds_no_secret_either(path: Path, monkeypatch: pytest.Monkey
         ("TOKENIZERS_PARALLELISM", "12345678", False),
         ("KEYBOARD", "12345678", False),
         ("PATH", "12345678", False),
+        ("SSH_KEY_PATH", "/root/.ssh", False),
+        ("TOKEN_FILE", "/root/token", False),
     ],
 )
 def test_which_variables_are_secrets(name: str, value: str, secret: bool):

@@ -16,7 +16,9 @@ from urllib.parse import quote
 HIDDEN = "***"
 MIN_SECRET_LENGTH = 8  # shorter ones would blank common words
 
-_VARIABLE = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(_|\d|$)", re.IGNORECASE)
+_VARIABLE = re.compile(  # but not where one lies: its folder would vanish from every path
+    r"(?i)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(_|\d|$)(?!.*(PATH|FILE|DIR|FOLDER|HOME)$)"
+)
 # `token` alone is one; eos_token, max_tokens and the key of a cache are not.
 _NAMES = (
     r"password|passwd|passphrase|secret|credentials?|api_?key|authorization|"
