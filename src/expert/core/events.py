@@ -169,7 +169,7 @@ class StoredEvents(Iterator[Event]):
         return next(self._lines)
 
     def _read(self, path: Path) -> Iterator[Event]:
-        with open_events(path) as stream:
+        with _opened(path) as stream:
             for line, _ in _lines(stream):
                 event = _event_of(line)
                 if event is not None:
@@ -208,7 +208,7 @@ def follow(
 def _whole_lines(path: Path, position: int) -> Iterator[tuple[int, bytes]]:
     """Lines from `position` on that end, each with the place behind it."""
     try:
-        stream = open_events(path)
+        stream = _opened(path)
     except FileNotFoundError:
         return
     with stream:
@@ -220,17 +220,19 @@ def _whole_lines(path: Path, position: int) -> Iterator[tuple[int, bytes]]:
             yield position, line
 
 
-def open_events(path: Path) -> BinaryIO:
-    """The file of events, to be read; BadFile where it is too long to be one."""
-    stream = open(open_plain(path, os.O_RDONLY), "rb")  # noqa: SIM115 - whoever asks closes it
-    size = os.fstat(stream.fileno()).st_size
+def _opened(path: Path) -> BinaryIO:
+    refuse_endless(path)
+    return open(open_plain(path, os.O_RDONLY), "rb")
+
+
+def refuse_endless(path: Path) -> None:
+    """Raise where a file is too long to be one of events."""
+    size = _size(path)
     if size > MAX_FILE_BYTES:
-        stream.close()
         raise BadFile(
             f"{path}: has {gib(size)}, at most {gib(MAX_FILE_BYTES)} are read  (no run writes that "
             "much: move it away)"
         )
-    return stream
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[bytes, int]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from expert.core.errors import ExpertError
-from expert.core.events import open_events, plain
+from expert.core.events import plain, refuse_endless
 from expert.core.files import sync_folder, write_text_atomically
 from expert.core.links import LinkRefused, open_plain, refuse_links, refuse_links_inside
 from expert.core.publish import damage, is_alive
@@ -130,7 +130,7 @@ class RunFolder:
             instead="a run that shall lie on another disk is put there with --output FOLDER",
         )
         with suppress(OSError):  # whoever reads them says so
-            open_events(self.events).close()
+            refuse_endless(self.events)
 
     @property
     def was_started(self) -> bool:
