@@ -165,7 +165,7 @@ def _sparse(path: Path) -> None:
     os.truncate(path, 3 * 2**30)
 
 
-_HOWS: dict[str, Callable[[Path, random.Random], None]] = {
+_HOWS: dict[str, Callable[[Path, random.Random], object]] = {
     "field": _field,
     "field again": _field,
     "field gone": _field_gone,
@@ -173,7 +173,7 @@ _HOWS: dict[str, Callable[[Path, random.Random], None]] = {
     "deleted": lambda path, draw: path.unlink(),
     "truncated": lambda path, draw: os.truncate(path, draw.randrange(path.stat().st_size or 1)),
     "empty": lambda path, draw: os.truncate(path, 0),
-    "binary": lambda path, draw: path.write_bytes(draw.randbytes(2000)) and None,
+    "binary": lambda path, draw: path.write_bytes(draw.randbytes(2000)),
     "a flipped byte": lambda path, draw: _flip(path, draw),
     "a folder": _replaced(Path.mkdir),
     "a pipe": _replaced(lambda path: os.mkfifo(path)),
@@ -181,8 +181,8 @@ _HOWS: dict[str, Callable[[Path, random.Random], None]] = {
     "a link out": _replaced(lambda path: path.symlink_to("/dev/zero")),
     "nested": _replaced(_nested),
     "3 GB": _replaced(_sparse),
-    "a list": lambda path, draw: path.write_text("[1, 2]\n") and None,
-    "null": lambda path, draw: path.write_text("null\n") and None,
+    "a list": lambda path, draw: path.write_text("[1, 2]\n"),
+    "null": lambda path, draw: path.write_text("null\n"),
 }
 
 

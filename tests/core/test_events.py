@@ -19,11 +19,10 @@ from expert.core import events
 from expert.core.events import (
     EventLog,
     follow,
-    known_secrets,
     plain,
     read_events,
-    redacted,
 )
+from expert.core.secrets import known_secrets, redacted
 from tests.core.forking import in_child
 from tests.each import each
 

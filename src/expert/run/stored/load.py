@@ -53,6 +53,7 @@ def read_plan(folder: RunFolder) -> RunPlan:
     from expert.run.stored.locate import with_places_now
 
     plan = _checked(RunPlan, read_object(folder.plan), folder.plan)
+    parts: list[tuple[type[BaseModel], dict[str, Any]]]
     parts = [(DatasetSpec, plan.data.dataset), (Decoding, plan.decoding)]
     parts += [(SoftPrompt, prompt) for prompt in plan.adapter.soft_prompts]
     parts += [(CharGptShape, plan.model.architecture)] if plan.model.architecture else []
