@@ -263,7 +263,11 @@ def _event_of(line: bytes) -> Event | None:
         return None
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return None
-    return event if all(is_kind(event.get(name)) for name, is_kind in _KINDS.items()) else None
+    for name, value in event.items():
+        is_kind = _KINDS.get(name)
+        if is_kind is not None and not is_kind(value):
+            return None
+    return event
 
 
 def _is_text(value: object) -> bool:

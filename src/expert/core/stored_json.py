@@ -11,13 +11,14 @@ from typing import Any, NoReturn
 
 from expert.core.errors import ExpertError
 from expert.core.links import LinkRefused, open_plain
-from expert.core.text import counted, gib
+from expert.core.text import gib
 
 MAX_BYTES = 128 * 2**20
 """A validation of 100,000 cases has about 50 MB; everything else is far smaller."""
 MAX_DEPTH = 100
-MAX_DIGITS = 50
-"""Of a whole number: 128 bits, as random generators keep them, have 39; float() fails at 310."""
+MAX_NUMBER = 10**50
+"""Random generators keep numbers of 128 bits, which is 10**38; float() fails at 10**309."""
+_NESTED = f"it is nested more than {MAX_DEPTH} deep"
 
 
 class BadFile(ExpertError, ValueError):
@@ -56,15 +57,12 @@ def object_in(path: Path) -> dict[str, Any]:
 def parse_json(raw: bytes) -> Any:
     """A value of finite numbers that is not nested without end; ValueError says what is wrong."""
     try:
-        value = json.loads(
-            raw.decode("utf-8"), parse_constant=_no_number, parse_int=_whole, parse_float=_float
-        )
+        value = json.loads(raw.decode("utf-8"), parse_constant=_no_number)
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start:,} of the file is not UTF-8") from None
     except RecursionError:
-        raise ValueError(f"it is nested more than {MAX_DEPTH} deep") from None
-    if _is_deeper(value, MAX_DEPTH):
-        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+        raise ValueError(_NESTED) from None
+    _check([value])
     return value
 
 
@@ -72,30 +70,24 @@ def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a number of JSON")
 
 
-def _whole(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise ValueError(f"a number has {counted(len(digits), 'digit')}")
-    return int(digits)
-
-
-def _float(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"the number {digits[:20]} is not finite")
-    return value
-
-
-def _is_deeper(value: Any, depth: int) -> bool:
-    level = [value]
-    for _ in range(depth):
-        level = [
-            inner
-            for each in level
-            if isinstance(each, dict | list)
-            for inner in (each.values() if isinstance(each, dict) else each)
-            if isinstance(inner, dict | list)
-        ]
-    return bool(level)
+def _check(value: list[Any]) -> None:
+    """Level by level: a recursion would end where nesting does not."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner = []
+        for each in level:
+            for item in each.values() if type(each) is dict else each:
+                kind = type(item)
+                if kind is dict or kind is list:
+                    inner.append(item)
+                elif (kind is float and not math.isfinite(item)) or (
+                    kind is int and not -MAX_NUMBER < item < MAX_NUMBER
+                ):
+                    raise ValueError("a number is too large")
+        if not inner:
+            return
+        level = inner
+    raise ValueError(_NESTED)
 
 
 def _kind(value: Any) -> str:
