@@ -195,7 +195,7 @@ def test_a_terminal_has_a_bar_with_rate_and_time_left():
 def test_what_a_model_writes_cannot_move_the_cursor():
     from expert.cli.validate import _short
 
-    assert _short("a\x1b[2J\nb\x07") == "a [2J b "
+    assert _short("a\x1b[2J\nb\x07") == "a␛[2J b␇"
     assert len(_short("x" * 1000)) == 160
 
 

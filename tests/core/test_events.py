@@ -21,9 +21,8 @@ from expert.core.events import (
     follow,
     plain,
     read_events,
-    redacted,
-    secrets_of_environment,
 )
+from expert.core.secrets import known_secrets, redacted
 from tests.core.forking import in_child
 from tests.each import each
 
@@ -286,14 +285,16 @@ def test_a_warning_holds_no_secret_either(path: Path, monkeypatch: pytest.Monkey
         ("TOKENIZERS_PARALLELISM", "12345678", False),
         ("KEYBOARD", "12345678", False),
         ("PATH", "12345678", False),
+        ("SSH_KEY_PATH", "/root/.ssh", False),
+        ("TOKEN_FILE", "/root/token", False),
     ],
 )
 def test_which_variables_are_secrets(name: str, value: str, secret: bool):
-    assert bool(secrets_of_environment({name: value})) is secret
+    assert bool(known_secrets({name: value})) is secret
 
 
 def test_a_secret_that_holds_another_is_replaced_first():
-    secrets = secrets_of_environment({"A_KEY": "abcdefgh", "B_KEY": "abcdefgh-ijkl"})
+    secrets = known_secrets({"A_KEY": "abcdefgh", "B_KEY": "abcdefgh-ijkl"})
     assert redacted("abcdefgh-ijkl abcdefgh", secrets) == "*** ***"
 
 

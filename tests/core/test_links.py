@@ -150,7 +150,7 @@ def test_a_lock_that_is_a_link_empties_nothing(folder, letter):
 
 def test_a_lock_that_became_a_link_since_the_look_empties_nothing(folder, letter, monkeypatch):
     (folder / ".lock").symlink_to(letter)
-    monkeypatch.setattr(RunFolder, "refuse_links", lambda self: None)
+    monkeypatch.setattr(RunFolder, "refuse_foreign", lambda self: None)
     with pytest.raises(LinkRefused), RunFolder(folder).locked():
         pass
 

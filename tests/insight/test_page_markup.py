@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from expert.core.text import visible
 from expert.insight.page.markdown import text
-from expert.insight.page.markup import MAX_TEXT, Markup, escape, joined, path, tag, visible
+from expert.insight.page.markup import MAX_TEXT, Markup, cut, escape, joined, path, tag
 from tests.each import each
 from tests.insight.pages import HOSTILE, Tags
 
@@ -30,30 +31,30 @@ def test_names_of_attributes_are_those_of_html():
 def test_hostile_text_makes_no_tag_and_no_attribute(text: str):
     tags = Tags(tag("p", text, title=text))
     assert [(name, list(attributes)) for name, attributes in tags.found] == [("p", ["title"])]
-    assert "".join(tags.texts) == visible(text)
-    assert tags.found[0][1]["title"] == visible(text)
+    assert "".join(tags.texts) == visible(text, keep="\n\t")
+    assert tags.found[0][1]["title"] == visible(text, keep="\n\t")
 
 
 @given(st.text())
 def test_any_text_comes_back_from_html_as_it_is_seen(text: str):
     tags = Tags(tag("p", text, title=text))
     # A parser turns carriage returns into line feeds; `visible` writes them out before.
-    assert "".join(tags.texts) == visible(text)
+    assert "".join(tags.texts) == visible(text, keep="\n\t")
     assert tags.open == []
 
 
 def test_marks_that_turn_the_direction_of_writing_are_written_out():
-    assert visible("a\u202eb\u2066c\u200fd") == "a\\u202eb\\u2066c\\u200fd"
-    assert visible("x\x00\x1by\ud800") == "x\\u0000\\u001by\\ud800"
+    assert escape("a\u202eb\u2066c\u200fd") == "a&lt;U+202E&gt;b&lt;U+2066&gt;c&lt;U+200F&gt;d"
+    assert escape("x\x00\x1by\ud800") == "x␀␛y&lt;U+D800&gt;"
 
 
 def test_letters_of_all_scripts_and_emoji_stay_as_they_are():
     for word in ("žluťoučký", "日本語", "שלום", "می\u200cخواهم", "👩\u200d🔬", "line\nbreak\ttab"):
-        assert visible(word) == word
+        assert escape(word) == word
 
 
 def test_a_long_text_is_cut_and_is_reported():
-    shown = visible("x" * (MAX_TEXT + 5))
+    shown = cut("x" * (MAX_TEXT + 5))
     assert shown == "x" * MAX_TEXT + "… (5 more characters)"
 
 

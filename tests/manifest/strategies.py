@@ -12,6 +12,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
+from expert.core.text import visible
 from expert.manifest.migrate.aliases import CONFIG_ALIASES
 from expert.manifest.reader import understand
 from expert.manifest.schema.expectations import resolve, schema
@@ -138,6 +139,7 @@ def any_manifest(draw: st.DrawFn) -> dict[str, Any]:
     _settle_models(data)
     _settle_dataset(data["training"].setdefault("dataset", {}))
     _settle_config(data)
+    _settle_names(data)
     try:
         manifest_of(data)
     except ManifestError:
@@ -158,6 +160,16 @@ def document_of(data: Mapping[str, Any]) -> Document:
 def _aliases_of(key: str) -> list[str]:
     """Other names of a key of training.config."""
     return [alias for alias, canonical in CONFIG_ALIASES.items() if canonical == key]
+
+
+def _settle_names(data: dict[str, Any]) -> None:
+    """Names hold no character that is not seen."""
+    for named in (data, *data["base_models"], *data.get("soft_prompts", [])):
+        for key in {"name", "version"} & named.keys():
+            named[key] = visible(named[key], keep="")
+    dataset = data["training"]["dataset"]
+    if dataset.get("tasks"):
+        dataset["tasks"] = {visible(key, keep=""): one for key, one in dataset["tasks"].items()}
 
 
 def _settle_models(data: dict[str, Any]) -> None:

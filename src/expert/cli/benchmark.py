@@ -21,10 +21,10 @@ from expert.cli.show.display import (
     show_bars,
     show_sheet,
     write_json,
-    write_line,
 )
 from expert.cli.show.progress import PreparingView, facts_bar
 from expert.core.interrupts import Interrupted
+from expert.core.secrets import redacted
 from expert.core.text import counted, duration
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def benchmark(
         )
     asked = BenchmarkRequest(
         read=lambda more: options.asked_manifest(manifest, dataset, (*changes, *more)),
-        command=shlex.join(["expert", *sys.argv[1:]]),
+        command=redacted(shlex.join(["expert", *sys.argv[1:]])),
         model=model,
         vram=vram,
         quick=quick,
@@ -162,7 +162,7 @@ def _measure(asked: BenchmarkRequest, to: Path | None, console: Console, *, as_j
         raise
     files = write_result(ladder, file)
     if as_json:
-        write_line(ladder.model_dump_json(indent=2))
+        write_json(ladder.model_dump(mode="json"))
     else:
         show_ladder(ladder, console)
     show(console, f"result: {', '.join(map(str, files))}")

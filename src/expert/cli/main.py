@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from expert import __version__
 from expert.cli.show.display import flush_outputs, nobody_reads, outputs, show_problems, silence
 from expert.core.errors import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE, ExpertError
+from expert.core.secrets import redacted
 from expert.core.world import record_failure
 
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ def _show_failure(text: str, exit_code: int, *, of_another: bool = False) -> Non
 def _report_fault(error: Exception) -> int:
     handle, name = tempfile.mkstemp(prefix="expert-fault-", suffix=".txt")
     with os.fdopen(handle, "w", encoding="utf-8") as stream:
-        stream.write(f"expert {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n")
-        traceback.print_exc(file=stream)
+        head = f"expert {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n"
+        stream.write(redacted(head + traceback.format_exc()))
     _show_failure(
         f"Internal error in expert: {type(error).__name__}: {error}\n"
         f"Details are in {name}; please report them.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli.show.display import Sheet, make_console, show, show_bars, show_sheet, write_line
+from expert.cli.show.display import Sheet, make_console, show, show_bars, show_sheet, write_json
 from expert.cli.show.options import (
     BaseModelName,
     ManifestFile,
@@ -126,8 +126,8 @@ def plan(
     ]
     console = make_console()
     if as_json:
-        texts = [one.model_dump_json(indent=2) for one in plans]
-        write_line(texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]")
+        found = [one.model_dump(mode="json") for one in plans]
+        write_json(found[0] if len(found) == 1 else found)
     elif len(plans) == 1:
         show_notices(read, console, brief=True)
         show_plan(plans[0], console, everything=everything)

@@ -19,6 +19,7 @@ from expert.cli.show.options import (
     json_option,
 )
 from expert.core.errors import ExpertError
+from expert.core.text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -143,7 +144,7 @@ class _Writer:
 
     def write(self, piece: str) -> None:
         if not self._quiet and piece:
-            sys.stdout.write(piece)
+            sys.stdout.write(visible(piece, keep="\n\t"))  # --json has it as it is
             sys.stdout.flush()
 
     def end(self) -> None:

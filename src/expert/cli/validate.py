@@ -33,7 +33,7 @@ from expert.cli.show.options import (
 )
 from expert.cli.show.progress import SECONDS_BETWEEN_LINES
 from expert.core.errors import EXIT_GATE_FAILED
-from expert.core.text import counted, duration, loss
+from expert.core.text import counted, duration, loss, visible
 from expert.judging.domain import JUDGES
 
 if TYPE_CHECKING:
@@ -462,6 +462,5 @@ def _interval(ends: tuple[float, float] | None) -> str:
 
 
 def _short(text: str) -> str:
-    """One line without control characters: the output of a model may move the cursor."""
-    line = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    line = visible(" ".join(text.split()), keep="")
     return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"

@@ -5,26 +5,26 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Self
-from urllib.parse import quote
+from typing import Any, BinaryIO, Self
 
 from expert.core.errors import ExpertError
 from expert.core.links import open_plain
+from expert.core.secrets import HIDDEN, hides, known_secrets, redacted
+from expert.core.stored_json import BadFile, parse_json
+from expert.core.text import gib
 
 Event = dict[str, Any]
 Sink = Callable[[Event], None]
 
+MAX_LINE_BYTES = 2**20  # a step has about 600 bytes, a plan that changed a few thousand
+MAX_FILE_BYTES = 2 * 2**30  # more than three million steps
 WAITING_LINES = 10_000  # about 3 MB of step events, kept while the disk takes nothing
-MIN_SECRET_LENGTH = 8  # shorter ones would blank common words
-
-_SECRET_NAME = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(_|\d|$)", re.IGNORECASE)
 
 
 class EventLog:
@@ -55,7 +55,7 @@ class EventLog:
         with self._lock:
             fact: Event = {"event": event, "time": self._clock()}
             given = fields if step is None else {"step": step, **fields}
-            fact |= plain(given, secrets_of_environment() if _has_text(fields) else ())
+            fact |= plain(given, known_secrets() if _has_text(fields) else ())
             self._put(fact)
             self._send(fact)
 
@@ -121,7 +121,7 @@ class EventLog:
             return
         self._failing.add(failed)
         fact = {"event": "log_failed", "time": self._clock()}
-        fact |= plain({"what": what, "because": why}, secrets_of_environment())
+        fact |= plain({"what": what, "because": why}, known_secrets())
         if failed >= 0:
             self._put(fact)
         for index, sink in enumerate(self._sinks):
@@ -144,29 +144,13 @@ def plain(value: Any, secrets: Sequence[str] = ()) -> Any:
         number = float(value)
         return number if math.isfinite(number) else str(number)
     if isinstance(value, Mapping):
-        return {redacted(str(key), secrets): plain(item, secrets) for key, item in value.items()}
+        return {
+            redacted(str(key), secrets): HIDDEN if hides(key, item) else plain(item, secrets)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item, secrets) for item in value]
     return redacted(str(value), secrets)
-
-
-def redacted(text: str, secrets: Sequence[str]) -> str:
-    """The text with every secret replaced."""
-    for secret in secrets:
-        text = text.replace(secret, "***")
-    return text
-
-
-def secrets_of_environment(environment: Mapping[str, str] | None = None) -> list[str]:
-    """Values of the variables that are named like a secret, as they are and as a URL has them."""
-    variables = os.environ if environment is None else environment
-    found = {
-        value.strip()
-        for name, value in variables.items()
-        if len(value.strip()) >= MIN_SECRET_LENGTH and _SECRET_NAME.search(name)
-    }
-    found |= {quote(value, safe="") for value in found}
-    return sorted(found, key=len, reverse=True)  # the longest first: one may hold another
 
 
 def read_events(path: Path) -> StoredEvents:
@@ -185,8 +169,8 @@ class StoredEvents(Iterator[Event]):
         return next(self._lines)
 
     def _read(self, path: Path) -> Iterator[Event]:
-        with open(open_plain(path, os.O_RDONLY), "rb") as stream:
-            for line in stream:
+        with _opened(path) as stream:
+            for line, _ in _lines(stream):
                 event = _event_of(line)
                 if event is not None:
                     yield event
@@ -224,16 +208,43 @@ def follow(
 def _whole_lines(path: Path, position: int) -> Iterator[tuple[int, bytes]]:
     """Lines from `position` on that end, each with the place behind it."""
     try:
-        stream = open(open_plain(path, os.O_RDONLY), "rb")  # noqa: SIM115 - closed below
+        stream = _opened(path)
     except FileNotFoundError:
         return
     with stream:
         stream.seek(position)
-        for line in stream:
+        for line, length in _lines(stream):
             if not line.endswith(b"\n"):
                 return
-            position += len(line)
+            position += length
             yield position, line
+
+
+def _opened(path: Path) -> BinaryIO:
+    refuse_endless(path)
+    return open(open_plain(path, os.O_RDONLY), "rb")
+
+
+def refuse_endless(path: Path) -> None:
+    """Raise where a file is too long to be one of events."""
+    size = _size(path)
+    if size > MAX_FILE_BYTES:
+        raise BadFile(
+            f"{path}: has {gib(size)}, at most {gib(MAX_FILE_BYTES)} are read  (no run writes that "
+            "much: move it away)"
+        )
+
+
+def _lines(stream: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Lines and their lengths; of one that is too long for an event only the end is kept."""
+    while line := stream.readline(MAX_LINE_BYTES):
+        length = len(line)
+        while len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = stream.readline(MAX_LINE_BYTES)
+            length += len(line)
+        if length > MAX_LINE_BYTES:
+            line = b"too long\n" if line.endswith(b"\n") else b"too long"
+        yield line, length
 
 
 def _size(path: Path) -> int:
@@ -244,11 +255,52 @@ def _size(path: Path) -> int:
 
 
 def _event_of(line: bytes) -> Event | None:
+    """The event of a line; None where it is none, or where a field is not what it is called: all
+    readers rely on the kinds of the fields below."""
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event = parse_json(line)
+    except ValueError:
         return None
-    return event if isinstance(event, dict) and "event" in event else None
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return None
+    for name, value in event.items():
+        is_kind = _KINDS.get(name)
+        if is_kind is not None and not is_kind(value):
+            return None
+    return event
+
+
+def _is_text(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_count(value: object) -> bool:
+    return value is None or (type(value) is int and 0 <= value < 2**53)
+
+
+def _is_number(value: object) -> bool:
+    """Also as text where JSON has none: "nan"."""
+    return value is None or type(value) in (int, float) or value in ("nan", "inf", "-inf")
+
+
+def _is_time(value: object) -> bool:
+    """Seconds that a calendar has a date for."""
+    return value is None or (_is_number(value) and 0 <= float(value) < 1e11)  # type: ignore[arg-type]
+
+
+def _is_list(value: object) -> bool:
+    return value is None or isinstance(value, list)
+
+
+_FIELDS: dict[Callable[[object], bool], str] = {
+    _is_text: "expert model device run manifest path final reason error split folder index because",
+    _is_count: "step total_steps from_step to_step",
+    _is_number: "loss eval_loss last_eval_loss test_loss rate epoch epochs seconds tokens "
+    "tokens_per_second steps_per_second samples_per_second eta_seconds gpu_utilization",
+    _is_time: "time",
+    _is_list: "changes changed lines",
+}
+_KINDS = {name: is_kind for is_kind, names in _FIELDS.items() for name in names.split()}
 
 
 def _has_text(value: Any) -> bool:

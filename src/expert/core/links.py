@@ -7,6 +7,7 @@ A path that the user has named may hold links; what lies inside a managed folder
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -78,6 +79,9 @@ def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
             raise LinkRefused(_told([fault])) from None
         raise
     status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):
+        os.close(descriptor)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     fault = _fault_of(path, status)
     if fault or (flags & WRITING and status.st_nlink > 1):
         os.close(descriptor)

@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
-from expert.core.events import plain, secrets_of_environment
+from expert.core.events import plain, refuse_endless
 from expert.core.files import sync_folder
 from expert.core.hashed import hash_file, refuse_damaged, write_hashed
-from expert.core.links import open_plain, refuse_links, refuse_links_inside
+from expert.core.links import LinkRefused, open_plain, refuse_links, refuse_links_inside
 from expert.core.publish import damage, is_alive
+from expert.core.secrets import known_secrets
+from expert.core.stored_json import read_object
+from expert.core.text import json_text
 
 NAMING_TRIES = 20
 NAMING_WAIT_SECONDS = 0.05
@@ -128,16 +131,19 @@ class RunFolder:
                 f"{path}: is not a run folder: it has no {folder.plan.name}  (name a folder under "
                 "runs/)"
             )
-        folder.refuse_links()
+        folder.refuse_foreign()
         return folder
 
-    def refuse_links(self) -> None:
-        """Raise where the folder holds a link, a pipe or a device: it may come from somebody else,
-        and what is written or deleted here must not be elsewhere."""
+    def refuse_foreign(self) -> None:
+        """Raise where the folder holds what no run writes: it may come from somebody else. What is
+        written or deleted here must not be elsewhere, by a link, a pipe or a device; events
+        without end would be read without end."""
         refuse_links_inside(
             self.path,
             instead="a run that shall lie on another disk is put there with --output FOLDER",
         )
+        with suppress(OSError):  # whoever reads them says so
+            refuse_endless(self.events)
 
     def refuse_damaged(self) -> None:
         """Raise where a file that the run was made by has other bytes than were written: answers
@@ -197,11 +203,9 @@ class RunFolder:
                 self.path.rmdir()
 
     def write_json(self, name: str, data: Any) -> Path:
-        """Write a file of the folder as a whole; values of secret variables become "***"."""
+        """Write a file of the folder as a whole; secrets become "***"."""
         assert Path(name).name == name, f"{name} is not a plain file name"
-        text = json.dumps(
-            plain(data, secrets_of_environment()), indent=2, ensure_ascii=False, allow_nan=False
-        )
+        text = json_text(plain(data, known_secrets()), indent=2)
         write_hashed(self.path / name, text + "\n", trusts_old=True)
         return self.path / name
 
@@ -237,7 +241,7 @@ class RunFolder:
         """Keep other trainers out; gives the dead holder whose lock was taken over, if any."""
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path}: there is no such folder  (name a folder of runs)")
-        self.refuse_links()
+        self.refuse_foreign()
         with suppress(OSError):  # not there yet, or not to be written to: training continues
             os.close(open_plain(self.events, os.O_RDWR))
         with held(self.lock_file) as previous:
@@ -290,7 +294,7 @@ def latest_run(parent: Path, expert: str | None = None) -> RunFolder | None:
     run = next(iter(runs_in(parent, expert)), None)
     if run is not None:
         refuse_links(run.path, below=parent, instead="or name the folder that is meant")
-        run.refuse_links()
+        run.refuse_foreign()
     return run
 
 
@@ -414,14 +418,14 @@ def in_turn(path: Path, doing: str, waits: Callable[[str], None]) -> Iterator[No
 def holder_of(path: Path) -> Holder | None:
     """Who a lock file names; None where it is not there or says nothing."""
     try:
-        told = json.loads(path.read_bytes())
+        told = read_object(path)
         return Holder(
             pid=int(told["pid"]),
             host=str(told["host"]),
             since=str(told.get("since", "")),
             process=str(told.get("process", "")),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, LinkRefused):
         return None
 
 

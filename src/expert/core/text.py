@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import unicodedata
 from typing import Any
 
@@ -129,8 +131,17 @@ def times(factor: float) -> str:
     return f"{factor:.1f}x" if factor >= 1.5 else f"{factor:.2f}x"
 
 
+# --- text of others ------------------------------------------------------------------------------
+
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Control, format (marks of direction, zero width), half a pair, private, line and paragraph."""
+_JOINERS = "\u200c\u200d"
+"""They shape letters and emoji, and reverse nothing."""
+_SPECIAL = re.compile(r"([\\`*\[\]#~|$]|(?<![^\W_])_|_(?![^\W_]))")  # max_steps stays readable
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_ADDRESS = re.compile(
+    r"(?i)(https?(?=:)|ftp(?=:)|javascript(?=:)|data(?=:)|mailto(?=:)|www(?=\.))(.)(?=\S)"
+)
 
 
 def visible(text: str, *, keep: str = "\n") -> str:
@@ -141,11 +152,33 @@ def visible(text: str, *, keep: str = "\n") -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        character
-        if character in keep or unicodedata.category(character) not in _UNSEEN
-        else _written(ord(character))
+        _written(ord(character)) if _is_unseen(character) and character not in keep else character
         for character in text
     )
+
+
+def in_markdown(text: str) -> str:
+    """Text on one line that cannot become a heading, a table, a link or HTML."""
+    plain = " ".join(visible(text, keep="\n\t").split())
+    escaped = _SPECIAL.sub(r"\\\1", "".join(_ENTITIES.get(sign, sign) for sign in plain))
+    # Viewers turn bare addresses into links; a broken one stays text.
+    escaped = _ADDRESS.sub(lambda found: f"{found[1]}&#{ord(found[2])};", escaped)
+    return re.sub(r"^([-+]|\d+[.)])(?=\s|$)", lambda found: f"\\{found[0]}", escaped)
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON for people too: what is not seen is an escape (\\u202e) of the same value."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    if text.isascii():
+        return text.replace("\x7f", "\\u007f")
+    return "".join(
+        json.dumps(character)[1:-1] if character != "\n" and _is_unseen(character) else character
+        for character in text
+    )
+
+
+def _is_unseen(character: str) -> bool:
+    return unicodedata.category(character) in _UNSEEN and character not in _JOINERS
 
 
 def _written(code: int) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from expert.core.files import write_text_atomically
+from expert.core.secrets import redacted
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Where torch elastic wants the message of a process that fails; it shows the first of them."""
@@ -73,7 +74,7 @@ def record_failure(
     when = time.time() + (SECONDS_LATER if of_another else 0.0)
     more = {"py_callstack": "", "timestamp": str(when), "of_another": of_another}
     more |= {"exit_code": exit_code, "blamed": blamed}
-    told = {"message": message, "extraInfo": more}
+    told = {"message": redacted(message), "extraInfo": more}
     with contextlib.suppress(OSError):  # the failure itself matters more
         write_text_atomically(Path(name), json.dumps({"message": told}))
 

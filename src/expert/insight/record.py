@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import Any
 from expert.core.events import Event, read_events
 from expert.core.judged import outdated
 from expert.core.rundir import RunFolder, RunFolderError
+from expert.core.stored_json import object_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,25 +66,17 @@ def read_run(folder: Path) -> RunRecord:
             f"{folder}: not a run folder: it has no events.jsonl  (give the folder that "
             "`expert train` printed, such as runs/NAME-20260101-120000)"
         )
-    run.refuse_links()
+    run.refuse_foreign()
     stored = read_events(run.events)
     events = tuple(stored)
-    validation = _object(run.validation) if run.validation.is_file() else None
+    validation = object_in(run.validation) if run.validation.is_file() else None
     return RunRecord(
         folder=folder,
-        manifest=_object(run.manifest),
-        plan=_object(run.plan),
-        environment=_object(run.environment),
+        manifest=object_in(run.manifest),
+        plan=object_in(run.plan),
+        environment=object_in(run.environment),
         events=events,
         damaged_lines=stored.damaged,
         validation=validation,
         outdated=outdated(validation, run) if validation is not None else "",
     )
-
-
-def _object(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

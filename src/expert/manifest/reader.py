@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from expert.core.errors import ManifestError, Problem
+from expert.core.secrets import remember_secrets
 from expert.manifest.check.problems import broken_places, schema_problems, unknown_keys
 from expert.manifest.check.rules import Findings, check_rules
 from expert.manifest.migrate.aliases import CONFIG
@@ -47,6 +48,8 @@ def understand(
 ) -> ReadManifest:
     """Turn a parsed document into a Manifest. The document's tree is rewritten in place."""
     root = document.root
+    set_by_hand = dict(one.split("=", 1) for one in overrides if "=" in one)
+    remember_secrets([root.plain(), set_by_hand])
     problems = list(document.problems)
     only_at_top = root.get("training") is None
     work = migrate(root, document.folder)

@@ -26,6 +26,7 @@ from expert.core.errors import EXIT_NO_SPACE, ExpertError
 from expert.core.files import sync_folder
 from expert.core.publish import damage, publishing
 from expert.core.rundir import checkpoint_name, checkpoints_in
+from expert.core.stored_json import read_object
 from expert.core.text import gib
 from expert.parallel.engine import Groups
 
@@ -282,7 +283,7 @@ def _decoded(value: Any) -> Any:
 def _head(path: Path) -> dict[str, Any]:
     """What state.json says; ValueError where it is not one of ours."""
     try:
-        head = json.loads((path / STATE).read_bytes())
+        head = read_object(path / STATE)
         fits = (
             head["format"] == FORMAT
             and type(head["step"]) is int

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from itertools import zip_longest
 from textwrap import wrap
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from expert.core.text import visible
+from expert.core.events import plain
+from expert.core.secrets import known_secrets, redacted
+from expert.core.text import json_text, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,20 +77,28 @@ class _Optional:
 def make_console(*, error: bool = False, needed: bool = True) -> Console:
     """A console on standard output, or on standard error for problems.
 
+    Whatever is shown on it may quote what others wrote: no character of it moves the cursor, sets
+    the title of the window or reverses the direction of writing.
     When the reader of a pipe leaves, it falls silent (`quiet`) and the command continues to its own
     end and exit code: rich would end it with 1, in the middle of training too. Output that is not
     `needed` may also be lost on a full disk.
     """
     from rich.console import Console
+    from rich.segment import Segment
 
-    class QuietlyLeft(Console):
+    class CleanConsole(Console):
+        def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
+                text = segment.text if segment.control else visible(segment.text, keep="\n\t")
+                yield segment if text == segment.text else Segment(text, segment.style)
+
         def on_broken_pipe(self) -> None:
             self.quiet = True
             silence(self.file)
 
     stream = sys.stderr if error else sys.stdout
     file = None if needed or stream is None else cast(IO[str], _Optional(stream))
-    return QuietlyLeft(file=file, stderr=error, highlight=False, soft_wrap=True)
+    return CleanConsole(file=file, stderr=error, highlight=False, soft_wrap=True)
 
 
 def silence(stream: IO[str]) -> None:
@@ -137,6 +146,8 @@ def flush_outputs() -> None:
 
 def show_sheet(sheet: Sheet, console: Console) -> None:
     """A ruled table in a terminal; aligned columns elsewhere, with long cells wrapped."""
+    clean = [[list(map(redacted, row)) for row in section] for section in sheet.sections]
+    sheet = replace(sheet, sections=clean)
     if not console.is_terminal:
         for line in plain_lines(sheet):
             console.out(line, highlight=False)
@@ -253,16 +264,18 @@ def show_problems(text: str) -> None:
     from rich.text import Text
 
     console = make_console(error=True)
-    first, _, rest = visible(text, keep="\n\t").partition("\n")  # messages quote what files hold
+    first, _, rest = redacted(text).partition("\n")  # messages quote what files hold
     console.print(Text(first, style="bold red"))
     if rest:
         console.print(Text(rest))
 
 
 def write_line(text: str) -> None:
-    """Machine-readable output: no colours, no wrapping."""
+    """Machine-readable output: no colours, no wrapping; as it is, but in a terminal."""
     if sys.stdout is None:  # `>&-`: nobody wants it
         return
+    if sys.stdout.isatty():
+        text = visible(text, keep="\n\t")
     try:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
     except BrokenPipeError:
@@ -270,9 +283,9 @@ def write_line(text: str) -> None:
 
 
 def write_json(found: Any) -> None:
-    """A result as indented JSON; records as objects, paths as text."""
+    """A result as indented JSON, without secrets; records as objects, paths as text."""
     data = asdict(found) if is_dataclass(found) and not isinstance(found, type) else found
-    write_line(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+    write_line(json_text(plain(data, known_secrets()), indent=2))
 
 
 @contextlib.contextmanager
@@ -287,11 +300,10 @@ def waiting(console: Console, what: str) -> Iterator[None]:
 
 
 def show(console: Console, text: str, style: str = "") -> None:
-    """A line of text. Brackets in it are not markup, and control characters it quotes from rows are
-    written out."""
+    """A line of text. Brackets in it are not markup."""
     from rich.text import Text
 
-    text = visible(text, keep="\n\t")
+    text = redacted(text)
     if console.is_terminal:
         console.print(Text(text, style=style))
     else:

@@ -248,7 +248,9 @@ def always_clipped(found: Evidence) -> Seen | None:
 
 
 def damaged(found: Evidence) -> Seen | None:
-    files = (("plan.json", found.run.plan), ("environment.json", found.run.environment))
+    files = [("plan.json", found.run.plan), ("environment.json", found.run.environment)]
+    if found.run.validation is not None:
+        files.append(("validation.json", found.run.validation))
     lines = found.run.damaged_lines
     told = [f"{lines} lines of events.jsonl cannot be read"] if lines else []
     told += [f"{name} is missing or damaged" for name, content in files if not content]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from expert.core.links import LinkRefused
 from expert.core.rundir import found_again
+from expert.core.stored_json import BadFile, parse_json, read_json
 from expert.core.text import count, counted, gib
 from expert.insight.event_text import planned_value
 from expert.insight.page.blocks import (
@@ -102,10 +103,8 @@ def candidates(record: RunRecord, folder: str) -> list[Path]:
 def read_small_json(path: Path) -> Mapping[str, Any]:
     """The object in a small file; empty where it is missing, damaged or too large."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            return {}
-        return mapping(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError):
+        return mapping(read_json(path, max_bytes=MAX_BYTES))
+    except (OSError, BadFile, LinkRefused):
         return {}
 
 
@@ -153,7 +152,7 @@ def _rejects(path: Path) -> Iterator[Fact]:
     try:
         with path.open(encoding="utf-8", errors="replace") as stream:
             for _, line in zip(range(SHOWN_REJECTS), stream, strict=False):
-                facts = mapping(json.loads(line))
+                facts = mapping(parse_json(line.encode()))
                 where = next((facts[key] for key in ("line", "row", "number") if key in facts), "–")
                 rest = (f"{key}: {value}" for key, value in facts.items() if value != where)
                 yield str(where), "; ".join(rest)

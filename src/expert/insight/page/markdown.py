@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
+from expert.core.text import in_markdown
 from expert.insight.page.blocks import (
     MADE_BY,
     Bars,
@@ -26,17 +26,12 @@ from expert.insight.page.blocks import (
     WideBar,
     Words,
 )
-from expert.insight.page.markup import visible
+from expert.insight.page.markup import cut
 from expert.insight.page.scales import written
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 48
 SIGNS: dict[Tone, str] = {"good": "✓ ", "note": "– ", "warning": "! ", "error": "✗ ", "plain": ""}
-_SPECIAL = re.compile(r"([\\`*_\[\]#~|$])")
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-_ADDRESS = re.compile(
-    r"(?i)(https?(?=:)|ftp(?=:)|javascript(?=:)|data(?=:)|mailto(?=:)|www(?=\.))(.)(?=\S)"
-)
 
 
 def page_markdown(page: Page) -> str:
@@ -61,11 +56,7 @@ def is_page(markdown: str) -> bool:
 
 def text(value: object) -> str:
     """Text on one line that cannot become a heading, a table, a link or HTML."""
-    plain = " ".join(visible(value).split())
-    escaped = _SPECIAL.sub(r"\\\1", "".join(_ENTITIES.get(sign, sign) for sign in plain))
-    # Viewers turn bare addresses into links; a broken one stays text.
-    escaped = _ADDRESS.sub(lambda found: f"{found[1]}&#{ord(found[2])};", escaped)
-    return re.sub(r"^([-+]|\d+[.)])(?=\s|$)", lambda found: f"\\{found[0]}", escaped)
+    return in_markdown(cut(value))
 
 
 def _block(block: Block) -> Iterator[str]:

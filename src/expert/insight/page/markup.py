@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from typing import Any
+
+from expert.core.secrets import redacted
+from expert.core.text import visible
 
 MAX_TEXT = 2_000
 """Characters shown of one text; a row or an error may have a million."""
-_UNSEEN = ("Cc", "Cf", "Cs", "Co")  # control, format, half a pair, private
 _NO_CONTENT = {"meta", "br", "hr"}
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;", "`": "&#96;"}
 _HTML_PLACES = re.compile("[&<>\"'`]")
@@ -20,27 +21,17 @@ class Markup(str):
     __slots__ = ()
 
 
-def visible(text: object) -> str:
-    """The text with control characters and direction marks written out: a mark that reverses the
-    direction of writing could make a line read as something else."""
-    shown = str(text)
+def cut(text: object) -> str:
+    """The text, or as much of it as is shown; what looks like a secret is not."""
+    shown = redacted(str(text), ())
     if len(shown) > MAX_TEXT:
         shown = f"{shown[:MAX_TEXT]}… ({len(shown) - MAX_TEXT:,} more characters)"
-    if shown.isascii() and shown.isprintable():
-        return shown
-    return "".join(_seen(character) for character in shown)
-
-
-def _seen(character: str) -> str:
-    """The two joiners shape letters and emoji and reverse nothing."""
-    if character in "\n\t\u200c\u200d" or unicodedata.category(character) not in _UNSEEN:
-        return character
-    return f"\\u{ord(character):04x}"
+    return shown
 
 
 def escape(text: object) -> str:
     """Text for HTML, between tags or in an attribute."""
-    return _HTML_PLACES.sub(lambda found: _HTML[found[0]], visible(text))
+    return _HTML_PLACES.sub(lambda found: _HTML[found[0]], visible(cut(text), keep="\n\t"))
 
 
 def tag(name: str, /, *inside: object, **attributes: Any) -> Markup:

@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
+from expert.core.secrets import redacted
 from expert.jobs.benchmark.held_out import judged
 from expert.jobs.benchmark.numbers import numbers_of
 from expert.jobs.benchmark.processes import Job, Ready, Window
@@ -115,7 +117,7 @@ def main(job: Job, connection: Connection, log: str, environ: dict[str, str]) ->
     except BrokenPipeError:  # the parent has gone
         os._exit(1)
     except Exception as error:  # noqa: BLE001 - whatever it was, it ends this setting and no other
-        traceback.print_exc()
+        sys.stderr.write(redacted(traceback.format_exc()))
         words = str(error).strip().splitlines()
         text = words[0] if words else ""
         known = isinstance(error, ExpertError)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.events import read_events
 from expert.core.publish import publishing
+from expert.core.stored_json import object_in, read_object
 from expert.jobs.export.card_code import Asking, asked_as
 from expert.jobs.export.checks import (
     CannotExport,
@@ -42,6 +43,7 @@ from expert.run.stored.load import (
     Trained,
     base_remark,
     load_trained,
+    loading,
     pick_device,
     read_plan,
     soft_prompt_rows,
@@ -218,7 +220,7 @@ def _name_base(plan: RunPlan, target: Path) -> None:
     """The base by the name that others know: PEFT writes the folder it was in on this machine. A
     base that comes with Expert and is on no hub is copied beside its adapter."""
     for file in target.rglob("adapter_config.json"):
-        settings = json.loads(file.read_text(encoding="utf-8"))
+        settings = read_object(file)
         settings["base_model_name_or_path"] = portable_base(plan.model, needed=False).name
         text = json.dumps(settings, indent=2, sort_keys=True)
         file.write_text(text + "\n", encoding="utf-8")
@@ -244,8 +246,9 @@ def _check(
     import torch
 
     kind, dtype, device = source.kind, source.dtype, source.device
-    model = load_exported(target, source.plan, kind, dtype=dtype, device=device)
-    rows = torch.cat(soft_prompt_rows(target, prompt_names)) if prompt_names else None
+    with loading(source.choice.path):
+        model = load_exported(target, source.plan, kind, dtype=dtype, device=device)
+        rows = torch.cat(soft_prompt_rows(target, prompt_names)) if prompt_names else None
     difference = compare(expected.logits, [logits_of(model, ids, rows) for ids in expected.ids])
     tolerance = _tolerance(source, expected)
     if not difference.share <= tolerance:
@@ -298,15 +301,12 @@ def _exported(
 
 
 def _write_card(source: _Source, expected: _Expected, target: Path, done: Exported) -> None:
-    def stored(file: Path) -> dict[str, Any]:
-        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
-
     folder = source.folder
     events = list(read_events(folder.events)) if folder.events.is_file() else []
     known = Known(
         events,
-        stored(folder.environment),
-        stored(folder.manifest),
+        object_in(folder.environment),
+        object_in(folder.manifest),
         read_verdict(folder),
         expected.asking,
     )

@@ -9,7 +9,8 @@ from pathlib import PurePath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expert.core.install import how_to_get_it
-from expert.core.text import counted, loss
+from expert.core.secrets import redacted
+from expert.core.text import counted, in_markdown, loss, visible
 from expert.core.version import __version__
 from expert.jobs.export.card_code import loading_code
 from expert.jobs.export.portable_base import PortableBase, portable_base
@@ -48,7 +49,7 @@ def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
     base = portable_base(plan.model, needed=done.kind == "adapter")
     parts = [
         _head(plan, done, base, known.manifest),
-        f"# {plan.expert}\n",
+        f"# {in_markdown(plan.expert)}\n",
         _what(plan, done, base),
         "## Usage\n",
         loading_code(plan, done, base, known.asking),
@@ -61,10 +62,10 @@ def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
         f"loaded as above ({_dtype(plan, done)}), were compared with those of the trained model on "
         f"{done.texts} texts: the largest difference is {done.largest_difference:.3g}, "
         f"{done.share:.2%} of their spread (tolerance {done.tolerance:.1%}).\n",
-        *(f"Note: {warning}\n" for warning in done.warnings()),
+        *(f"Note: {in_markdown(warning)}\n" for warning in done.warnings()),
         f"Made with Expert {__version__} ({how_to_get_it()}).\n",
     ]
-    return "\n".join(parts)
+    return redacted(visible("\n".join(parts)))
 
 
 def _head(plan: RunPlan, done: Exported, base: PortableBase, manifest: Mapping[str, Any]) -> str:
@@ -101,13 +102,14 @@ def languages(capabilities: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def _what(plan: RunPlan, done: Exported, base: PortableBase) -> str:
+    name = in_markdown(base.name)
     kind = {
-        "adapter": f"A {plan.adapter.type} adapter for {base.name}",
-        "merged": f"{base.name} with a {plan.adapter.type} adapter merged into its weights",
-        "model": f"{base.name}, every weight trained",
+        "adapter": f"A {plan.adapter.type} adapter for {name}",
+        "merged": f"{name} with a {plan.adapter.type} adapter merged into its weights",
+        "model": f"{name}, every weight trained",
     }[done.kind]
     if plan.adapter.type == "none":
-        kind = f"Soft prompts for {base.name}"
+        kind = f"Soft prompts for {name}"
     return f"{kind} ({done.checkpoint} of the run, {_dtype(plan, done)}).\n"
 
 
@@ -121,7 +123,11 @@ def _about_loading(plan: RunPlan, done: Exported, base: PortableBase) -> str:
         return ""
     notes = [base.note] if base.note and done.kind == "adapter" else []
     template = plan.model.prompt_template or "tokenizer"
-    named = "the tokenizer's chat template" if template == "tokenizer" else f"template `{template}`"
+    named = (
+        "the tokenizer's chat template"
+        if template == "tokenizer"
+        else f"template `{in_markdown(template)}`"
+    )
     notes.append(
         f"`prompt` was written by {named}, as in training. With another prompt format or dtype, "
         "answers differ."
@@ -134,8 +140,8 @@ def _about_loading(plan: RunPlan, done: Exported, base: PortableBase) -> str:
     prompts = [prompt["name"] for prompt in plan.adapter.soft_prompts]
     if prompts and plan.adapter.type != "none":
         notes.append(
-            f"The soft prompts {', '.join(prompts)} lie in soft_prompts/ as PEFT prompt tuning; "
-            "their rows come before every conversation."
+            f"The soft prompts {in_markdown(', '.join(prompts))} lie in soft_prompts/ as PEFT "
+            "prompt tuning; their rows come before every conversation."
         )
     return "\n\n".join(notes) + "\n"
 
@@ -281,5 +287,5 @@ def _number(value: Any, form: str) -> str:
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:
-    lines = [f"| {name} | {value.replace('|', '/')} |" for name, value in rows]
+    lines = [f"| {in_markdown(name)} | {in_markdown(value)} |" for name, value in rows]
     return "\n".join(["| | |", "|---|---|", *lines, ""])

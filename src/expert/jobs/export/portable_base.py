@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from expert.core.files import sha256_of
 from expert.core.install import how_to_get_it
+from expert.core.text import in_markdown, visible
 from expert.model.base_folder import base_reference, built_in_folder
 from expert.planning.models.known_models import find_known_model
 from expert.planning.models.resolve import SMOLLM2, basename, is_hub_id
@@ -99,7 +100,8 @@ def short_name(model: ModelPlan) -> str:
     """The name without the folders above it, unless it is a hub id."""
     looks_so = model.place != "folder" and is_hub_id(model.name)
     name = model.name if looks_so else basename(model.name)
-    return " ".join(name.replace("`", "'").split())  # it stands in a line of code, as a comment
+    # It stands in a line of code, as a comment.
+    return visible(" ".join(name.replace("`", "'").split()), keep="")
 
 
 def weights_named(model: ModelPlan) -> str:
@@ -107,7 +109,8 @@ def weights_named(model: ModelPlan) -> str:
     files = sorted(Path(model.location).glob("*.safetensors"))
     if not files:
         return "its weights are gone"
-    told = ", ".join(f"{file.name} with sha256 {sha256_of(file)[:_DIGITS]}…" for file in files)
+    hashes = {in_markdown(file.name): sha256_of(file)[:_DIGITS] for file in files}
+    told = ", ".join(f"{name} with sha256 {digits}…" for name, digits in hashes.items())
     return f"its weights are {told}" if len(files) > 1 else told
 
 

@@ -19,7 +19,8 @@ from expert.data.records import BadRow, Dropped, Example, Row, Segment
 from expert.data.template.templates import TemplateError
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.dataset import DatasetSpec
-from expert.manifest.schema.manifest import CHAR_GPT, Manifest
+from expert.manifest.schema.manifest import CHAR_GPT
+from expert.run.stored.load import manifest_of_run
 from expert.run.stored.trained_rows import learnt_rows
 
 if TYPE_CHECKING:
@@ -89,8 +90,7 @@ def draw_again(
     from expert.data.splits import prepare_splits
     from expert.data.tokens.prepare import look
 
-    text = folder.manifest.read_text(encoding="utf-8")
-    read = ReadManifest(Manifest.model_validate_json(text), str(folder.manifest), place)
+    read = ReadManifest(manifest_of_run(folder), str(folder.manifest), place)
     learnt = learnt_rows(folder)
     named = sources_of(spec, place, read.manifest.training.config.pretokenized_cache)
     line = open_line(plan, read, named, own_indexes=learnt.indexes)

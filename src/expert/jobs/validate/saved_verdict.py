@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.hashed import state_of
 from expert.core.judged import outdated
+from expert.core.stored_json import read_object
 from expert.core.text import counted, loss
 from expert.judging.gate import MIN_ACCURACY
 
@@ -114,7 +114,7 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
     if state_of(folder.validation) == "damaged":
         return SavedVerdict(passed=False, reasons="the file has other bytes than were written")
     try:
-        found = json.loads(folder.validation.read_text(encoding="utf-8"))
+        found = read_object(folder.validation)
         gate, part = found["gate"], found.get("partial") or {}
         told, settings = found.get("rows") or {}, found.get("settings") or {}
         told = found.get("new_rows") or told  # what the gate counted

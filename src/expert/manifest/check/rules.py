@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from expert.core.errors import Problem
+from expert.core.text import visible
 from expert.manifest.notices import Kind, Notice
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.kinds import ADAPTERS, SCHEDULES, takes
@@ -382,6 +383,21 @@ def read_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield f"soft_prompts[{number}].path", prompt.path
 
 
+def _names(manifest: Manifest, found: Findings) -> None:
+    """Names are shown in terminals, and are names of folders: no character of them is hidden."""
+    names = {"name": manifest.name, "version": manifest.version}
+    for number, model in enumerate(manifest.base_models):
+        names[f"base_models[{number}].name"] = model.name
+    for number, prompt in enumerate(manifest.soft_prompts):
+        names[f"soft_prompts[{number}].name"] = prompt.name
+    tasks = manifest.training.dataset.tasks or {}
+    names |= {f"training.dataset.tasks.{visible(name, keep='')}": name for name in tasks}
+    for path, name in names.items():
+        shown = visible(name, keep="")
+        if shown != name:
+            found.wrong(path, f"{shown!r} contains a character that is not seen", "remove it")
+
+
 def _paths(manifest: Manifest, found: Findings) -> None:
     """A manifest may come from anyone, so it may name only what is near it; --set anything."""
     written = dict(written_paths(manifest))
@@ -422,5 +438,6 @@ _RULES = (
     _cadence,
     _dataset,
     _descriptive,
+    _names,
     _paths,
 )

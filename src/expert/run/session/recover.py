@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from expert.core.errors import EXIT_RUN_FAILED
 from expert.core.rundir import RunFolder
@@ -68,7 +68,9 @@ def end_all(session: Session, failure: Failure | None, error: BaseException) -> 
     then begins with the plan that answers it."""
     text = f"{type(error).__name__}: {error}"
     if failure is not None:
+        from expert.core.events import plain
         from expert.core.files import write_text_atomically
+        from expert.core.secrets import known_secrets
         from expert.run.session.checkpoints import fallbacks_of
 
         path = session.folder.path / FAILURE_FILE
@@ -79,32 +81,36 @@ def end_all(session: Session, failure: Failure | None, error: BaseException) -> 
             # What earlier starts have answered may be in no checkpoint yet.
             "fallbacks": fallbacks_of(session.plan),
         }
-        write_text_atomically(path, json.dumps(kept))
+        write_text_atomically(path, json.dumps(plain(kept, known_secrets())))
     session.emit("failed", step=session.state.done, error=text)
     session.group.end_all(text)
 
 
 def take_failure(session: Session) -> None:
     """Begin with the plan that answers the failure which ended all ranks before this start."""
+    from pydantic import TypeAdapter
+
+    from expert.core.stored_json import object_in
     from expert.run.session.checkpoints import with_fallbacks
     from expert.training import recovery
 
     def read() -> dict[str, Any] | None:
         for path in (session.folder.path / FAILURE_FILE, last_failure()):
-            try:
-                found = json.loads(path.read_text(encoding="utf-8")) if path else None
-            except (OSError, ValueError):
-                continue
-            if path is not None and found is not None:
+            if path is not None and (found := object_in(path)):
                 path.unlink(missing_ok=True)
-                return dict(found)
+                return found
         return None
 
     kept = session.group.made_by_first(read)
     if kept is None:
         return
-    failure = getattr(recovery, kept["kind"])(**kept["fields"])
-    before = with_fallbacks(session.plan, kept.get("fallbacks", []))
+    kinds = {kind.__name__: kind for kind in get_args(recovery.Failure)}
+    try:
+        failure = TypeAdapter(kinds[kept["kind"]]).validate_python(kept["fields"])
+        before = with_fallbacks(session.plan, kept.get("fallbacks", []))
+    except (KeyError, TypeError, ValueError) as error:
+        session.emit("warning", text=f"{FAILURE_FILE} is damaged and was not used: {error}")
+        return
     after = recovery.plan_after(before, failure)
     if after is not None:
         fall_back(session, after, failure)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -145,12 +144,10 @@ def report_data(session: Session) -> None:
 
 def _rows_hash(folder: Path) -> str | None:
     """Of the rows that a prepared folder was made from, whatever tokenizer made it."""
+    from expert.core.stored_json import object_in
     from expert.data.tokens.prepare import RECIPE
 
-    try:
-        found = json.loads((folder / RECIPE).read_text(encoding="utf-8")).get("data")
-    except (OSError, ValueError, AttributeError):
-        return None
+    found = object_in(folder / RECIPE).get("data")
     return str(found) if found else None
 
 

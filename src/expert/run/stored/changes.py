@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.events import read_events
+from expert.core.events import plain, read_events
 from expert.core.publish import damage
+from expert.core.secrets import known_secrets
+from expert.core.stored_json import object_in, read_object
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -29,11 +31,11 @@ _TELLING = ("started", "data", "finished")
 
 def changed_options(folder: RunFolder, manifest: Manifest) -> list[Option]:
     """What was asked for at the start of a run and is not asked for now."""
-    try:
-        then = dict(leaves(json.loads(folder.manifest.read_text(encoding="utf-8"))))
-    except (OSError, ValueError):
+    recorded = object_in(folder.manifest)
+    if not recorded:
         return []
-    now = dict(leaves(manifest.model_dump(mode="json")))
+    then = dict(leaves(recorded))
+    now = dict(leaves(plain(manifest.model_dump(mode="json"), known_secrets())))
     paths = [path for path in dict.fromkeys([*then, *now]) if then.get(path) != now.get(path)]
     return [
         (path, then.get(path), now.get(path))
@@ -49,8 +51,7 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
     from expert.planning.draft import Kept
 
     try:
-        plan = json.loads(folder.plan.read_text(encoding="utf-8"))
-        then = json.loads(folder.manifest.read_text(encoding="utf-8"))
+        plan, then = read_object(folder.plan), read_object(folder.manifest)
         config, models = then["training"]["config"], then["base_models"]
         rows, model = plan["batch"]["examples_per_update"], plan["model"]
         asked = {each["name"]: each["quantization"] for each in models}[model["name"]]
@@ -70,11 +71,7 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
 
 def changed_since(folder: RunFolder, manifest: Manifest) -> list[Option]:
     """The same without keys that only a later version than that of the run has."""
-    try:
-        recorded = json.loads(folder.manifest.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    known = [path for path, _ in leaves(recorded)]
+    known = [path for path, _ in leaves(object_in(folder.manifest))]
     return [
         option
         for option in changed_options(folder, manifest)

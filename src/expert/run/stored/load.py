@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder, RunFolderError
+from expert.core.stored_json import read_object
 from expert.run.stored.choose_checkpoint import BASE, Choice, NothingTrained
 
 if TYPE_CHECKING:
     import torch
+    from pydantic import BaseModel
 
     from expert.data.template.templates import Template
     from expert.data.tokens.encoder import CharacterEncoder, TextEncoder
+    from expert.manifest.schema.manifest import Manifest
     from expert.model.load import LoadedModel
     from expert.planning.run_plan import RunPlan
+
+Record = TypeVar("Record", bound="BaseModel")
 
 
 class AnotherBase(ExpertError):
@@ -40,19 +46,39 @@ class Trained:
 
 
 def read_plan(folder: RunFolder) -> RunPlan:
-    """The plan a run was made by, its paths as they are now."""
-    from pydantic import ValidationError
-
+    """The plan a run was made by, its paths as they are now; every part of it is checked here."""
+    from expert.manifest.schema.dataset import DatasetSpec, Decoding
+    from expert.manifest.schema.manifest import CharGptShape, SoftPrompt
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.locate import with_places_now
 
     folder.refuse_damaged()
-    try:
-        return with_places_now(RunPlan.model_validate_json(folder.plan.read_bytes()), folder)
+    plan = _checked(RunPlan, read_object(folder.plan), folder.plan)
+    parts: list[tuple[type[BaseModel], dict[str, Any]]]
+    parts = [(DatasetSpec, plan.data.dataset), (Decoding, plan.decoding)]
+    parts += [(SoftPrompt, prompt) for prompt in plan.adapter.soft_prompts]
+    parts += [(CharGptShape, plan.model.architecture)] if plan.model.architecture else []
+    for kind, part in parts:
+        _checked(kind, part, folder.plan)
+    return with_places_now(plan, folder)
+
+
+def manifest_of_run(folder: RunFolder) -> Manifest:
+    """What was asked of a run, as its folder keeps it."""
+    from expert.manifest.schema.manifest import Manifest
+
+    return _checked(Manifest, read_object(folder.manifest), folder.manifest)
+
+
+def _checked(kind: type[Record], data: dict[str, Any], file: Path) -> Record:
+    from pydantic import ValidationError
+
+    try:  # as JSON: a tuple of the plan is a list there
+        return kind.model_validate_json(json.dumps(data))
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise RunFolderError(
-            f"{folder.plan}: is not a plan of this version: {where}: {error.errors()[0]['msg']}  "
+            f"{file}: is not a {file.stem} of this version: {where}: {error.errors()[0]['msg']}  "
             "(use the version of Expert that made the run; environment.json names it)"
         ) from None
 
@@ -117,6 +143,24 @@ def load_trained(
     return _usable(plan, choice, loaded, device)
 
 
+@contextmanager
+def loading(path: Path) -> Iterator[None]:
+    """What libraries raise over the files of a folder is said of the folder: it may come from
+    somebody else, with hashes that fit."""
+    import torch
+
+    try:
+        yield
+    except (ExpertError, OSError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        words = str(error).strip().partition("\n")[0]
+        raise NothingTrained(
+            f"{path}: cannot be loaded: {type(error).__name__}: {words}  (its files do not fit "
+            "together: take another checkpoint, or train it again)"
+        ) from error
+
+
 def load_base(plan: RunPlan, *, device: torch.device) -> Trained:
     """The base of a run without what was learned, to be asked as its expert is."""
     from expert.manifest.schema.manifest import CHAR_GPT
@@ -158,20 +202,22 @@ def _loaded(
     elif of_characters:
         assert run is not None
         characters = _characters_of(run)
-    loaded = load_model(
-        model,
-        adapter,
-        plan.kernels.model_copy(update=changes),
-        vocabulary=characters,
-        device=device,
-        seed=plan.optim.seed,
-        total_steps=plan.length.total_steps,
-        adapter_dtype=adapter_dtype,
-    )
-    if not choice.is_final:
-        _take_checkpoint(loaded, choice.path)
-    elif not whole:
-        _take_final(loaded, choice.path)
+    with loading(Path(model.location)):
+        loaded = load_model(
+            model,
+            adapter,
+            plan.kernels.model_copy(update=changes),
+            vocabulary=characters,
+            device=device,
+            seed=plan.optim.seed,
+            total_steps=plan.length.total_steps,
+            adapter_dtype=adapter_dtype,
+        )
+    with loading(choice.path):
+        if not choice.is_final:
+            _take_checkpoint(loaded, choice.path)
+        elif not whole:
+            _take_final(loaded, choice.path)
     return loaded
 
 
@@ -210,7 +256,8 @@ def _usable(plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.de
         own = (choice.path / "tokenizer_config.json").is_file()
         tokens = choice.path if own else loaded.folder
         assert tokens is not None
-        encoder, template = text_tools(tokens, plan.model.prompt_template)
+        with loading(tokens):
+            encoder, template = text_tools(tokens, plan.model.prompt_template)
     return Trained(
         plan=plan,
         choice=choice,
@@ -227,7 +274,7 @@ def _characters_of(folder: RunFolder) -> str:
     for place in (folder.path, folder.final):
         file = place / "vocabulary.json"
         if file.is_file():
-            return str(json.loads(file.read_text(encoding="utf-8"))["characters"])
+            return str(read_object(file).get("characters", ""))
     raise NothingTrained(
         f"{folder.path}: vocabulary.json is missing: the characters of the model are unknown  "
         "(let the run finish with --resume)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from expert.core.rundir import (
     named_manifest,
     runs_in,
 )
+from expert.core.stored_json import read_object
 
 if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
@@ -146,8 +146,8 @@ def manifest_of(folder: RunFolder, started: Event | None = None) -> str:
     `started`: the event of its start, where it is known already."""
     told = start_of(folder) if started is None else started
     try:
-        plan = json.loads(folder.plan.read_text(encoding="utf-8"))
-        then, now = str(plan["watch"]["output_dir"]), folder.path.absolute().parent
+        then = str(read_object(folder.plan)["watch"]["output_dir"])
+        now = folder.path.absolute().parent
         told = {"manifest": str(found_again(told["manifest"], runs_then=then, runs_now=now))}
     except (OSError, ValueError, KeyError, TypeError):  # the plan does not tell where it was
         pass

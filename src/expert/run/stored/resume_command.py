@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.stored_json import object_in
 from expert.run.stored.locate import manifest_of, start_of
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def _how_started(folder: RunFolder, started: Event) -> tuple[list[str], list[Set
     from expert.run.stored.changes import changed_since
     from expert.run.text_manifest import character_manifest
 
-    recorded = _recorded(folder.manifest)
+    recorded = object_in(folder.manifest)
     file = manifest_of(folder, started)
     text = _text_of_characters(recorded) if file == NO_FILE else None
     words = ["--dataset", text] if text is not None else ["--manifest", file]
@@ -64,7 +65,7 @@ def _how_started(folder: RunFolder, started: Event) -> tuple[list[str], list[Set
 
 def _model(folder: RunFolder, read: ReadManifest) -> list[str]:
     """`--model NAME` where another than the first of the base models was trained."""
-    plan = _recorded(folder.plan).get("model")
+    plan = object_in(folder.plan).get("model")
     name = plan.get("name") if isinstance(plan, dict) else None
     names = [spec.name for spec in read.manifest.base_models]
     return ["--model", str(name)] if name in names[1:] and name != names[0] else []
@@ -82,14 +83,6 @@ def _text_of_characters(recorded: dict[str, Any]) -> str | None:
         return None
     there = path in CORPORA or (path.endswith(".txt") and Path(path).is_file())
     return path if is_character_model and there else None
-
-
-def _recorded(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def command_to_go_on(

@@ -1,0 +1,97 @@
+"""Escape sequences of rows, models and answers are text wherever they are shown."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from expert.cli.sample import _Writer
+from expert.cli.show.display import (
+    Sheet,
+    make_console,
+    show,
+    show_bars,
+    show_problems,
+    show_sheet,
+    waiting,
+    write_json,
+)
+from tests.cli.foreign_runs import ESCAPES, ended, is_unseen
+from tests.jobs.runs import base_model, write_expert
+from tests.jobs.trained_runs import finished
+
+COLOURS = re.compile(r"\x1b\[[\d;]*m|\x1b\[\?25[lh]|\x1b\[\d?[AKG]|\r")  # those of rich itself
+
+
+def raw(text: str) -> set[str]:
+    return {hex(ord(c)) for c in text if c not in "\n\t" and is_unseen(c)}
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_nothing_that_is_shown_can_move_the_cursor(terminal: bool, monkeypatch: pytest.MonkeyPatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    console = make_console()
+    assert console.is_terminal is terminal
+    hostile = ESCAPES.replace("\x1b[2J", "\x1b[5;5H")
+    show(console, hostile, "bold")
+    show_sheet(Sheet(("name", hostile), [[("a", hostile)]], title=hostile), console)
+    show_bars([(hostile, 1.0, hostile)], 1.0, console)
+    show_problems(f"{hostile}\n{hostile}")
+    with waiting(console, hostile):
+        pass
+    write_json({hostile: [hostile]})
+    _Writer(console, several=True, quiet=False).begin(hostile, plain=True)
+    shown = stream.getvalue()
+    assert "owned" in shown
+    assert raw(COLOURS.sub("", shown)) == set()
+
+
+def test_json_has_the_same_value_without_a_raw_character(monkeypatch: pytest.MonkeyPatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    write_json({"id": ESCAPES + "\x7f\ud83d\ude00é"})
+    assert raw(stream.getvalue()) == set()
+    assert json.loads(stream.getvalue())["id"].startswith(ESCAPES)
+
+
+def test_ids_and_answers_of_cases_are_shown_without_their_escape_sequences(tmp_path: Path):
+    run = finished("lora")
+    expert = Path(shutil.copytree(run.parents[1], tmp_path / "expert"))
+    rows = [
+        {"id": f"{ESCAPES}{n}", "instruction": "say \x1b[2J", "response": "\x9b31m\u202e"}
+        for n in range(2)
+    ]
+    file = tmp_path / "cases.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    words = ["--test-set", str(file), "--device", "cpu", "--domain", "text"]
+    copy = expert / "runs" / run.name
+    for more in ([], ["--json"]):
+        judged = ended("expert", "validate", str(copy), *words, *more)
+        assert judged.code in (0, 5), judged.text
+        assert judged.fault == ""
+    assert ended("expert", "report", str(copy)).fault == ""
+    assert raw((copy / "report.md").read_text(encoding="utf-8")) == set()
+
+
+def test_the_error_of_a_template_is_shown_without_its_escape_sequences(tmp_path: Path):
+    base = Path(shutil.copytree(base_model(1), tmp_path / "base"))
+    config = json.loads((base / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config["chat_template"] = "{{ raise_exception(" + json.dumps(ESCAPES) + ") }}"
+    (base / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (base / "chat_template.jinja").unlink(missing_ok=True)
+    model = {"prompt_template": "tokenizer"}
+    manifest = write_expert(tmp_path / "expert", base, {"max_steps": 1}, model=model)
+    refused = ended("expert", "train", "-m", str(manifest), "--device", "cpu")
+    assert "owned" in refused.text
+    assert refused.code == 2
+    assert refused.fault == ""
