@@ -24,12 +24,16 @@ from expert.core.text import gib
 MAX_TEXT_BYTES = 256_000_000
 """Most that is read at once of a text that is kept whole: a tokenizer, a manifest, a plan."""
 _KINDS = {
-    stat.S_IFDIR: (errno.EISDIR, "is a folder"),
-    stat.S_IFIFO: (errno.EINVAL, "is a pipe"),
-    stat.S_IFSOCK: (errno.EINVAL, "is a socket"),
-    stat.S_IFCHR: (errno.EINVAL, "is a device"),
-    stat.S_IFBLK: (errno.EINVAL, "is a device"),
+    stat.S_IFDIR: "is a folder",
+    stat.S_IFIFO: "is a pipe",
+    stat.S_IFSOCK: "is a socket",
+    stat.S_IFCHR: "is a device",
+    stat.S_IFBLK: "is a device",
 }
+
+
+class NotRegular(OSError):
+    """A pipe, a socket or a device where a file was to be read."""
 
 
 def open_regular(path: Path) -> IO[bytes]:
@@ -48,9 +52,10 @@ def open_regular(path: Path) -> IO[bytes]:
 
 def _refuse_other_kinds(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        number, what = _KINDS.get(stat.S_IFMT(status.st_mode), (errno.EINVAL, "is something else"))
-        kind = OSError if number == errno.EINVAL else IsADirectoryError
-        raise kind(number, f"{what}, not a regular file", str(path))
+        what = _KINDS.get(stat.S_IFMT(status.st_mode), "is not a plain file")
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, what, str(path))
+        raise NotRegular(errno.EINVAL, f"{what}, not a regular file", str(path))
 
 
 def read_bytes(path: Path, most: int = MAX_TEXT_BYTES) -> bytes:

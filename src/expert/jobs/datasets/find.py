@@ -221,7 +221,7 @@ def count_rows(path: Path) -> int | None:
             while block := stream.read(4 * 2**20):
                 lines += block.count(b"\n")
                 last = block
-    except (OSError, EOFError, zlib.error):
+    except (OSError, EOFError, zlib.error, DataError):
         return None
     lines += not last.endswith(b"\n")
     return lines if kind == "jsonl" else max(0, lines - 1)
