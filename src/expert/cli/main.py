@@ -48,6 +48,10 @@ def run() -> None:
         sys.exit(EXIT_USAGE)
     except Exception as error:  # noqa: BLE001 - the last net: users see words and a file name
         sys.exit(_report_fault(error))
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of Rust, which is no Exception
+            raise
+        sys.exit(_report_fault(error))
     finally:
         with contextlib.suppress(OSError):  # it was shown, or nobody is left to read it
             flush_outputs()
@@ -86,7 +90,7 @@ def _show_failure(text: str, exit_code: int, *, of_another: bool = False) -> Non
         show_problems(text)
 
 
-def _report_fault(error: Exception) -> int:
+def _report_fault(error: BaseException) -> int:
     handle, name = tempfile.mkstemp(prefix="expert-fault-", suffix=".txt")
     with os.fdopen(handle, "w", encoding="utf-8") as stream:
         stream.write(f"expert {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n")

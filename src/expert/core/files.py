@@ -41,7 +41,7 @@ def open_regular(path: Path) -> IO[bytes]:
     waited for, or read, without end."""
     _refuse_other_kinds(path, os.stat(path))  # opening some devices does something
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    stream = open(os.open(path, flags | getattr(os, "O_CLOEXEC", 0)), "rb")
+    stream = open(os.open(path, flags | getattr(os, "O_CLOEXEC", 0)), "rb")  # noqa: SIM115 - the caller's
     try:
         _refuse_other_kinds(path, os.fstat(stream.fileno()))
     except OSError:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from expert.core.files import read_json
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.model.errors import ModelError
+from expert.planning.models.model_files import (
+    MAX_CONFIG_BYTES,
+    check_model_files,
+    load_tokenizer_json,
+)
 from expert.planning.models.resolve import hub_id_of, is_hub_id, refuse_media
 from expert.planning.run_plan import ModelPlan
 
@@ -53,6 +58,7 @@ def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path |
             raise ModelError(_MODEL, what, f"use {CHAR_GPT}, a folder or a hub id")
         return folder
     folder = _fetched(model) if model.place == "hub" else Path(model.location)
+    check_model_files(folder)
     runs_its_own_program(model, folder, allowed=allow_remote_code)
     config = read_config(folder)
     refuse_media(config, folder / "config.json")
@@ -72,8 +78,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The object in a folder's config.json."""
     file = folder / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        config = read_json(file, MAX_CONFIG_BYTES)
+    except (OSError, ValueError) as error:
         what = f"no readable config.json: {error}"
         fix = "name the folder of a transformers model, or a hub id"
         raise ModelError(str(folder), what, fix) from error
@@ -157,13 +163,11 @@ def copy_tokenizer(source: Path, target: Path) -> list[str]:
 
 def text_encoder(folder: Path) -> Callable[[str], list[int]]:
     """A function from a text to its token ids, without special tokens; reads tokenizer.json."""
-    from tokenizers import Tokenizer
-
     file = folder / "tokenizer.json"
     if not file.is_file():
         what = "there is no tokenizer.json to encode the init_text of a soft prompt with"
         raise ModelError(str(folder), what, "use init_method: random or vocab_sample")
-    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer = load_tokenizer_json(file)
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)

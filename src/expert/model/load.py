@@ -338,15 +338,17 @@ def _load_base(
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **reading)
         _refuse_other_mixing(config, folder)
+        without_own_kernels(config)
+        config.use_cache = False
         with without_progress_bar():
             base, found = transformers.AutoModelForCausalLM.from_pretrained(
                 folder,
+                config=config,
                 dtype=dtype,
                 device_map={"": str(device)},
                 attn_implementation=IMPLEMENTATIONS[kernels.attention],
                 quantization_config=quantization,
                 use_safetensors=True,
-                use_cache=False,
                 output_loading_info=True,
                 **reading,
             )
@@ -363,6 +365,17 @@ def _load_base(
         raise ModelError(str(folder), what, "fetch the model again; the folder is incomplete")
     settle_quantised(base, model.quantization)
     return base
+
+
+def without_own_kernels(config: Any) -> None:
+    """Take from a configuration, and those inside it, the kernels that a model's folder asks for
+    by name: transformers would fetch and run some of them."""
+    for value in list(vars(config).values()):
+        if hasattr(value, "_attn_implementation_internal"):
+            without_own_kernels(value)
+    config._attn_implementation_internal = config._experts_implementation_internal = None
+    for name in ("attn_implementation", "experts_implementation"):
+        vars(config).pop(name, None)
 
 
 def _refuse_other_mixing(config: Any, folder: Path) -> None:

@@ -141,6 +141,11 @@ def _settle_all(draft: PlanDraft) -> None:
         settle_graphs_without_sizes(draft)
     settle_widths(draft)
     settle_optimisation(draft)
+    if draft.resolved.own_kernels:
+        asked = ", ".join(draft.resolved.own_kernels)
+        draft.warn(
+            "model.name", f"its config.json asks for {asked}, which is ignored: Expert chooses"
+        )
     for path, text in made_for_tiny(draft.model, draft.config, draft.resolved.shape):
         draft.warn(path, text)
     settle_watching(draft)
