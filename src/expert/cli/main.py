@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from expert import __version__
 from expert.cli.show.display import flush_outputs, nobody_reads, outputs, show_problems, silence
 from expert.core.errors import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE, ExpertError
+from expert.core.shortage import refuse_small_memory, shortage_behind
 from expert.core.world import record_failure
 
 if TYPE_CHECKING:
@@ -44,13 +45,16 @@ def run() -> None:
     except BrokenPipeError as error:
         sys.exit(_code_of_broken_pipe(error, watched))
     except OSError as error:
+        _show_shortage(error)
         _show_failure(f"{error.filename or 'output'}: {error.strerror or error}", EXIT_USAGE)
         sys.exit(EXIT_USAGE)
     except Exception as error:  # noqa: BLE001 - the last net: users see words and a file name
+        _show_shortage(error)
         sys.exit(_report_fault(error))
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # of Rust, which is no Exception
             raise
+        _show_shortage(error)
         sys.exit(_report_fault(error))
     finally:
         with contextlib.suppress(OSError):  # it was shown, or nobody is left to read it
@@ -61,6 +65,7 @@ def _run_command(watched: list[int]) -> None:
     """Run the command and flush its output here, where a reader that left is noticed."""
     from expert.cli.app import app
 
+    refuse_small_memory(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
     try:
         app()
     except SystemExit as end:
@@ -68,6 +73,14 @@ def _run_command(watched: list[int]) -> None:
             sys.exit(_code_of_broken_pipe(end.__context__, watched))
         flush_outputs()  # the exit code is that of the command itself
         raise
+
+
+def _show_shortage(error: BaseException) -> None:
+    """Leave where an error comes from too little memory, threads or open files, and say so."""
+    found = shortage_behind(error)
+    if found is not None:
+        _show_failure(str(found), found.exit_code)
+        sys.exit(found.exit_code)
 
 
 def _code_of_broken_pipe(error: BrokenPipeError, watched: list[int]) -> int:

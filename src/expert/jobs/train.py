@@ -47,16 +47,14 @@ def train(
     them may take long. `begin` is called with the run's folder. `group`: the processes that train
     together, of which this is the first; the others call `join`.
     """
+    from expert.parallel.group import Group
     from expert.run.open import Opened, open_run
 
-    opened = manifest
+    opened, group = manifest, group or Group()
     if not isinstance(opened, Opened):
         opened = open_run(
             opened, model=model, overrides=overrides, vram=vram, resume=resume, tell=tell
         )
-    from expert.parallel.group import Group  # imports torch: what cannot be opened is said before
-
-    group = group or Group()
     resumed = opened.resumed
     if resumed is not None and not allow_changed:
         over = _over_before(opened, resumed)

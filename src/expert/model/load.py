@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from expert.core.quiet import quiet_bitsandbytes, quiet_onednn
+from expert.core.shortage import shortage_behind
 from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32
 from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape
 from expert.model.adapters import AdaLoraRanks, add_adapter, ranks_of, saved_weights
@@ -353,7 +354,7 @@ def _load_base(
                 **reading,
             )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, torch.OutOfMemoryError) or shortage_behind(error):
             raise
         what = f"it could not be loaded: {first_line(error)}"
         fix = "check that the folder is complete and that transformers knows its model_type"
