@@ -106,8 +106,16 @@ def _pattern(pattern: str) -> Make:
 
     def make(folder: Path) -> None:
         values = json.loads((SOUND / "tokenizer.json").read_text())
-        cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-        values["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [cut, values["pre_tokenizer"]]}
+        cut = {
+            "type": "Split",
+            "pattern": {"Regex": pattern},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+        values["pre_tokenizer"] = {
+            "type": "Sequence",
+            "pretokenizers": [cut, values["pre_tokenizer"]],
+        }
         _write(folder / "tokenizer.json", json.dumps(values))
 
     return make
@@ -167,7 +175,9 @@ REFUSED: dict[str, Make] = {
     "a config nested deeply": _text("config.json", '{"a":' * 200_000),
     "a config of 6 MB": _text("config.json", '{"a": "' + "x" * 6_000_000 + '"}'),
     "a config that is not text": _text("config.json", b"\xff\xfe\x00{"),
-    "a number of a million digits": _text("config.json", '{"num_hidden_layers": ' + "9" * 10**6 + "}"),
+    "a number of a million digits": _text(
+        "config.json", '{"num_hidden_layers": ' + "9" * 10**6 + "}"
+    ),
     "an unknown kind of model": _config(model_type="no-such-kind", architectures=["Evil"]),
     "code of its own": _config(model_type="evil", auto_map={"AutoConfig": "evil.Config"}),
     "an encoder": _config(model_type="t5", is_encoder_decoder=True),
@@ -212,7 +222,8 @@ REFUSED: dict[str, Make] = {
     ),
     "a template of attributes": _text("chat_template.jinja", "{{ ''.__class__.__mro__ }}"),
     "a template list of numbers": _both(
-        _json("tokenizer_config.json", chat_template=[1, 2]), _text("chat_template.jinja", "{{ 1/0 }}")
+        _json("tokenizer_config.json", chat_template=[1, 2]),
+        _text("chat_template.jinja", "{{ 1/0 }}"),
     ),
 }
 """What no command may use, by what is hostile about it."""

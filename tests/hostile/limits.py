@@ -44,7 +44,12 @@ def limited(
             resource.setrlimit(kind, (most, most))
 
     log = folder / "output.txt"
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "COLUMNS": "200",
+    }
     with log.open("wb") as stream:
         process = subprocess.Popen(
             [sys.executable, "-m", "expert", *words],
@@ -67,4 +72,3 @@ def limited(
         used.ru_maxrss * 1024,
         used.ru_utime + used.ru_stime,
     )
-
