@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -121,15 +120,6 @@ def _pattern(pattern: str) -> Make:
     return make
 
 
-def _added(**changes: Any) -> Make:
-    def make(folder: Path) -> None:
-        values = json.loads((SOUND / "tokenizer.json").read_text())
-        values["model"] |= changes
-        _write(folder / "tokenizer.json", json.dumps(values))
-
-    return make
-
-
 def _both(*makes: Make) -> Make:
     def make(folder: Path) -> None:
         for one in makes:
@@ -230,11 +220,8 @@ REFUSED: dict[str, Make] = {
 
 FEW = (
     "an index names a pickle",
-    "an index leads out of the folder",
-    "a billion layers",
     "a gigabyte of vocabulary",
     "a config that is a pipe",
-    "a header of 100 GB",
 )
 """Those that every test run takes."""
 
@@ -251,8 +238,3 @@ def hostile(name: str, folder: Path) -> Path:
     """One of them, in a folder of its own."""
     ({**REFUSED, **HARMLESS})[name](sound_copy(folder))
     return folder
-
-
-def keep_small(folder: Path) -> None:
-    """Take away what takes room on the disk."""
-    shutil.rmtree(folder, ignore_errors=True)

@@ -119,9 +119,7 @@ def train(
     """Train an expert from its manifest, or the built-in character GPT on a text."""
     from expert.jobs.launch.joining import joined
     from expert.parallel.launch import follow_parent, world_from_environment
-    from expert.planning.models.resolve import resolve_model
-    from expert.planning.plan import choose_model
-    from expert.run.open import open_run, refuse_absent_gpu
+    from expert.run.open import check_base, open_run, refuse_absent_gpu
     from expert.run.stored.locate import newest_that_saved
 
     follow_parent()
@@ -158,8 +156,7 @@ def train(
         return
     allowed = {"allow_changed": allow_changed, "allow_remote_code": remote_code}
     result: RunResult | None
-    # Before torch is imported: what is wrong with a folder is said at once.
-    resolve_model(choose_model(read.manifest, model), read.folder)
+    check_base(read, model, allow_remote_code=remote_code)
     with joined(world, read, (*flags, *(overrides or ())), tell=_show_waiting) as group:
         if world.is_first:
             show_warnings(read, console)

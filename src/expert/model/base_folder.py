@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from expert.core.files import read_json
+from expert.core.files import read_json, read_text
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.model.errors import ModelError
 from expert.planning.models.model_files import (
@@ -89,6 +90,30 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def refuse_unknown_kind(folder: Path, *, allow_remote_code: bool) -> None:
+    """ModelError where transformers does not know the kind of a model, and no program of the model
+    may be run in its place. Its tables are read as text: importing them imports torch."""
+    config = read_config(folder)
+    kind, own = config.get("model_type"), bool(config.get("auto_map"))
+    found = find_spec("transformers")
+    tables = Path(found.origin).parent / "models" / "auto" if found and found.origin else Path()
+    texts = [read_text(file) for file in tables.glob("*auto*.py")]
+    if kind == CHAR_GPT or (own and allow_remote_code) or not texts:
+        return
+    if isinstance(kind, str) and any(f'"{kind}"' in text for text in texts):
+        return
+    if own:
+        raise _asks_to_run_code(folder)
+    what = f"transformers does not know the model_type {str(kind)[:100]!r} of its config.json"
+    raise ModelError(str(folder), what, "pip install -U transformers, or name another model")
+
+
+def _asks_to_run_code(folder: Path) -> ModelError:
+    what = "its config.json (auto_map) asks to run code that comes with the model"
+    fix = "pin a commit you have read as revision and add --allow-remote-code, or use another model"
+    return ModelError(str(folder), what, fix)
+
+
 def runs_its_own_program(model: ModelPlan, folder: Path, *, allowed: bool) -> bool:
     """True where the model can be built by a program of its own alone, and that program may run:
     it was asked for, and it is the one that was read. Where it may not, that is an error."""
@@ -102,9 +127,7 @@ def runs_its_own_program(model: ModelPlan, folder: Path, *, allowed: bool) -> bo
     # A snapshot's folder has the name of its commit; the contents of any other are not pinned.
     if allowed and pinned and folder.name == model.revision:
         return True
-    what = "its config.json (auto_map) asks to run code that comes with the model"
-    fix = "pin a commit you have read as revision and add --allow-remote-code, or use another model"
-    raise ModelError(str(folder), what, fix)
+    raise _asks_to_run_code(folder)
 
 
 def _fetched(model: ModelPlan) -> Path:

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 from expert.data.read.row_text import fault_in
 from expert.data.read.streams import (
     MAX_ROW_BYTES,
-    MOST_UNPACKED,
     UnpackLimit,
     bad_row,
     open_seekable,
@@ -24,6 +23,8 @@ from expert.data.read.streams import (
 from expert.data.records import UNREAD, BadRow, Row, Unread
 
 _BATCH_ROWS = 1000
+_BATCH_BYTES = 2**27
+_REPEATED_BYTES = 2**31
 _FILE_MAGIC = b"ARROW1"
 
 
@@ -31,16 +32,16 @@ def read_parquet(
     path: Path, unread: Unread = lambda: 0, max_unpacked: int | None = None
 ) -> Iterator[Row | BadRow]:
     """The rows of a Parquet file; a page is in memory at a time, not a row group."""
-    limit = UnpackLimit(path, max_unpacked)
     with (
         open_seekable(path, max_unpacked) as stream,
         arrow_errors(path, "Parquet"),
         pq.ParquetFile(stream, buffer_size=2**20) as file,
     ):
         groups = [file.metadata.row_group(n) for n in range(file.metadata.num_row_groups)]
-        limit.check(sum(group.total_byte_size for group in groups))
+        size = sum(group.total_byte_size for group in groups)
+        UnpackLimit(path, max_unpacked).check(size, path.stat().st_size)
         batches = file.iter_batches(_rows_at_once(groups))
-        yield from rows_of_batches(_up_to(limit, batches), str(path), unread)
+        yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), unread)
 
 
 def _rows_at_once(groups: list[Any]) -> int:
@@ -53,16 +54,16 @@ def _rows_at_once(groups: list[Any]) -> int:
             if start is not None and chunk.total_compressed_size > 0:
                 share = (chunk.data_page_offset - start) / chunk.total_compressed_size
                 largest = max(largest, share * chunk.total_uncompressed_size)
-    return max(1, min(_BATCH_ROWS, int(MOST_UNPACKED / largest)))
+    return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / largest)))
 
 
-def _up_to(limit: UnpackLimit, batches: Iterable[Any]) -> Iterator[Any]:
-    """The batches, up to the limit: values that a file holds once may stand in every row."""
-    size, most = 0, limit.most
+def _up_to(most: int | None, batches: Iterable[Any], path: Path) -> Iterator[Any]:
+    """The batches, up to the limit: what a file holds once, as a system prompt, may stand in every
+    row."""
+    size, limit, packed = 0, UnpackLimit(path, most, _REPEATED_BYTES), path.stat().st_size
     for batch in batches:
         size += batch.nbytes
-        if size > most:
-            limit.check(size)
+        limit.check(size, packed)
         yield batch
 
 
@@ -78,8 +79,7 @@ def read_arrow(
             batches = (reader.get_batch(n) for n in range(reader.num_record_batches))
         else:
             batches = iter(pa.ipc.open_stream(stream))
-        limited = _up_to(UnpackLimit(path, max_unpacked), batches)
-        yield from rows_of_batches(limited, str(path), unread)
+        yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), unread)
 
 
 @contextmanager

@@ -36,7 +36,8 @@ def read_excel(path: Path, max_unpacked: int | None = None) -> Iterator[Row | Ba
 def _refuse_bomb(stream: IO[bytes], limit: UnpackLimit) -> None:
     """DataError where a workbook, which is a zip file, says that it unpacks to more than it may."""
     with contextlib.suppress(zipfile.BadZipFile, ValueError, NotImplementedError):
-        limit.check(sum(member.file_size for member in zipfile.ZipFile(stream).infolist()))
+        members = zipfile.ZipFile(stream).infolist()
+        limit.check(sum(member.file_size for member in members), stream.seek(0, 2))
     stream.seek(0)
 
 

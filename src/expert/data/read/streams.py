@@ -23,10 +23,11 @@ MAX_ROW_BYTES = 5_000_000
 RAW_CHARACTERS = 200
 """How much of a bad row is kept for rejects.jsonl."""
 COMPRESSED = (".gz", ".zst")
-MOST_UNPACKED = 2**28
+MOST_UNPACKED = 2**26
 """Bytes that any file may unpack to."""
-MOST_TIMES = 100
-"""How many times its own size a file may unpack to. Rows of real data sets take 3 to 30 times."""
+MOST_TIMES = 200
+"""How many times its own size a file may unpack to, beyond that. Rows of real data sets take 3 to
+30 times; zip bombs of gzip a thousand times, of others more."""
 _WIDE_BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16's, which begins alike
     codecs.BOM_UTF32_BE: "utf-32",
@@ -47,23 +48,22 @@ class Overlong:
 
 @dataclass(frozen=True)
 class UnpackLimit:
-    """How many bytes a file may unpack to: so many, or by its size on the disk."""
+    """How many bytes a file may unpack to: as many as were asked for, or by its packed size."""
 
     path: Path
     asked: int | None = None
     """training.dataset.max_unpacked_size"""
+    least: int = MOST_UNPACKED
+    """What any file may unpack to."""
 
-    @property
-    def most(self) -> int:
-        return self.asked or max(MOST_UNPACKED, MOST_TIMES * self.path.stat().st_size)
-
-    def check(self, size: int) -> None:
-        """DataError where a file unpacks to more than it may."""
-        if size > self.most:
-            small = gib(self.path.stat().st_size)
-            what = f"its {small} unpack to more than {gib(self.most)}, the limit against zip bombs"
-            fix = "if the rows are yours, unpack it, or --set training.dataset.max_unpacked_size="
-            raise unusable(str(self.path), what, f"{fix}{max(10 * self.most, size) // 2**30 + 1}GB")
+    def check(self, unpacked: int, packed: int) -> None:
+        """DataError where so many bytes of a file unpack to more than they may."""
+        most = self.asked or max(self.least, MOST_TIMES * packed)
+        if unpacked > most:
+            what = f"{gib(packed)} of it unpack to more than {gib(most)}, as a zip bomb would"
+            room = max(100 * most, unpacked) // 2**30 + 1
+            fix = f"if it is sound: unpack it, or --set training.dataset.max_unpacked_size={room}GB"
+            raise unusable(str(self.path), what, fix)
 
 
 def open_bytes(path: Path, most: int | None = None) -> io.BufferedReader:
@@ -77,7 +77,7 @@ def open_bytes(path: Path, most: int | None = None) -> io.BufferedReader:
         # Unlike zstandard's reader, pyarrow's notices a stream that was cut off.
         import pyarrow
 
-        unpacked = pyarrow.input_stream(str(path), compression="zstd")
+        unpacked = pyarrow.input_stream(plain, compression="zstd")
     else:
         status = os.fstat(plain.fileno())
         if MOST_TIMES * 512 * getattr(status, "st_blocks", status.st_size) < status.st_size:
@@ -105,7 +105,7 @@ class _Unpacked(io.RawIOBase):
 
     def __init__(self, unpacked: Any, packed: IO[bytes], limit: UnpackLimit) -> None:
         self._unpacked, self._packed, self._limit = unpacked, packed, limit
-        self._most, self._read = limit.most, 0
+        self._read = 0
 
     def readable(self) -> bool:
         return True
@@ -113,13 +113,14 @@ class _Unpacked(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         count = int(self._unpacked.readinto(buffer))
         self._read += count
-        if self._read > self._most:
-            self._limit.check(self._read)
+        if self._read > MOST_UNPACKED:  # by what was read of the file: a bomb shows at once
+            self._limit.check(self._read, self._packed.tell())
         return count
 
     def close(self) -> None:
         self._unpacked.close()
-        self._packed.close()
+        if not self._packed.closed:
+            self._packed.close()
         super().close()
 
 

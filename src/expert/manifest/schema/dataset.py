@@ -117,8 +117,8 @@ class DatasetSpec(Section):
     max_bad_rows: CountFromZero = 0
     """Unreadable rows to tolerate; each is counted and written to rejects.jsonl."""
     max_unpacked_size: Size | None = None
-    """Most that a compressed data file may unpack to, such as "50GB"; null: 100 times its size, but
-    at least 256 MiB. It stops zip bombs."""
+    """Most that a compressed data file may unpack to, such as "50GB"; null: 200 times its size, but
+    at least 64 MiB. It stops zip bombs."""
 
     @property
     def most_unpacked(self) -> int | None:

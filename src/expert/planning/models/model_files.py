@@ -173,6 +173,8 @@ def _faults_of_names(folder: Path, names: set[str], config: Mapping[str, Any]) -
     for name, by in named.items():
         if not _PLAIN.fullmatch(name):
             yield f"{by} names {name[:100]!r}; only safetensors files in the same folder are read"
+    if config.get("is_encoder_decoder") is True:
+        yield "config.json: is_encoder_decoder; only models that continue a text are trained"
     if config and "adapter_config.json" in names:
         yield "adapter_config.json makes it an adapter; name the model it was trained on instead"
 
