@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.errors import ExpertError
-from expert.core.files import sha256_of, sync_file, sync_folder
+from expert.core.files import read_json, sha256_of, sync_file, sync_folder
 
 DONE = "DONE"
 MAX_DONE_BYTES = 16_000_000  # about 100,000 files; more is no listing of ours
@@ -214,7 +214,7 @@ def _listing(folder: Path) -> dict[str, dict[str, Any]]:
     if done.stat().st_size > MAX_DONE_BYTES:
         raise PublishError(f"{DONE} is too large to be a listing")
     try:
-        listed = json.loads(done.read_bytes())
+        listed = read_json(done)
     except (ValueError, RecursionError):
         raise PublishError(f"{DONE} is damaged") from None
     if not isinstance(listed, dict) or not all(map(_is_entry, listed.values())):

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from expert.core.errors import ExpertError
 from expert.core.events import plain, secrets_of_environment
-from expert.core.files import sync_folder, write_text_atomically
+from expert.core.files import read_json, sync_folder, write_text_atomically
 from expert.core.links import open_plain, refuse_links, refuse_links_inside
 from expert.core.publish import damage, is_alive
 
@@ -358,7 +358,7 @@ def in_turn(path: Path, doing: str, waits: Callable[[str], None]) -> Iterator[No
 def holder_of(path: Path) -> Holder | None:
     """Who a lock file names; None where it is not there or says nothing."""
     try:
-        told = json.loads(path.read_bytes())
+        told = read_json(path)
         return Holder(
             pid=int(told["pid"]),
             host=str(told["host"]),

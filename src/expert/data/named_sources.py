@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from expert.core.files import read_text
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import columns_of
 from expert.data.read.folders import saved_splits
@@ -203,7 +204,7 @@ def _fallen_back(named: NamedSources, misfits: list[str]) -> ChosenSources:
 def checked_before(folder: Path) -> TokenCheck | None:
     """What was found in tokens when they were converted; None where they are not."""
     try:
-        text = (folder / CHECKED).read_text(encoding="utf-8") if is_finished(folder) else "{}"
+        text = read_text(folder / CHECKED) if is_finished(folder) else "{}"
         found = json.loads(text)
         return TokenCheck.from_json(found) if found else None
     except (OSError, ValueError, TypeError, AttributeError):

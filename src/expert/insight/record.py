@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.events import Event, read_events
+from expert.core.files import read_json
 from expert.core.judged import outdated
 from expert.core.rundir import RunFolder, RunFolderError
 
@@ -84,7 +84,7 @@ def read_run(folder: Path) -> RunRecord:
 
 def _object(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

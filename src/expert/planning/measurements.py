@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from expert.core.files import alone, write_text_atomically
+from expert.core.files import alone, read_json, write_text_atomically
 from expert.planning.decisions import Decision
 from expert.planning.machine.threads import NAMES
 
@@ -107,7 +107,7 @@ def measurements_file(environ: Mapping[str, str] = os.environ) -> Path:
 def read_records(path: Path, kind: type[Record]) -> list[Record]:
     """Every readable record of a JSON list; a file that is absent or damaged has none."""
     try:
-        records = json.loads(path.read_text(encoding="utf-8"))
+        records = read_json(path)
     except (OSError, ValueError):
         return []
     found = []
@@ -247,7 +247,7 @@ def _same(rate: MeasuredRate, record: Any) -> bool:
 def _records(path: Path) -> list[Any]:
     """Everything in the file, understood or not."""
     try:
-        records = json.loads(path.read_text(encoding="utf-8"))
+        records = read_json(path)
     except FileNotFoundError:
         return []
     except ValueError:

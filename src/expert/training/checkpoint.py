@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from expert.core.errors import EXIT_NO_SPACE, ExpertError
-from expert.core.files import sync_folder
+from expert.core.files import read_json, sync_folder
 from expert.core.publish import damage, publishing
 from expert.core.rundir import checkpoint_name, checkpoints_in
 from expert.core.text import gib
@@ -282,7 +282,7 @@ def _decoded(value: Any) -> Any:
 def _head(path: Path) -> dict[str, Any]:
     """What state.json says; ValueError where it is not one of ours."""
     try:
-        head = json.loads((path / STATE).read_bytes())
+        head = read_json(path / STATE)
         fits = (
             head["format"] == FORMAT
             and type(head["step"]) is int

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from expert.core.files import write_text_atomically
+from expert.core.files import read_json, write_text_atomically
 from expert.core.rundir import in_turn
 from expert.data.examples.column_survey import ColumnSurvey, survey_rows
 from expert.data.read.sources import Source, content_hash, iterate
@@ -80,7 +80,7 @@ def _remembered(memory: Path, state: str, make: Callable[[], Any], keep: bool, w
 
 def _known(memory: Path) -> dict[str, Any]:
     try:
-        known = json.loads(memory.read_text(encoding="utf-8"))
+        known = read_json(memory)
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from expert.core.files import sha256_of, write_text_atomically
+from expert.core.files import read_json, read_text, sha256_of, write_text_atomically
 from expert.core.links import refuse_links, refuse_links_inside
 from expert.core.publish import DONE, PublishError, publishing, sweep
 from expert.core.rundir import in_turn
@@ -186,7 +186,7 @@ def misfit(folder: Path, recipe: Recipe) -> str:
     if not folder.is_dir() or _is_empty(folder):
         return "it is a file" if folder.exists() and not folder.is_dir() else ""
     try:
-        made_by = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
+        made_by = read_json(folder / RECIPE)
     except (OSError, ValueError):
         made_by = None
     if not is_finished(folder) or not isinstance(made_by, dict):
@@ -204,8 +204,8 @@ def look(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
     if not folder.exists():
         return _why_missing(folder, recipe, made_for)
     try:
-        made_by = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
-        listed = json.loads((folder / DONE).read_text(encoding="utf-8"))
+        made_by = read_json(folder / RECIPE)
+        listed = read_json(folder / DONE)
         sizes = {name: (folder / name).stat().st_size for name in listed}
     except (OSError, ValueError):
         return f"{folder} is not a finished prepared-token folder"
@@ -224,8 +224,8 @@ def _why_missing(folder: Path, recipe: Recipe, made_for: str) -> str:
         return "first use of this data"
     for neighbour in neighbours:
         try:
-            other = json.loads(neighbour.read_text(encoding="utf-8"))
-            told = neighbour.with_name(MADE_FOR).read_text(encoding="utf-8").strip()
+            other = read_json(neighbour)
+            told = read_text(neighbour.with_name(MADE_FOR)).strip()
         except (OSError, ValueError):  # damaged, or of a version that did not say what it is for
             continue
         if told == made_for:
@@ -240,7 +240,7 @@ def find_damage(folder: Path) -> str:
     opening a large cache does not read it.
     """
     try:
-        listed = json.loads((folder / DONE).read_text(encoding="utf-8"))
+        listed = read_json(folder / DONE)
     except FileNotFoundError:
         return f"{DONE} is missing"
     seen = folder.with_name(f".{folder.name}.verified")
@@ -254,7 +254,7 @@ def find_damage(folder: Path) -> str:
             return f"{name} has {status.st_size} bytes instead of {entry['size']}"
         stamps[name] = [status.st_size, status.st_mtime_ns]
     text = json.dumps(stamps)
-    if seen.is_file() and seen.read_text(encoding="utf-8") == text:
+    if seen.is_file() and read_text(seen) == text:
         return ""
     for name, entry in listed.items():
         if sha256_of(folder / name) != entry["sha256"]:
@@ -264,7 +264,7 @@ def find_damage(folder: Path) -> str:
 
 
 def read_statistics(folder: Path) -> DocumentStatistics:
-    text = (folder / STATISTICS).read_text(encoding="utf-8")
+    text = read_text(folder / STATISTICS)
     return DocumentStatistics.from_json(json.loads(text))
 
 
@@ -435,6 +435,6 @@ def _done(place: Path) -> dict[int, int]:
     found = {}
     for path in place.glob("part-*.json"):
         with contextlib.suppress(OSError, ValueError):
-            rows = int(json.loads(path.read_text(encoding="utf-8")))
+            rows = int(read_json(path))
             found[int(path.stem.removeprefix("part-"))] = rows
     return found

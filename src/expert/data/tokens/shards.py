@@ -26,7 +26,7 @@ from types import TracebackType
 
 import numpy as np
 
-from expert.core.files import sha256_of, sync_file, write_text_atomically
+from expert.core.files import read_json, sha256_of, sync_file, write_text_atomically
 from expert.data.records import BadRow, DataError, Dropped, Made, Row, Segment, Unread
 from expert.data.tokens.documents import Ids, open_shards, write_shard
 from expert.data.tokens.encoder import EncodedBatch, Encoder
@@ -183,7 +183,7 @@ def written(place: Path, first: int) -> Piece | None:
     """The piece that begins at a row, where it is whole; its documents stay on disk."""
     piece = Piece(first)
     try:
-        told = json.loads((place / f"{piece.name}.json").read_bytes())
+        told = read_json(place / f"{piece.name}.json")
         for row, made in told["left_out"]:
             piece.left_out[row] = BadRow(**made) if "file" in made else Dropped(**made)
         piece.sizes = array("q", told["sizes"])

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from expert.core.errors import ExpertError
+from expert.core.files import read_json
 from expert.core.text import counted
 from expert.insight.findings.evidence import CROWDED_CORES
 from expert.insight.ladder.pairs import Paired
@@ -213,7 +214,7 @@ def read_ladder(path: Path) -> Ladder:
     """The result in a file, or in a folder that holds one."""
     file = path / FILE if path.is_dir() else path
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = read_json(file)
     except OSError as error:
         gone = isinstance(error, FileNotFoundError)
         why = "there is no such file" if gone else error.strerror

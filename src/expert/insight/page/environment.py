@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from expert.core.files import open_regular, read_json
 from expert.core.rundir import found_again
 from expert.core.text import count, counted, gib
 from expert.insight.event_text import planned_value
@@ -104,7 +106,7 @@ def read_small_json(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
             return {}
-        return mapping(json.loads(path.read_text(encoding="utf-8")))
+        return mapping(read_json(path))
     except (OSError, ValueError, RecursionError):
         return {}
 
@@ -151,7 +153,7 @@ def _histogram(facts: Mapping[str, Any], place: int) -> Figure | None:
 def _rejects(path: Path) -> Iterator[Fact]:
     """The first rows that could not be used, with the reasons; the file may be long."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as stream:
+        with io.TextIOWrapper(open_regular(path), "utf-8", "replace") as stream:
             for _, line in zip(range(SHOWN_REJECTS), stream, strict=False):
                 facts = mapping(json.loads(line))
                 where = next((facts[key] for key in ("line", "row", "number") if key in facts), "–")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.events import read_events
+from expert.core.files import read_json
 from expert.core.publish import damage, publishing
 from expert.jobs.export.card_code import Asking, asked_as
 from expert.jobs.export.checks import (
@@ -224,7 +225,7 @@ def _name_base(plan: RunPlan, target: Path) -> None:
     """The base by the name that others know: PEFT writes the folder it was in on this machine. A
     base that comes with Expert and is on no hub is copied beside its adapter."""
     for file in target.rglob("adapter_config.json"):
-        settings = json.loads(file.read_text(encoding="utf-8"))
+        settings = read_json(file)
         settings["base_model_name_or_path"] = portable_base(plan.model, needed=False).name
         text = json.dumps(settings, indent=2, sort_keys=True)
         file.write_text(text + "\n", encoding="utf-8")
@@ -305,7 +306,7 @@ def _exported(
 
 def _write_card(source: _Source, expected: _Expected, target: Path, done: Exported) -> None:
     def stored(file: Path) -> dict[str, Any]:
-        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+        return dict(read_json(file)) if file.is_file() else {}
 
     folder = source.folder
     events = list(read_events(folder.events)) if folder.events.is_file() else []

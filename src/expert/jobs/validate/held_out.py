@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
+from expert.core.files import read_text
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import Columns, columns_of
 from expert.data.examples.formats import example_of
@@ -89,7 +90,7 @@ def draw_again(
     from expert.data.splits import prepare_splits
     from expert.data.tokens.prepare import look
 
-    text = folder.manifest.read_text(encoding="utf-8")
+    text = read_text(folder.manifest)
     read = ReadManifest(Manifest.model_validate_json(text), str(folder.manifest), place)
     learnt = learnt_rows(folder)
     named = sources_of(spec, place, read.manifest.training.config.pretokenized_cache)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.files import read_json
 from expert.judging.domain import OPEN, TEXT, domain_of, kind_of_answers
 from expert.judging.gate import MAX_REGRESSION, MIN_ACCURACY, Demands
 from expert.judging.judge_command import MIN_SCORE, SECONDS, JudgeCommand, NoJudge
@@ -129,7 +129,7 @@ def _decided(
         return domain, f"--domain {domain}"
     if test.domain:
         return test.domain, f"{test.name} names its domain"
-    manifest: Mapping[str, Any] = json.loads(folder.manifest.read_text(encoding="utf-8"))
+    manifest: Mapping[str, Any] = read_json(folder.manifest)
     written = domain_of(manifest.get("capabilities") or (), plan.decoding)
     if written:
         return written, "the manifest names it (decoding or capabilities)"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.core.files import read_json
 from expert.core.judged import outdated
 from expert.core.text import counted, loss
 from expert.judging.gate import MIN_ACCURACY
@@ -111,7 +111,7 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
     if not folder.validation.is_file():
         return None
     try:
-        found = json.loads(folder.validation.read_text(encoding="utf-8"))
+        found = read_json(folder.validation)
         gate, part = found["gate"], found.get("partial") or {}
         told, settings = found.get("rows") or {}, found.get("settings") or {}
         told = found.get("new_rows") or told  # what the gate counted

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
+from expert.core.files import read_json
 from expert.manifest.schema.kinds import ADAPTERS, takes
 from expert.manifest.schema.manifest import CharGptShape
 from expert.planning.draft import SET, PlanDraft
@@ -91,7 +91,7 @@ def _has_chat_template(folder: Path) -> bool:
     if (folder / "chat_template.jinja").is_file():
         return True
     try:
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "tokenizer_config.json")
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and bool(config.get("chat_template"))

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_RUN_FAILED
+from expert.core.files import read_json
 from expert.parallel.launch import FAILURE_FILE, last_failure
 from expert.run.session.failures import RunFailed, nothing_left
 from expert.run.session.session import Session, change_plan, continue_from, save
@@ -88,7 +89,7 @@ def take_failure(session: Session) -> None:
     def read() -> dict[str, Any] | None:
         for path in (session.folder.path / FAILURE_FILE, last_failure()):
             try:
-                found = json.loads(path.read_text(encoding="utf-8")) if path else None
+                found = read_json(path) if path else None
             except (OSError, ValueError):
                 continue
             if path is not None and found is not None:

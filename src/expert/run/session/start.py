@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.core.files import read_json
 from expert.run.session.session import Session, Start
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _rows_hash(folder: Path) -> str | None:
     from expert.data.tokens.prepare import RECIPE
 
     try:
-        found = json.loads((folder / RECIPE).read_text(encoding="utf-8")).get("data")
+        found = read_json(folder / RECIPE).get("data")
     except (OSError, ValueError, AttributeError):
         return None
     return str(found) if found else None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.events import read_events
+from expert.core.files import read_json
 from expert.core.publish import damage
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _TELLING = ("started", "data", "finished")
 def changed_options(folder: RunFolder, manifest: Manifest) -> list[Option]:
     """What was asked for at the start of a run and is not asked for now."""
     try:
-        then = dict(leaves(json.loads(folder.manifest.read_text(encoding="utf-8"))))
+        then = dict(leaves(read_json(folder.manifest)))
     except (OSError, ValueError):
         return []
     now = dict(leaves(manifest.model_dump(mode="json")))
@@ -49,8 +50,8 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
     from expert.planning.draft import Kept
 
     try:
-        plan = json.loads(folder.plan.read_text(encoding="utf-8"))
-        then = json.loads(folder.manifest.read_text(encoding="utf-8"))
+        plan = read_json(folder.plan)
+        then = read_json(folder.manifest)
         config, models = then["training"]["config"], then["base_models"]
         rows, model = plan["batch"]["examples_per_update"], plan["model"]
         asked = {each["name"]: each["quantization"] for each in models}[model["name"]]
@@ -71,7 +72,7 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
 def changed_since(folder: RunFolder, manifest: Manifest) -> list[Option]:
     """The same without keys that only a later version than that of the run has."""
     try:
-        recorded = json.loads(folder.manifest.read_text(encoding="utf-8"))
+        recorded = read_json(folder.manifest)
     except (OSError, ValueError):
         return []
     known = [path for path, _ in leaves(recorded)]

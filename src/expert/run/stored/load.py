@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.files import read_bytes, read_json
 from expert.core.rundir import RunFolder, RunFolderError
 from expert.run.stored.choose_checkpoint import BASE, Choice, NothingTrained
 
@@ -47,7 +47,7 @@ def read_plan(folder: RunFolder) -> RunPlan:
     from expert.run.stored.locate import with_places_now
 
     try:
-        return with_places_now(RunPlan.model_validate_json(folder.plan.read_bytes()), folder)
+        return with_places_now(RunPlan.model_validate_json(read_bytes(folder.plan)), folder)
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise RunFolderError(
@@ -226,7 +226,7 @@ def _characters_of(folder: RunFolder) -> str:
     for place in (folder.path, folder.final):
         file = place / "vocabulary.json"
         if file.is_file():
-            return str(json.loads(file.read_text(encoding="utf-8"))["characters"])
+            return str(read_json(file)["characters"])
     raise NothingTrained(
         f"{folder.path}: vocabulary.json is missing: the characters of the model are unknown  "
         "(let the run finish with --resume)"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.events import Event, read_events
+from expert.core.files import read_json
 from expert.core.links import refuse_links
 from expert.core.publish import DONE
 from expert.core.rundir import (
@@ -146,7 +146,7 @@ def manifest_of(folder: RunFolder, started: Event | None = None) -> str:
     `started`: the event of its start, where it is known already."""
     told = start_of(folder) if started is None else started
     try:
-        plan = json.loads(folder.plan.read_text(encoding="utf-8"))
+        plan = read_json(folder.plan)
         then, now = str(plan["watch"]["output_dir"]), folder.path.absolute().parent
         told = {"manifest": str(found_again(told["manifest"], runs_then=then, runs_now=now))}
     except (OSError, ValueError, KeyError, TypeError):  # the plan does not tell where it was

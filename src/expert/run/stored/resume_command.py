@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.files import read_json
 from expert.run.stored.locate import manifest_of, start_of
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _text_of_characters(recorded: dict[str, Any]) -> str | None:
 
 def _recorded(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

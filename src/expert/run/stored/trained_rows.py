@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from expert.core.files import read_json
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -74,7 +75,7 @@ def recipe_in(folder: Path) -> tuple[str, dict[str, Any]] | None:
     from expert.data.tokens.prepare import RECIPE, Recipe, short_key
 
     try:
-        recipe = Recipe(**json.loads((folder / RECIPE).read_text(encoding="utf-8")))
+        recipe = Recipe(**read_json(folder / RECIPE))
     except (OSError, ValueError, TypeError):
         return None
     return short_key(recipe.key()), asdict(recipe)
