@@ -59,9 +59,9 @@ def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path |
             raise ModelError(_MODEL, what, f"use {CHAR_GPT}, a folder or a hub id")
         return folder
     folder = _fetched(model) if model.place == "hub" else Path(model.location)
-    check_model_files(folder)
     runs_its_own_program(model, folder, allowed=allow_remote_code)
     config = read_config(folder)
+    check_model_files(folder)
     refuse_media(config, folder / "config.json")
     _refuse_other_quantisation(config, folder)
     if not any(folder.glob("*.safetensors")):

@@ -62,9 +62,25 @@ def _up_to(most: int | None, batches: Iterable[Any], path: Path) -> Iterator[Any
     row."""
     size, limit, packed = 0, UnpackLimit(path, most, _REPEATED_BYTES), path.stat().st_size
     for batch in batches:
-        size += batch.nbytes
-        limit.check(size, packed)
-        yield batch
+        repeated = [column for column in batch.columns if pa.types.is_dictionary(column.type)]
+        largest = max((column.dictionary.nbytes for column in repeated), default=1)
+        rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, largest)))
+        for start in range(0, batch.num_rows, rows):
+            part = (
+                _with_own_values(batch.slice(start, rows)) if repeated else batch.slice(start, rows)
+            )
+            size += part.nbytes
+            limit.check(size, packed)
+            yield part
+
+
+def _with_own_values(batch: Any) -> Any:
+    """The batch with every value in its row, also those that are kept once for all rows."""
+    columns = [
+        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def read_arrow(

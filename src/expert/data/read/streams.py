@@ -53,12 +53,12 @@ class UnpackLimit:
     path: Path
     asked: int | None = None
     """training.dataset.max_unpacked_size"""
-    least: int = MOST_UNPACKED
-    """What any file may unpack to."""
+    least: int | None = None
+    """What any file may unpack to; None: MOST_UNPACKED."""
 
     def check(self, unpacked: int, packed: int) -> None:
         """DataError where so many bytes of a file unpack to more than they may."""
-        most = self.asked or max(self.least, MOST_TIMES * packed)
+        most = self.asked or max(self.least or MOST_UNPACKED, MOST_TIMES * packed)
         if unpacked > most:
             what = f"{gib(packed)} of it unpack to more than {gib(most)}, as a zip bomb would"
             room = max(100 * most, unpacked) // 2**30 + 1
