@@ -16,21 +16,27 @@ from tests.wording import wording
 
 
 @each(
-    "error, key",
+    "error, text",
     [
-        (MemoryError(), "no-memory"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), "no-memory"),
-        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "no-memory"),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: 4 TB"), "no-memory"),
-        (RuntimeError("can't start new thread"), "no-thread"),
-        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "no-thread"),
-        (OSError(errno.EMFILE, "Too many open files", "rows.jsonl"), "no-file"),
+        (MemoryError(), wording("no-memory")),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), wording("no-memory")),
+        (
+            ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+            wording("no-memory"),
+        ),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: 4 TB"),
+            wording("no-memory"),
+        ),
+        (RuntimeError("can't start new thread"), wording("no-thread")),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), wording("no-thread")),
+        (OSError(errno.EMFILE, "Too many open files", "rows.jsonl"), wording("no-file")),
     ],
 )
-def test_an_error_that_comes_from_a_shortage_is_told_as_one(error, key):
+def test_an_error_that_comes_from_a_shortage_is_told_as_one(error, text):
     found = shortage_behind(error)
     assert found is not None
-    assert wording(key) in str(found)
+    assert text in str(found)
     assert found.exit_code == 4
 
 

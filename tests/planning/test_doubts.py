@@ -8,29 +8,41 @@ from tests.wording import wording
 
 
 @each(
-    "config, path, key",
+    "config, path, text",
     [
-        ({"dropout": 1.0}, "adapter.dropout", "dropout-trains-nothing"),
-        ({"dropout": 0.9}, "adapter.dropout", "dropout-drops-much"),
-        ({"weight_decay": 1e10}, "optim.weight_decay", "decay-explodes"),
-        ({"weight_decay": 5000, "learning_rate": 2e-4}, "optim.weight_decay", "decay-takes-all"),
-        ({"weight_decay": 200, "learning_rate": 2e-4}, "optim.weight_decay", "decay-takes-much"),
-        ({"learning_rate": 0.5}, "optim.learning_rate", "rate-diverges"),
-        ({"learning_rate": 1e-12}, "optim.learning_rate", "rate-too-small"),
-        ({"adam_epsilon": 1.0}, "optim.epsilon", "epsilon-too-large"),
-        ({"max_grad_norm": 1e-9}, "optim.max_grad_norm", "norm-too-small"),
-        ({"lr_scheduler_kwargs": {"min_lr": 0.1}}, "optim.scheduler_options", "rate-rises"),
-        ({"warmup_ratio": 1.0}, "optim.warmup_ratio", "warmup-is-all"),
+        ({"dropout": 1.0}, "adapter.dropout", wording("dropout-trains-nothing")),
+        ({"dropout": 0.9}, "adapter.dropout", wording("dropout-drops-much")),
+        ({"weight_decay": 1e10}, "optim.weight_decay", wording("decay-explodes")),
+        (
+            {"weight_decay": 5000, "learning_rate": 2e-4},
+            "optim.weight_decay",
+            wording("decay-takes-all"),
+        ),
+        (
+            {"weight_decay": 200, "learning_rate": 2e-4},
+            "optim.weight_decay",
+            wording("decay-takes-much"),
+        ),
+        ({"learning_rate": 0.5}, "optim.learning_rate", wording("rate-diverges")),
+        ({"learning_rate": 1e-12}, "optim.learning_rate", wording("rate-too-small")),
+        ({"adam_epsilon": 1.0}, "optim.epsilon", wording("epsilon-too-large")),
+        ({"max_grad_norm": 1e-9}, "optim.max_grad_norm", wording("norm-too-small")),
+        (
+            {"lr_scheduler_kwargs": {"min_lr": 0.1}},
+            "optim.scheduler_options",
+            wording("rate-rises"),
+        ),
+        ({"warmup_ratio": 1.0}, "optim.warmup_ratio", wording("warmup-is-all")),
         (
             {"early_stopping_patience": 2, "early_stopping_threshold": 1e3, "max_steps": 5},
             "watch.early_stopping_threshold",
-            "never-improves",
+            wording("never-improves"),
         ),
     ],
 )
-def test_what_trains_nothing_or_explodes_is_a_warning_of_the_plan(config, path, key):
+def test_what_trains_nothing_or_explodes_is_a_warning_of_the_plan(config, path, text):
     said = [remark for remark in plan(manifest(config)).remarks if remark.path == path]
-    assert wording(key) in [remark.text for remark in said]
+    assert text in [remark.text for remark in said]
     assert {remark.kind for remark in said} == {"warning"}
 
 

@@ -16,7 +16,7 @@ from tests.hostile.folders import HARMLESS, REFUSED, SOUND, hostile, sound_copy
 from tests.wording import wording
 
 # Said by who needs it: transformers knows its kinds of models, templates run in a sandbox.
-LATER = ("a template", "a tokenizer", "a pattern", "an unknown kind", "code of its own")
+LATER = ("a template", "a tokenizer", "a pattern", "an unknown kind", "code of")
 OF_ANOTHER_KIND = ("pipe", "device", "GB")
 
 

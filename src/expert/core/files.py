@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import stat
@@ -16,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from expert.core.links import open_plain
 from expert.core.text import gib
@@ -24,11 +25,11 @@ from expert.core.text import gib
 MAX_TEXT_BYTES = 256_000_000
 """Most that is read at once of a text that is kept whole: a tokenizer, a manifest, a plan."""
 _KINDS = {
-    stat.S_IFDIR: "is a folder",
-    stat.S_IFIFO: "is a pipe",
-    stat.S_IFSOCK: "is a socket",
-    stat.S_IFCHR: "is a device",
-    stat.S_IFBLK: "is a device",
+    stat.S_IFDIR: "folder",
+    stat.S_IFIFO: "pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
 }
 
 
@@ -36,7 +37,7 @@ class NotRegular(OSError):
     """A pipe, a socket or a device where a file was to be read."""
 
 
-def open_regular(path: Path) -> IO[bytes]:
+def open_regular(path: Path) -> io.BufferedReader:
     """The bytes of a regular file, also through links; OSError of anything else, which could be
     waited for, or read, without end."""
     _refuse_other_kinds(path, os.stat(path))  # opening some devices does something
@@ -52,10 +53,10 @@ def open_regular(path: Path) -> IO[bytes]:
 
 def _refuse_other_kinds(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        what = _KINDS.get(stat.S_IFMT(status.st_mode), "is not a plain file")
+        what = _KINDS.get(stat.S_IFMT(status.st_mode), "thing of another kind")
         if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, what, str(path))
-        raise NotRegular(errno.EINVAL, f"{what}, not a regular file", str(path))
+            raise IsADirectoryError(errno.EISDIR, f"is a {what}", str(path))
+        raise NotRegular(errno.EINVAL, f"is a {what}, not a regular file", str(path))
 
 
 def read_bytes(path: Path, most: int = MAX_TEXT_BYTES) -> bytes:
@@ -64,7 +65,7 @@ def read_bytes(path: Path, most: int = MAX_TEXT_BYTES) -> bytes:
         found = stream.read(most + 1)
         if len(found) > most:
             size = max(os.fstat(stream.fileno()).st_size, len(found))
-            what = f"has {gib(size)}; at most {gib(most)} are read"
+            what = f"has {gib(size)}; no more than {gib(most)} are read"
             raise OSError(errno.EFBIG, what, str(path))
     return found
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from expert.data.read.rows import read_rows
-from expert.data.records import DataError, Row
+from expert.data.records import BadRow, DataError, Row
 from tests.data.read.row_files import FILES, RIVERS, refusal, written, zst
 from tests.each import each
 from tests.wording import wording
@@ -138,6 +138,9 @@ def test_cells_of_many_megabytes_are_bad_rows(tmp_path):
     noise = os.urandom(3_000_000).hex()
     pq.write_table(pa.table({"a": ["x", noise, "y"]}), tmp_path / "a.parquet")
     first, bad, last = read_rows(tmp_path / "a.parquet")
+    assert isinstance(first, Row)
+    assert isinstance(bad, BadRow)
+    assert isinstance(last, Row)
     assert (first.values, last.values) == ({"a": "x"}, {"a": "y"})
     assert (bad.line, bad.reason) == (2, wording("6-mb-long"))
 
@@ -178,5 +181,7 @@ def test_a_file_that_was_never_written_is_refused(tmp_path):
 )
 def test_a_key_that_is_there_twice_makes_a_bad_row(name, text, tmp_path):
     bad, row = read_rows(written(tmp_path, name, text.encode()))
+    assert isinstance(bad, BadRow)
+    assert isinstance(row, Row)
     assert bad.reason == wording("key-there-twice")
     assert row.values == {"a": 1}

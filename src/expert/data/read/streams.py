@@ -82,7 +82,7 @@ def open_bytes(path: Path, most: int | None = None) -> io.BufferedReader:
         status = os.fstat(plain.fileno())
         if MOST_TIMES * 512 * getattr(status, "st_blocks", status.st_size) < status.st_size:
             _refuse_holes(plain, path, most)
-        return plain  # type: ignore[return-value]
+        return plain
     return io.BufferedReader(_Unpacked(unpacked, plain, UnpackLimit(path, most)), _BUFFER_BYTES)
 
 

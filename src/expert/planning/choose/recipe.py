@@ -40,9 +40,9 @@ def settle_model(draft: PlanDraft) -> None:
     draft.settle("model.place", found.place, found.because)
     draft.settle("model.location", found.location, found.because)
     if found.own_kernels:
-        asked = ", ".join(found.own_kernels)
+        kernels = ", ".join(found.own_kernels)
         draft.warn(
-            "model.name", f"its config.json asks for {asked}; kernels are chosen by the plan"
+            "model.name", f"its config.json asks for {kernels}; kernels are chosen by the plan"
         )
     if found.weights is not None:
         # The name stays when another version of the package brings other weights.

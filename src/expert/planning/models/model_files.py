@@ -146,9 +146,9 @@ def _looked_into(
         most = MAX_CONFIG_BYTES if name == "config.json" else _MAX_HEADER_BYTES
         most = _MAX_TOKENIZER_BYTES if name in _TOKENIZER else most
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            problems.append(f"{name} is a pipe, a socket or a device")
+            problems.append(f"{name} is not a regular file")
         elif name.endswith(_TEXTS) and size > most:
-            problems.append(f"{name} has {gib(size)}; at most {gib(most)} are read")
+            problems.append(f"{name} has {gib(size)}; no more than {gib(most)} are read")
     if problems:
         return tuple(problems), ()
     names = {name for name, *_ in state}
@@ -246,7 +246,9 @@ def _header(file: Path) -> dict[str, list[int]]:
         if size < 8 or length > size - 8:
             raise _Unfit("not a safetensors file, or cut off")
         if length > _MAX_HEADER_BYTES:
-            raise _Unfit(f"its header has {gib(length)}; at most {gib(_MAX_HEADER_BYTES)} are read")
+            raise _Unfit(
+                f"its header has {gib(length)}; no more than {gib(_MAX_HEADER_BYTES)} are read"
+            )
         try:
             found = json.loads(stream.read(length))
         except RecursionError:
