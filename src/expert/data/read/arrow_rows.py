@@ -23,7 +23,7 @@ from expert.data.read.streams import (
 from expert.data.records import UNREAD, BadRow, Row, Unread
 
 _BATCH_ROWS = 1000
-_BATCH_BYTES = 2**27
+_BATCH_BYTES = 2**25
 _REPEATED_BYTES = 2**31
 _FILE_MAGIC = b"ARROW1"
 
