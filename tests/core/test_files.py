@@ -1,14 +1,25 @@
-"""A file that is replaced is the old one or the new one, never half of either."""
+"""A file that is replaced is the old one or the new one; only regular files are read."""
 
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from pathlib import Path
 
 import pytest
 
-from expert.core.files import sync_folder, write_text_atomically
+from expert.core.files import (
+    open_regular,
+    read_bytes,
+    read_json,
+    read_text,
+    sha256_of,
+    sync_folder,
+    write_text_atomically,
+)
+from tests.each import each
+from tests.wording import wording
 
 
 def _mode(path: Path) -> int:
@@ -102,3 +113,54 @@ def test_a_folder_that_is_not_there_cannot_be_synced(tmp_path: Path):
     sync_folder(tmp_path)
     with pytest.raises(FileNotFoundError):
         sync_folder(tmp_path / "gone")
+
+
+def _pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "pipe")
+    return folder / "pipe"
+
+
+def _socket(folder: Path) -> Path:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / "s"))
+    return folder / "s"
+
+
+def _device(folder: Path) -> Path:
+    (folder / "link").symlink_to("/dev/zero")
+    return folder / "link"
+
+
+@each("make, kind", [(_pipe, "pipe"), (_socket, "socket"), (_device, "device")])
+def test_only_a_regular_file_is_opened_and_nothing_is_waited_for(make, kind, tmp_path: Path):
+    place = make(tmp_path)
+    for read in (open_regular, read_bytes, read_text, read_json, sha256_of):
+        with pytest.raises(OSError, match=f"is a {kind}") as refused:
+            read(place)
+        assert refused.value.filename == str(place)
+
+
+def test_a_folder_is_refused_as_python_would(tmp_path: Path):
+    with pytest.raises(IsADirectoryError):
+        read_text(tmp_path)
+
+
+def test_a_link_to_a_regular_file_is_followed(tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo")
+    (tmp_path / "link").symlink_to("a.txt")
+    assert read_text(tmp_path / "link") == "one\ntwo"
+    assert read_bytes(tmp_path / "link") == b"one\r\ntwo"
+
+
+def test_no_more_than_the_limit_is_read(tmp_path: Path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"x" * 2049)
+    assert len(read_bytes(path, 2049)) == 2049
+    with pytest.raises(OSError, match=wording("at-most-are-read")):
+        read_text(path, 2048)
+
+
+def test_json_nested_too_deeply_is_a_value_that_cannot_be_read(tmp_path: Path):
+    (tmp_path / "a.json").write_text("[" * 200_000)
+    with pytest.raises(ValueError, match=wording("json-nested-too-deeply")):
+        read_json(tmp_path / "a.json")

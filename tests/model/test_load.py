@@ -13,6 +13,7 @@ from expert.model.base_folder import base_reference, built_in_folder, model_fold
 from expert.model.errors import ModelError
 from expert.model.load import LoadedModel, check_vocabulary, load_model
 from expert.model.saving import save_trained
+from expert.planning.models.model_files import UnfitModelFolder
 from tests.each import each
 from tests.model.models import (
     VOCABULARY,
@@ -202,7 +203,8 @@ def test_a_missing_folder_is_refused(tmp_path: Path):
 def test_torn_weights_are_refused(tmp_path: Path):
     folder = tiny_model(tmp_path)
     (folder / "model.safetensors").write_bytes(b"\x10\x00")
-    assert wording("it-could-not-be") in refusal(lambda: load(folder))
+    with pytest.raises(UnfitModelFolder, match=wording("not-a-safetensors-file")):
+        load(folder)
 
 
 def test_missing_weights_are_refused(tmp_path: Path):

@@ -8,7 +8,7 @@ import pytest
 
 from expert.planning.choose.sequences import NoRoomForText
 from tests.each import each
-from tests.planning.planning import decision, manifest, plan
+from tests.planning.planning import NO_TENSORS, decision, manifest, plan
 from tests.wording import wording
 
 RELEASED = {"type": "lora", "r": 8, "alpha": 8, "dropout": 0.05, "target_modules": ["q_proj"]}
@@ -139,7 +139,7 @@ def test_a_model_of_the_hub_is_asked_the_same_way_once_it_was_fetched(tmp_path):
     cached = tmp_path / "hub" / "models--openai-community--gpt2" / "snapshots" / "abc"
     cached.mkdir(parents=True)
     (cached / "config.json").write_text("{}", encoding="utf-8")
-    (cached / "model.safetensors").write_bytes(b"")
+    (cached / "model.safetensors").write_bytes(NO_TENSORS)
     base = [{"name": "openai-community/gpt2"}]
     made = plan(manifest(base_models=base), environ={"HF_HOME": str(tmp_path)})
     assert (made.model.place, made.model.prompt_template) == ("hf cache", "tokenizer")

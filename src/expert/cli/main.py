@@ -16,6 +16,7 @@ from expert import __version__
 from expert.cli.show.display import flush_outputs, nobody_reads, outputs, show_problems, silence
 from expert.core.errors import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE, ExpertError
 from expert.core.secrets import redacted
+from expert.core.shortage import refuse_small_memory, shortage_behind
 from expert.core.world import record_failure
 
 if TYPE_CHECKING:
@@ -46,9 +47,16 @@ def run() -> None:
     except BrokenPipeError as error:
         sys.exit(_code_of_broken_pipe(error, watched))
     except OSError as error:
+        _show_shortage(error)
         _show_failure(f"{error.filename or 'output'}: {error.strerror or error}", EXIT_USAGE)
         sys.exit(EXIT_USAGE)
     except Exception as error:  # noqa: BLE001 - the last net: users see words and a file name
+        _show_shortage(error)
+        sys.exit(_report_fault(error))
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of Rust, which is no Exception
+            raise
+        _show_shortage(error)
         sys.exit(_report_fault(error))
     finally:
         with contextlib.suppress(OSError):  # it was shown, or nobody is left to read it
@@ -60,6 +68,7 @@ def _run_command(watched: list[int]) -> None:
     """Run the command and flush its output here, where a reader that left is noticed."""
     from expert.cli.app import command
 
+    refuse_small_memory(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
     try:
         command()()
     except SystemExit as end:
@@ -67,6 +76,14 @@ def _run_command(watched: list[int]) -> None:
             sys.exit(_code_of_broken_pipe(end.__context__, watched))
         flush_outputs()  # the exit code is that of the command itself
         raise
+
+
+def _show_shortage(error: BaseException) -> None:
+    """Leave where an error comes from too little memory, threads or open files, and say so."""
+    found = shortage_behind(error)
+    if found is not None:
+        _show_failure(str(found), found.exit_code)
+        sys.exit(found.exit_code)
 
 
 def _code_of_broken_pipe(error: BrokenPipeError, watched: list[int]) -> int:
@@ -89,7 +106,7 @@ def _show_failure(text: str, exit_code: int, *, of_another: bool = False) -> Non
         show_problems(text)
 
 
-def _report_fault(error: Exception) -> int:
+def _report_fault(error: BaseException) -> int:
     handle, name = tempfile.mkstemp(prefix="expert-fault-", suffix=".txt")
     with os.fdopen(handle, "w", encoding="utf-8") as stream:
         head = f"expert {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n"

@@ -120,6 +120,7 @@ def train(
     """Train an expert from its manifest, or the built-in character GPT on a text."""
     from expert.jobs.launch.joining import joined
     from expert.parallel.launch import follow_parent, world_from_environment
+    from expert.run.open import check_base
 
     follow_parent()
     world = world_from_environment()
@@ -146,6 +147,7 @@ def train(
         return
     allowed = {"allow_changed": allow_changed, "allow_remote_code": remote_code}
     result: RunResult | None
+    check_base(read, model, allow_remote_code=remote_code)
     with joined(world, read, (*flags, *(overrides or ())), tell=_show_waiting) as group:
         if world.is_first:
             show_warnings(read, console)

@@ -1,16 +1,88 @@
-"""Files that are either the old one or the whole new one, never half of it."""
+"""Files that are either the old one or the whole new one, and reading those of somebody else.
+
+A path from outside may name a pipe, a device or a file of many gigabytes, and reading it would
+never end. Everything is therefore opened by `open_regular`, and what is read whole by `read_text`
+and its siblings, up to a limit. Each refusal is an OSError with its reason, as a missing file is.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
+import json
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from expert.core.links import open_plain
+from expert.core.text import gib
+
+MAX_TEXT_BYTES = 256_000_000
+"""Most that is read at once of a text that is kept whole: a tokenizer, a manifest, a plan."""
+_KINDS = {
+    stat.S_IFDIR: "folder",
+    stat.S_IFIFO: "pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
+
+
+class NotRegular(OSError):
+    """A pipe, a socket or a device where a file was to be read."""
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """The bytes of a regular file, also through links; OSError of anything else, which could be
+    waited for, or read, without end."""
+    _refuse_other_kinds(path, os.stat(path))  # opening some devices does something
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    stream = open(os.open(path, flags | getattr(os, "O_CLOEXEC", 0)), "rb")  # noqa: SIM115 - the caller's
+    try:
+        _refuse_other_kinds(path, os.fstat(stream.fileno()))
+    except OSError:
+        stream.close()
+        raise
+    return stream
+
+
+def _refuse_other_kinds(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        what = _KINDS.get(stat.S_IFMT(status.st_mode), "thing of another kind")
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, f"is a {what}", str(path))
+        raise NotRegular(errno.EINVAL, f"is a {what}, not a regular file", str(path))
+
+
+def read_bytes(path: Path, most: int = MAX_TEXT_BYTES) -> bytes:
+    """All of a regular file; OSError where it holds more than `most` bytes."""
+    with open_regular(path) as stream:
+        found = stream.read(most + 1)
+        if len(found) > most:
+            size = max(os.fstat(stream.fileno()).st_size, len(found))
+            what = f"has {gib(size)}; no more than {gib(most)} are read"
+            raise OSError(errno.EFBIG, what, str(path))
+    return found
+
+
+def read_text(path: Path, most: int = MAX_TEXT_BYTES, *, encoding: str = "utf-8") -> str:
+    """The text of a regular file, with \\n at the end of every line; as `read_bytes`."""
+    text = read_bytes(path, most).decode(encoding)
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def read_json(path: Path, most: int = MAX_TEXT_BYTES, *, encoding: str = "utf-8") -> Any:
+    """The JSON value in a regular file; as `read_bytes`, ValueError where it is none, or is nested
+    too deeply."""
+    try:
+        return json.loads(read_text(path, most, encoding=encoding))
+    except RecursionError:
+        raise ValueError("JSON nested too deeply") from None
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -75,5 +147,5 @@ def sync_folder(folder: Path) -> None:
 
 def sha256_of(path: Path) -> str:
     """The hexadecimal digest of all that a file holds."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

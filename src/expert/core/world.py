@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from expert.core.files import write_text_atomically
+from expert.core.files import read_json, write_text_atomically
 from expert.core.secrets import redacted
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -82,7 +82,7 @@ def record_failure(
 def recorded_failure(file: Path) -> Failure | None:
     """What a process has left there; None where it ended without a message."""
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))["message"]
+        told = read_json(file)["message"]
         if isinstance(told, str):
             return Failure(told, file.stat().st_mtime)
         more = told["extraInfo"]

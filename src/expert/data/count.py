@@ -26,6 +26,7 @@ from expert.data.splits import all_tokens, prepare_splits
 from expert.data.tokens.documents import DocumentStore
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.decisions import Remark
+from expert.planning.models.model_files import UnfitModelFolder
 from expert.planning.survey import FILE_BYTES_PER_TOKEN, PackedRows, Survey, survey_file
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def count_rows(read: ReadManifest, plan: RunPlan, named: NamedSources) -> Counts
             about_tokens = tuple(remarks_on_tokens(line))
         more = [remark for remark in about_tokens if remark not in found.remarks]
         return replace(found, remarks=(*more, *found.remarks))
-    except TokensDoNotFit:
+    except (TokensDoNotFit, UnfitModelFolder):
         raise
     except (ExpertError, OSError):  # raised again by those who read the data
         return None

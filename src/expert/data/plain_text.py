@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import islice
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from expert.core.errors import ExpertError
+from expert.core.files import read_json
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import Columns, columns_of
 from expert.data.examples.formats import example_of
@@ -149,7 +149,7 @@ def _by_preparation(plan: RunPlan) -> bool | None:
     files = [each for place in places for each in place.glob("tokens-*/recipe.json")]
     for recipe in [cache / "recipe.json", *files] if cache else []:
         try:
-            columns = json.loads(recipe.read_text(encoding="utf-8"))["columns"]
+            columns = read_json(recipe)["columns"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
         kinds.add(str(columns).startswith(_TEXT_COLUMNS))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
-from expert.core.files import write_text_atomically
+from expert.core.files import read_bytes, write_text_atomically
 from expert.core.links import refuse_links
 from expert.insight.ladder.ladder import FILE, Ladder, read_ladder
 from expert.insight.page.blocks import Figure
@@ -101,7 +101,7 @@ def _refuse_to_overwrite(markdown: Path, html: Path) -> None:
         refuse_links(place, below=place.parent)
     if not markdown.exists():
         return
-    if not is_page(markdown.read_text(encoding="utf-8", errors="replace")):
+    if not is_page(read_bytes(markdown).decode("utf-8", "replace")):
         raise ReportError(
             f"{html}: its Markdown twin would overwrite {markdown}, which is not a report  (give "
             "another place with --to)"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from expert.core.errors import ExpertError
+from expert.core.files import read_json
 
 VERSION = 1
 OWN_KEYS = frozenset({"id", "task", "expected", "check", "domain"})
@@ -56,7 +56,7 @@ def is_case_file(path: Path) -> bool:
     if path.suffix.lower() != ".json":
         return False
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError, RecursionError):
         return False  # reading it as rows will say what is wrong
     return isinstance(found, dict) and isinstance(found.get("cases"), list)
@@ -65,7 +65,7 @@ def is_case_file(path: Path) -> bool:
 def read_case_file(path: Path) -> CaseFile:
     """The cases of a test_cases.json; CasesError names what is wrong with it."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except OSError as error:
         raise CasesError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

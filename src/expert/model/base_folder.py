@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from expert.core.files import read_json, read_text
 from expert.core.publish import DONE, SHOWN_FAULTS, damage_once, faults
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.model.errors import ModelError
+from expert.planning.models.model_files import (
+    MAX_CONFIG_BYTES,
+    check_model_files,
+    load_tokenizer_json,
+)
 from expert.planning.models.resolve import hub_id_of, is_hub_id, refuse_media
 from expert.planning.run_plan import ModelPlan
 
@@ -58,6 +64,7 @@ def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path |
         _refuse_damaged(folder)
     runs_its_own_program(model, folder, allowed=allow_remote_code)
     config = read_config(folder)
+    check_model_files(folder)
     refuse_media(config, folder / "config.json")
     _refuse_other_quantisation(config, folder)
     if not any(folder.glob("*.safetensors")):
@@ -75,8 +82,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The object in a folder's config.json."""
     file = folder / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        config = read_json(file, MAX_CONFIG_BYTES)
+    except (OSError, ValueError) as error:
         what = f"no readable config.json: {error}"
         fix = "name the folder of a transformers model, or a hub id"
         raise ModelError(str(folder), what, fix) from error
@@ -84,6 +91,30 @@ def read_config(folder: Path) -> dict[str, Any]:
         fix = "name the folder of a transformers model, or a hub id"
         raise ModelError(str(folder), "its config.json is not an object", fix)
     return config
+
+
+def refuse_unknown_kind(folder: Path, *, allow_remote_code: bool) -> None:
+    """ModelError where transformers does not know the kind of a model, and no program of the model
+    may be run in its place. Its tables are read as text: importing them imports torch."""
+    config = read_config(folder)
+    kind, own = config.get("model_type"), bool(config.get("auto_map"))
+    found = find_spec("transformers")
+    tables = Path(found.origin).parent / "models" / "auto" if found and found.origin else Path()
+    texts = [read_text(file) for file in tables.glob("*auto*.py")]
+    if kind == CHAR_GPT or (own and allow_remote_code) or not texts:
+        return
+    if isinstance(kind, str) and any(f'"{kind}"' in text for text in texts):
+        return
+    if own:
+        raise _asks_to_run_code(folder)
+    what = f"transformers does not know the model_type {str(kind)[:100]!r} of its config.json"
+    raise ModelError(str(folder), what, "pip install -U transformers, or name another model")
+
+
+def _asks_to_run_code(folder: Path) -> ModelError:
+    what = "its config.json (auto_map) asks to run code that comes with the model"
+    fix = "pin a commit you have read as revision and add --allow-remote-code, or use another model"
+    return ModelError(str(folder), what, fix)
 
 
 def runs_its_own_program(model: ModelPlan, folder: Path, *, allowed: bool) -> bool:
@@ -99,9 +130,7 @@ def runs_its_own_program(model: ModelPlan, folder: Path, *, allowed: bool) -> bo
     # A snapshot's folder has the name of its commit; the contents of any other are not pinned.
     if allowed and pinned and folder.name == model.revision:
         return True
-    what = "its config.json (auto_map) asks to run code that comes with the model"
-    fix = "pin a commit you have read as revision and add --allow-remote-code, or use another model"
-    raise ModelError(str(folder), what, fix)
+    raise _asks_to_run_code(folder)
 
 
 def _refuse_damaged(folder: Path) -> None:
@@ -173,13 +202,11 @@ def copy_tokenizer(source: Path, target: Path) -> list[str]:
 
 def text_encoder(folder: Path) -> Callable[[str], list[int]]:
     """A function from a text to its token ids, without special tokens; reads tokenizer.json."""
-    from tokenizers import Tokenizer
-
     file = folder / "tokenizer.json"
     if not file.is_file():
         what = "there is no tokenizer.json to encode the init_text of a soft prompt with"
         raise ModelError(str(folder), what, "use init_method: random or vocab_sample")
-    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer = load_tokenizer_json(file)
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)

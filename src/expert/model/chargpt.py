@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from expert.core.files import write_text_atomically
+from expert.core.files import read_json, write_text_atomically
 from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape
 from expert.model.errors import ModelError
 
@@ -182,7 +182,7 @@ def save_char_gpt(
 def load_char_gpt(folder: Path, device: torch.device | str = "cpu") -> tuple[CharGpt, str | None]:
     """The model of a folder and its characters, None where they were not kept."""
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = read_json(folder / CONFIG)
         size = {name: config[name] for name in CharGptShape.model_fields}
         model = CharGpt(CharGptShape(**size), int(config["vocabulary"]))
         model.load_state_dict(load_file(folder / WEIGHTS))
@@ -192,5 +192,5 @@ def load_char_gpt(folder: Path, device: torch.device | str = "cpu") -> tuple[Cha
     file = folder / VOCABULARY
     characters = None
     if file.is_file():
-        characters = str(json.loads(file.read_text(encoding="utf-8"))["characters"])
+        characters = str(read_json(file)["characters"])
     return model.to(device), characters

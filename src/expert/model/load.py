@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from expert.core.quiet import quiet_bitsandbytes, quiet_onednn
+from expert.core.shortage import shortage_behind
 from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32
 from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape
 from expert.model.adapters import AdaLoraRanks, add_adapter, ranks_of, saved_weights
@@ -344,20 +345,22 @@ def _load_base(
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **reading)
         _refuse_other_mixing(config, folder)
+        without_own_kernels(config)
+        config.use_cache = False
         with without_progress_bar():
             base, found = transformers.AutoModelForCausalLM.from_pretrained(
                 folder,
+                config=config,
                 dtype=dtype,
                 device_map={"": "cpu" if model.quantization == "fp8" else str(device)},
                 attn_implementation=IMPLEMENTATIONS[kernels.attention],
                 quantization_config=quantization,
                 use_safetensors=True,
-                use_cache=False,
                 output_loading_info=True,
                 **reading,
             )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, torch.OutOfMemoryError) or shortage_behind(error):
             raise
         what = f"it could not be loaded: {first_line(error)}"
         fix = "check that the folder is complete and that transformers knows its model_type"
@@ -371,6 +374,17 @@ def _load_base(
     if model.quantization == "fp8":
         to_float8(base, find_blocks(base), device)
     return base
+
+
+def without_own_kernels(config: Any) -> None:
+    """Take from a configuration, and those inside it, the kernels that a model's folder asks for
+    by name: transformers would fetch and run some of them."""
+    for value in list(vars(config).values()):
+        if hasattr(value, "_attn_implementation_internal"):
+            without_own_kernels(value)
+    config._attn_implementation_internal = config._experts_implementation_internal = None
+    for name in ("attn_implementation", "experts_implementation"):
+        vars(config).pop(name, None)
 
 
 def _refuse_other_mixing(config: Any, folder: Path) -> None:

@@ -44,6 +44,7 @@ from expert.core.errors import (
     EXIT_TERMINATED,
     EXIT_WARNED,
 )
+from expert.core.files import read_bytes, read_text
 from expert.core.interrupts import WARNING, passing_on, show_cursor
 from expert.core.process import how_it_ended
 from expert.core.world import ERROR_FILE, recorded_failure
@@ -385,7 +386,7 @@ def _was_asked(code: int) -> bool:
 
 def _named_run(attempt: _Attempt) -> Path | None:
     try:
-        return Path((attempt.folder / RUN_FILE).read_text(encoding="utf-8"))
+        return Path(read_text(attempt.folder / RUN_FILE))
     except OSError:
         return None
 
@@ -397,7 +398,7 @@ def _where(log: Path) -> str:
 def _last_error(log: Path) -> str:
     """The last line of a log that speaks of an error, else its last line."""
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        lines = read_bytes(log).decode("utf-8", "replace").splitlines()[-_LAST_LINES:]
     except OSError:
         return ""
     said = [line.strip() for line in lines if line.strip()]

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from expert.core.files import alone
+from expert.core.files import alone, read_json
 from expert.core.hashed import hash_file, state_of, write_hashed
 from expert.planning.decisions import Decision
 from expert.planning.machine.threads import NAMES
@@ -251,7 +251,7 @@ def _same(rate: MeasuredRate, record: Any) -> bool:
 def _records(path: Path) -> list[Any]:
     """Everything in the file, understood or not."""
     try:
-        records = json.loads(path.read_text(encoding="utf-8"))
+        records = read_json(path)
     except FileNotFoundError:
         return []
     except (ValueError, RecursionError):

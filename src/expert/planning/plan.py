@@ -14,6 +14,7 @@ from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.choose.batching import settle_fit
 from expert.planning.choose.compiling import choose_compile
 from expert.planning.choose.cuda_graphs import settle_graphs_without_sizes
+from expert.planning.choose.doubts import doubts_about
 from expert.planning.choose.expected_time import settle_expected_time
 from expert.planning.choose.fused_blocks import choose_fused_blocks
 from expert.planning.choose.kernels import (
@@ -161,6 +162,7 @@ def _settle_all(draft: PlanDraft) -> None:
     for path, text in made_for_tiny(draft.model, draft.config, draft.resolved.shape):
         draft.warn(path, text)
     settle_watching(draft)
+    draft.remarks += doubts_about(draft.__getitem__, draft["length.total_steps"])
     settle_time(draft, work)
     settle_communication(draft, work)
     settle_expected_time(draft, work)

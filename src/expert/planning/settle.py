@@ -9,9 +9,11 @@ from typing import Any
 
 from expert.core.errors import ManifestError, Problem
 from expert.manifest.schema.kinds import SCHEDULES
+from expert.planning.choose.doubts import doubts_about
 from expert.planning.choose.expected_time import scaled
 from expert.planning.choose.length import MAX_STEPS, not_reached
 from expert.planning.choose.parallel import TOO_FEW, Estimates, too_few
+from expert.planning.decisions import Remark
 from expert.planning.memory.calibration import Calibrations, workload_of
 from expert.planning.memory.fitting import even_split, most_at_once
 from expert.planning.run_plan import LengthPlan, RunPlan
@@ -56,9 +58,15 @@ def settled_by_rows(plan: RunPlan, counted: PackedCounts, known: Calibrations) -
     values |= _batches_of(plan, counted.sequences_per_step, most)
     changed = {path: value for path, value in values.items() if attrgetter(path)(plan) != value}
     because = f"prepared: {counted.rows:,} rows in {counted.sequences:,} sequences"
-    before = plan.length
+    before, doubted = plan.length, _doubts(plan)
     plan = plan.with_values(changed, because, "measurement") if changed else plan
+    others = tuple(remark for remark in plan.remarks if remark not in doubted)
+    plan = plan.model_copy(update={"remarks": (*others, *_doubts(plan))})
     return _with_time_of(_with_communication(plan), before)
+
+
+def _doubts(plan: RunPlan) -> list[Remark]:
+    return doubts_about(lambda path: attrgetter(path)(plan), plan.length.total_steps)
 
 
 def settled_by_stream(plan: RunPlan, sequences: int) -> RunPlan:

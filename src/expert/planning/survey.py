@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
 
+from expert.core.files import open_regular
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 
@@ -132,7 +133,7 @@ def has_a_row_a_line(path: Path) -> bool:
     a JSON array or in another encoding."""
     if path.suffix.lower() not in _LINES or path.is_dir():
         return False
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         head = stream.read(64)
     return not (head.startswith(_WIDE_MARKS) or head.lstrip().startswith(b"["))
 
@@ -194,7 +195,7 @@ def parts_to_look_at(sizes: Sequence[int]) -> list[Part]:
 
 def whole_lines(path: Path, part: Part) -> bytes:
     """The lines that are whole within a part of a file; a line that its edge cuts is left out."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         stream.seek(part.start)
         text = stream.read(part.stop - part.start)
     first = text.find(b"\n") + 1 if part.start else 0

@@ -289,6 +289,19 @@ def as_read(manifest: str | Path | ReadManifest, overrides: tuple[str, ...]) -> 
     return manifest
 
 
+def check_base(read: ReadManifest, model: str | None, *, allow_remote_code: bool) -> None:
+    """Raise at once, before torch is imported and rows are prepared, where the base model is on
+    this machine and cannot be built."""
+    from expert.planning.models.resolve import resolve_model
+    from expert.planning.plan import choose_model
+
+    found = resolve_model(choose_model(read.manifest, model), read.folder)
+    if found.place not in ("built-in", "hub"):
+        from expert.model.base_folder import refuse_unknown_kind
+
+        refuse_unknown_kind(Path(found.location), allow_remote_code=allow_remote_code)
+
+
 def refuse_absent_gpu(opened: Opened) -> None:
     """Raise where a GPU was asked for and the plan is one for the CPU."""
     asked = opened.read.manifest.training.config.device

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from expert.data.read.rows import read_rows
-from expert.data.records import DataError, Row
+from expert.data.records import BadRow, DataError, Row
 from tests.data.read.row_files import FILES, RIVERS, refusal, written, zst
 from tests.each import each
 from tests.wording import wording
@@ -29,7 +29,7 @@ def test_a_folder_is_no_file(tmp_path):
 
 
 def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
-    def refuse(path: Path) -> Iterator[Any]:
+    def refuse(path: Path, most: int | None) -> Iterator[Any]:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("expert.data.read.rows.open_text", refuse)
@@ -37,7 +37,7 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
 
 
 def test_an_error_of_the_disk_is_told(tmp_path, monkeypatch):
-    def fail(path: Path) -> Iterator[Any]:
+    def fail(path: Path, most: int | None) -> Iterator[Any]:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("expert.data.read.rows.open_text", fail)
@@ -113,3 +113,75 @@ def test_a_format_that_cannot_be_told_or_is_unknown_is_refused(tmp_path):
     assert refusal(written(tmp_path, "a.jsonl", ""), format="xml") == (
         f"a.jsonl: unknown format 'xml'  (one of {formats})"
     )
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    for name in ("a.jsonl", "a.csv", "a.txt", "a.parquet", "a.arrow", "a.jsonl.gz", "a.jsonl.zst"):
+        os.mkfifo(tmp_path / name)
+        assert refusal(tmp_path / name) == wording("is-a-pipe", name=name)
+
+
+@each("name", ["a.jsonl.gz", "a.jsonl.zst", "a.json.gz", "a.txt.gz", "a.csv.zst"])
+def test_a_file_that_unpacks_to_much_more_than_its_size_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("expert.data.read.streams.MOST_UNPACKED", 2**20)
+    path, text = tmp_path / name, b'{"a": "x"}\n' * 400_000
+    path = zst(text, path) if name.endswith("zst") else written(tmp_path, name, gzip.compress(text))
+    assert wording("as-a-zip-bomb-would") in refusal(path)
+    assert refusal(path).endswith("max_unpacked_size=1GB)")
+    assert next(iter(read_rows(path, max_unpacked=10**9)))
+
+
+def test_cells_of_many_megabytes_are_bad_rows(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    noise = os.urandom(3_000_000).hex()
+    pq.write_table(pa.table({"a": ["x", noise, "y"]}), tmp_path / "a.parquet")
+    first, bad, last = read_rows(tmp_path / "a.parquet")
+    assert isinstance(first, Row)
+    assert isinstance(bad, BadRow)
+    assert isinstance(last, Row)
+    assert (first.values, last.values) == ({"a": "x"}, {"a": "y"})
+    assert (bad.line, bad.reason) == (2, wording("6-mb-long"))
+
+
+def test_a_value_that_stands_in_every_row_counts_in_every_row(tmp_path, monkeypatch):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr("expert.data.read.arrow_rows._REPEATED_BYTES", 2**20)
+    once = pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int32()), ["x" * 10_000])
+    pq.write_table(pa.table({"a": once}), tmp_path / "a.parquet")
+    assert wording("as-a-zip-bomb-would") in refusal(tmp_path / "a.parquet")
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table([["x"], ["y"]], ["a", "a"]), tmp_path / "a.parquet")
+    assert wording("two-columns-named-a") in refusal(tmp_path / "a.parquet")
+
+
+def test_a_file_that_was_never_written_is_refused(tmp_path):
+    with (tmp_path / "a.jsonl").open("wb") as stream:
+        stream.write(b'{"a": 1}\n')
+        stream.truncate(2**36)
+    assert wording("were-never-written") in refusal(tmp_path / "a.jsonl")
+
+
+@each(
+    "name, text",
+    [
+        ("a.jsonl", '{"a": 1, "b": 2, "a": 3}\n{"a": 1}\n'),
+        ("a.jsonl", '{"c": [{"a": 1, "a": 2}]}\n{"a": 1}\n'),
+        ("a.json", '[{"a": 1, "a": 3},\n{"a": 1}]'),
+        ("a.json", '{"data": [{"a": 1, "a": 3},\n{"a": 1}]}'),
+    ],
+)
+def test_a_key_that_is_there_twice_makes_a_bad_row(name, text, tmp_path):
+    bad, row = read_rows(written(tmp_path, name, text.encode()))
+    assert isinstance(bad, BadRow)
+    assert isinstance(row, Row)
+    assert bad.reason == wording("key-there-twice")
+    assert row.values == {"a": 1}

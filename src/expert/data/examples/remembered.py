@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from expert.core.files import read_json
 from expert.core.hashed import state_of, write_hashed
 from expert.core.rundir import in_turn
 from expert.data.examples.column_survey import ColumnSurvey, survey_rows
@@ -84,7 +85,7 @@ def _known(memory: Path) -> dict[str, Any]:
     if state_of(memory) != "sound":
         return {}
     try:
-        known = json.loads(memory.read_text(encoding="utf-8"))
+        known = read_json(memory)
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}

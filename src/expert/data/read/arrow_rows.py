@@ -12,26 +12,82 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from expert.data.read.row_text import fault_in
-from expert.data.read.streams import bad_row, open_seekable, unusable
+from expert.data.read.streams import (
+    MAX_ROW_BYTES,
+    UnpackLimit,
+    bad_row,
+    open_seekable,
+    too_long,
+    unusable,
+)
 from expert.data.records import UNREAD, BadRow, Row, Unread
 
 _BATCH_ROWS = 1000
+_BATCH_BYTES = 2**25
+_REPEATED_BYTES = 2**31
 _FILE_MAGIC = b"ARROW1"
 
 
-def read_parquet(path: Path, unread: Unread = lambda: 0) -> Iterator[Row | BadRow]:
+def read_parquet(
+    path: Path, unread: Unread = lambda: 0, max_unpacked: int | None = None
+) -> Iterator[Row | BadRow]:
     """The rows of a Parquet file; a page is in memory at a time, not a row group."""
     with (
-        open_seekable(path) as stream,
+        open_seekable(path, max_unpacked) as stream,
         arrow_errors(path, "Parquet"),
         pq.ParquetFile(stream, buffer_size=2**20) as file,
     ):
-        yield from rows_of_batches(file.iter_batches(_BATCH_ROWS), str(path), unread)
+        groups = [file.metadata.row_group(n) for n in range(file.metadata.num_row_groups)]
+        size = sum(group.total_byte_size for group in groups)
+        UnpackLimit(path, max_unpacked).check(size, path.stat().st_size)
+        batches = file.iter_batches(_rows_at_once(groups))
+        yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), unread)
 
 
-def read_arrow(path: Path, unread: Unread = lambda: 0) -> Iterator[Row | BadRow]:
+def _rows_at_once(groups: list[Any]) -> int:
+    """Rows of a batch: fewer where a page of repeated values is so large that a thousand of its
+    values might not fit memory."""
+    largest = 1.0
+    for group in groups:
+        for chunk in (group.column(n) for n in range(group.num_columns)):
+            start = chunk.dictionary_page_offset
+            if start is not None and chunk.total_compressed_size > 0:
+                share = (chunk.data_page_offset - start) / chunk.total_compressed_size
+                largest = max(largest, share * chunk.total_uncompressed_size)
+    return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / largest)))
+
+
+def _up_to(most: int | None, batches: Iterable[Any], path: Path) -> Iterator[Any]:
+    """The batches, up to the limit: what a file holds once, as a system prompt, may stand in every
+    row."""
+    size, limit, packed = 0, UnpackLimit(path, most, _REPEATED_BYTES), path.stat().st_size
+    for batch in batches:
+        repeated = [column for column in batch.columns if pa.types.is_dictionary(column.type)]
+        largest = max((column.dictionary.nbytes for column in repeated), default=1)
+        rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, largest)))
+        for start in range(0, batch.num_rows, rows):
+            part = (
+                _with_own_values(batch.slice(start, rows)) if repeated else batch.slice(start, rows)
+            )
+            size += part.nbytes
+            limit.check(size, packed)
+            yield part
+
+
+def _with_own_values(batch: Any) -> Any:
+    """The batch with every value in its row, also those that are kept once for all rows."""
+    columns = [
+        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def read_arrow(
+    path: Path, unread: Unread = lambda: 0, max_unpacked: int | None = None
+) -> Iterator[Row | BadRow]:
     """The rows of an Arrow IPC stream (as `save_to_disk` writes it) or IPC file."""
-    with open_seekable(path) as stream, arrow_errors(path, "Arrow"):
+    with open_seekable(path, max_unpacked) as stream, arrow_errors(path, "Arrow"):
         is_file = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
         stream.seek(0)
         if is_file:
@@ -39,7 +95,7 @@ def read_arrow(path: Path, unread: Unread = lambda: 0) -> Iterator[Row | BadRow]
             batches = (reader.get_batch(n) for n in range(reader.num_record_batches))
         else:
             batches = iter(pa.ipc.open_stream(stream))
-        yield from rows_of_batches(batches, str(path), unread)
+        yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), unread)
 
 
 @contextmanager
@@ -59,6 +115,9 @@ def rows_of_batches(
     """The rows of Arrow record batches, numbered from 1."""
     number = 0
     for batch in batches:
+        names = batch.schema.names
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise unusable(file, f"two columns are named {twice!r}", "rename one of them")
         for start in range(0, batch.num_rows, _BATCH_ROWS):
             part = batch.slice(start, _BATCH_ROWS)
             if unread() >= part.num_rows:
@@ -78,12 +137,14 @@ def rows_of_batches(
 def _values_of(batch: Any) -> Iterator[dict[str, Any] | str]:
     """The values of every row, or why there are none. Arrow itself checks neither offsets nor UTF-8
     when it opens a file: unchecked, a damaged one is read past its end."""
-    fault = _fault_of(batch)
+    fault = _fault_of(batch) or ("too long" if batch.nbytes > MAX_ROW_BYTES else "")
     if not fault:
         yield from batch.to_pylist()
     elif batch.num_rows > 1:
         for row in range(batch.num_rows):
             yield from _values_of(batch.slice(row, 1))
+    elif fault == "too long":
+        yield too_long(batch.nbytes)
     else:
         damaged = "invalid UTF-8" if "UTF8" in fault else "damaged values"
         columns = zip(batch.schema.names, batch.columns, strict=True)

@@ -8,7 +8,7 @@ import sysconfig
 import urllib.request
 from pathlib import Path
 
-from expert.core.files import write_text_atomically
+from expert.core.files import read_bytes, read_text, write_text_atomically
 from expert.data.read.streams import not_here, unusable
 
 SHAKESPEARE_ADDRESS = (
@@ -37,7 +37,7 @@ def fetched_shakespeare() -> Path:
     home = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
     cache = Path(home) if home else Path.home() / ".cache"
     path = cache / "expert" / "corpora" / _SHAKESPEARE_FILE
-    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == SHAKESPEARE_SHA256:
+    if path.is_file() and hashlib.sha256(read_bytes(path)).hexdigest() == SHAKESPEARE_SHA256:
         return path
     content = _fetch(SHAKESPEARE_ADDRESS)
     if hashlib.sha256(content).hexdigest() != SHAKESPEARE_SHA256:
@@ -67,7 +67,7 @@ def python_stdlib_text(max_chars: int | None = None, library: Path | None = None
     size = 0
     for name in names:
         try:
-            text = (root / name).read_text(encoding="utf-8")
+            text = read_text(root / name)
         except UnicodeDecodeError:
             continue
         parts.append(text if text.endswith("\n") else text + "\n")

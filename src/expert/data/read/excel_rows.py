@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import zipfile
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time
 from pathlib import Path
 from typing import IO, Any
 
 from expert.data.read.row_text import fault_in
-from expert.data.read.streams import bad_row, open_seekable, unusable
+from expert.data.read.streams import UnpackLimit, bad_row, open_seekable, unusable
 from expert.data.records import BadRow, Row
 
 
-def read_excel(path: Path) -> Iterator[Row | BadRow]:
+def read_excel(path: Path, max_unpacked: int | None = None) -> Iterator[Row | BadRow]:
     """The rows of the only sheet that has any; the line of a row is its number in the sheet."""
-    with open_seekable(path) as stream:
+    with open_seekable(path, max_unpacked) as stream:
+        _refuse_bomb(stream, UnpackLimit(path, max_unpacked))
         book = _opened(stream, str(path))
         sheets = {
             name: book.get_sheet_by_name(name).to_python(skip_empty_area=False)
@@ -28,6 +31,14 @@ def read_excel(path: Path) -> Iterator[Row | BadRow]:
         raise unusable(str(path), f"several sheets have rows: {names}", fix)
     for cells in filled.values():
         yield from _rows_of(cells, str(path))
+
+
+def _refuse_bomb(stream: IO[bytes], limit: UnpackLimit) -> None:
+    """DataError where a workbook, which is a zip file, says that it unpacks to more than it may."""
+    with contextlib.suppress(zipfile.BadZipFile, ValueError, NotImplementedError):
+        members = zipfile.ZipFile(stream).infolist()
+        limit.check(sum(member.file_size for member in members), stream.seek(0, 2))
+    stream.seek(0)
 
 
 def _opened(stream: IO[bytes], file: str) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
+from expert.core.files import read_json
 from expert.data.read.rows import FORMATS, is_markdown, suffix_format
 from expert.data.read.streams import unusable
 
@@ -113,7 +113,7 @@ def saved_files(folder: Path) -> tuple[Path, ...]:
 
 def _read_description(path: Path) -> dict[str, Any]:
     try:
-        description = json.loads(path.read_bytes())
+        description = read_json(path)
     except (OSError, ValueError) as error:
         raise unusable(str(path), f"it cannot be read: {error}", "save it again") from error
     if not isinstance(description, dict):

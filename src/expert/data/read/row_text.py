@@ -23,7 +23,17 @@ def _refuse_constant(name: str) -> NoReturn:
     raise RowFault(f"{name} is not JSON")
 
 
-DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; which of two values was meant nobody knows."""
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise RowFault(f"the key {twice[:100]!r} is there twice")
+    return values
+
+
+DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_object)
 _raw_decode = DECODER.raw_decode
 
 

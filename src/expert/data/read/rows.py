@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from expert.core.files import NotRegular
 from expert.data.read.csv_rows import SEPARATORS, read_csv, separator_of
 from expert.data.read.json_rows import read_json
 from expert.data.read.row_text import RowFault, invalid_utf8, object_of
@@ -42,23 +43,27 @@ def read_rows(
     *,
     format: str | None = None,
     max_chars: int | None = None,
+    max_unpacked: int | None = None,
     unread: Unread = lambda: 0,
 ) -> Iterator[Row | BadRow]:
-    """The rows of a file; `format` wins over the suffix, `max_chars` cuts plain text. Of JSON lines
-    and Arrow, those that are `unread` are not parsed."""
+    """The rows of a file; `format` wins over the suffix, `max_chars` cuts plain text, and
+    `max_unpacked` is the limit of bytes for a compressed file. Of JSON lines and Arrow, those that
+    are `unread` are not parsed."""
     kind = file_format(path, format)
     with _file_errors(path):
         if kind in ("parquet", "arrow"):
             from expert.data.read.arrow_rows import read_arrow, read_parquet
 
-            yield from (read_parquet if kind == "parquet" else read_arrow)(path, unread)
+            yield from (read_parquet if kind == "parquet" else read_arrow)(
+                path, unread, max_unpacked
+            )
             return
         if kind == "excel":
             from expert.data.read.excel_rows import read_excel
 
-            yield from read_excel(path)
+            yield from read_excel(path, max_unpacked)
             return
-        with open_text(path) as stream:
+        with open_text(path, max_unpacked) as stream:
             if kind == "jsonl" and not _is_array(stream):
                 yield from _read_jsonl(stream, str(path), unread)
             elif kind in ("json", "jsonl"):
@@ -176,7 +181,9 @@ def _first_undecodable(path: Path) -> BadRow:
 
 def _unreadable(path: Path, error: Exception) -> DataError:
     """The file as a whole cannot be read: in words, with what to do."""
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, NotRegular):
+        what, fix = str(error.strerror), "write what it gives to a file, and name that"
+    elif isinstance(error, FileNotFoundError):
         what, fix = "there is no such file", "paths are relative to the folder of the manifest"
     elif isinstance(error, IsADirectoryError):
         what, fix = "this is a folder, not a file", "name a file in it"

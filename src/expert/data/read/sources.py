@@ -51,6 +51,8 @@ class Source:
     """Use only this many characters of plain text."""
     max_samples: int | None = None
     """Use only the first so many rows."""
+    max_unpacked: int | None = None
+    """Bytes that a compressed file may unpack to; None: by its size."""
 
     @property
     def on_hub(self) -> dict[str, Any]:
@@ -152,7 +154,13 @@ def _every_row(source: Source, unread: Unread) -> Iterator[Row | BadRow]:
         if is_text and left == 0:
             continue
         most = left if is_text else None
-        for row in read_rows(path, format=source.format, max_chars=most, unread=unread):
+        for row in read_rows(
+            path,
+            format=source.format,
+            max_chars=most,
+            max_unpacked=source.max_unpacked,
+            unread=unread,
+        ):
             if is_text and left is not None and isinstance(row, Row):
                 left -= len(row.values["text"])
             yield row
@@ -265,11 +273,16 @@ class _Finder:
             *(name, "files", tuple(files), self._format),
             max_chars=spec.max_chars,
             max_samples=spec.max_samples,
+            max_unpacked=spec.most_unpacked,
         )
 
     def _saved(self, name: str, folder: Path) -> Source:
-        files, most = saved_files(folder), self._spec.max_samples
-        return Source(name, "saved", files, "arrow", max_samples=most)
+        files, spec = saved_files(folder), self._spec
+        return Source(
+            *(name, "saved", files, "arrow"),
+            max_samples=spec.max_samples,
+            max_unpacked=spec.most_unpacked,
+        )
 
     def _on_hub(self, path: str) -> Source:
         name, *parts = path.split("::")

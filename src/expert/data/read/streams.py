@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from expert.core.files import open_regular
+from expert.core.text import gib
 from expert.data.records import BadRow, DataError, DataNotHere
 
 MAX_ROW_BYTES = 5_000_000
@@ -20,6 +23,11 @@ MAX_ROW_BYTES = 5_000_000
 RAW_CHARACTERS = 200
 """How much of a bad row is kept for rejects.jsonl."""
 COMPRESSED = (".gz", ".zst")
+MOST_UNPACKED = 2**26
+"""Bytes that any file may unpack to."""
+MOST_TIMES = 200
+"""How many times its own size a file may unpack to, beyond that. Rows of real data sets take 3 to
+30 times; zip bombs of gzip a thousand times, of others more."""
 _WIDE_BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16's, which begins alike
     codecs.BOM_UTF32_BE: "utf-32",
@@ -38,26 +46,89 @@ class Overlong:
     head: bytes
 
 
-def open_bytes(path: Path) -> io.BufferedReader:
-    """The content of a file; .gz and .zst are decompressed while they are read."""
+@dataclass(frozen=True)
+class UnpackLimit:
+    """How many bytes a file may unpack to: as many as were asked for, or by its packed size."""
+
+    path: Path
+    asked: int | None = None
+    """training.dataset.max_unpacked_size"""
+    least: int | None = None
+    """What any file may unpack to; None: MOST_UNPACKED."""
+
+    def check(self, unpacked: int, packed: int) -> None:
+        """DataError where so many bytes of a file unpack to more than they may."""
+        most = self.asked or max(self.least or MOST_UNPACKED, MOST_TIMES * packed)
+        if unpacked > most:
+            what = f"{gib(packed)} of it unpack to more than {gib(most)}, as a zip bomb would"
+            room = max(100 * most, unpacked) // 2**30 + 1
+            fix = f"if it is sound: unpack it, or --set training.dataset.max_unpacked_size={room}GB"
+            raise unusable(str(self.path), what, fix)
+
+
+def open_bytes(path: Path, most: int | None = None) -> io.BufferedReader:
+    """The content of a regular file; .gz and .zst are decompressed while they are read, up to a
+    limit, or to `most` bytes."""
     suffix = path.suffix.lower()
+    plain = open_regular(path)  # also the plain "no such file" and "permission denied"
     if suffix == ".gz":
-        return io.BufferedReader(gzip.open(path), _BUFFER_BYTES)
-    if suffix == ".zst":
+        unpacked: Any = gzip.GzipFile(fileobj=plain)
+    elif suffix == ".zst":
         # Unlike zstandard's reader, pyarrow's notices a stream that was cut off.
         import pyarrow
 
-        with path.open("rb"):  # the plain "no such file" and "permission denied"
-            packed = pyarrow.input_stream(str(path), compression="zstd")
-        return io.BufferedReader(packed, _BUFFER_BYTES)
-    return io.BufferedReader(io.FileIO(path), _BUFFER_BYTES)
+        unpacked = pyarrow.input_stream(plain, compression="zstd")
+    else:
+        status = os.fstat(plain.fileno())
+        if MOST_TIMES * 512 * getattr(status, "st_blocks", status.st_size) < status.st_size:
+            _refuse_holes(plain, path, most)
+        return plain
+    return io.BufferedReader(_Unpacked(unpacked, plain, UnpackLimit(path, most)), _BUFFER_BYTES)
+
+
+def _refuse_holes(plain: IO[bytes], path: Path, most: int | None) -> None:
+    """A file most of which was never written reads as zeros without end."""
+    size = os.fstat(plain.fileno()).st_size
+    try:
+        has_holes = os.lseek(plain.fileno(), 0, os.SEEK_HOLE) < size
+    except (OSError, AttributeError):  # a system that does not tell
+        has_holes = False
+    plain.seek(0)
+    if has_holes and size > (most or MOST_UNPACKED):
+        plain.close()
+        what = f"most of its {gib(size)} were never written, and read as zeros"
+        raise unusable(str(path), what, "write or download it again")
+
+
+class _Unpacked(io.RawIOBase):
+    """What a file unpacks to, while it is read; DataError beyond the limit."""
+
+    def __init__(self, unpacked: Any, packed: IO[bytes], limit: UnpackLimit) -> None:
+        self._unpacked, self._packed, self._limit = unpacked, packed, limit
+        self._read = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = int(self._unpacked.readinto(buffer))
+        self._read += count
+        if self._read > MOST_UNPACKED:  # by what was read of the file: a bomb shows at once
+            self._limit.check(self._read, self._packed.tell())
+        return count
+
+    def close(self) -> None:
+        self._unpacked.close()
+        if not self._packed.closed:
+            self._packed.close()
+        super().close()
 
 
 @contextmanager
-def open_text(path: Path) -> Iterator[io.BufferedReader]:
+def open_text(path: Path, most: int | None = None) -> Iterator[io.BufferedReader]:
     """The text of a file as UTF-8 without its byte-order mark, whichever Unicode encoding the mark
-    names; what is not text is refused."""
-    with open_bytes(path) as stream:
+    names; what is not text is refused. `most`: as for `open_bytes`."""
+    with open_bytes(path, most) as stream:
         start = stream.peek(len(_LFS_POINTER))[: len(_LFS_POINTER)]
         wide = next((name for mark, name in _WIDE_BOMS.items() if start.startswith(mark)), None)
         if wide is not None:
@@ -98,9 +169,9 @@ class _Transcoded(io.RawIOBase):
 
 
 @contextmanager
-def open_seekable(path: Path) -> Iterator[IO[bytes]]:
+def open_seekable(path: Path, most: int | None = None) -> Iterator[IO[bytes]]:
     """The bytes of a file whose reader seeks; a compressed one is decompressed into a temporary."""
-    with open_bytes(path) as stream:
+    with open_bytes(path, most) as stream:
         if path.suffix.lower() not in COMPRESSED:
             yield stream
             return

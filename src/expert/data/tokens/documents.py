@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from expert.core.files import read_json
 from expert.data.tokens.encoder import EncodedBatch
 
 Ids = NDArray[np.int32]
@@ -199,9 +200,7 @@ class DocumentStore(FlatDocuments):
         opened = [
             shard
             for folder in folders
-            for entry in json.loads((folder / "state.json").read_text(encoding="utf-8"))[
-                "_data_files"
-            ]
+            for entry in read_json(folder / "state.json")["_data_files"]
             for shard in open_shards(folder / entry["filename"])
         ]
         super().__init__([shard for shard, _ in opened])

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from expert.core.files import sha256_of
+from expert.core.files import read_json, read_text, sha256_of
 from expert.core.install import pip_install
 from expert.data.records import DataError, DataNotHere, Segment, TokenSegment
 from expert.data.tokens.text_pieces import PieceEncoder
+from expert.planning.models.model_files import load_tokenizer_json, tokenizer_errors
 from expert.planning.models.resolve import near_model
 
 if TYPE_CHECKING:
@@ -166,7 +167,8 @@ class TextEncoder:
         is tokens already is laid end to end."""
         if documents and documents[0] and isinstance(documents[0][0], TokenSegment):
             return _batch_of_tokens(documents)
-        return self._encode(documents, self._pieces, by_words=self.by_words)
+        with tokenizer_errors("base_models[].name"):
+            return self._encode(documents, self._pieces, by_words=self.by_words)
 
     def _encode(
         self, documents: Sequence[Sequence[Segment]], encoder: PieceEncoder, *, by_words: bool
@@ -351,11 +353,12 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
     more = _read_json(folder / "special_tokens_map.json")
     template = config.get("chat_template")
     if isinstance(template, list):  # several named templates: the default one
-        named = {entry.get("name"): entry.get("template") for entry in template}
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        named = {str(entry.get("name")): entry.get("template") for entry in entries}
         template = named.get("default")
     file = folder / "chat_template.jinja"
     if file.is_file():
-        template = file.read_text(encoding="utf-8")
+        template = read_text(file)
     bos, eos, pad = (
         _token(config.get(f"{name}_token")) or _token(more.get(f"{name}_token"))
         for name in ("bos", "eos", "pad")
@@ -376,7 +379,7 @@ def _token(value: Any) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -386,14 +389,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def load_tokenizer(folder: Path) -> Any:
     """The fast tokenizer of a model folder; one without tokenizer.json is converted."""
-    from tokenizers import Tokenizer
-
     file = folder / "tokenizer.json"
     if file.is_file():
-        try:
-            return Tokenizer.from_file(str(file))
-        except Exception as error:  # noqa: BLE001 - the library raises bare Exception
-            raise DataError(f"{file}: not a tokenizer: {error}") from None
+        return load_tokenizer_json(file)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such model folder  (download the model or check its name)")
     try:

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from expert.core.files import read_json, read_text
 from expert.core.hashed import free_name, state_of, write_hashed
 from expert.core.links import refuse_links, refuse_links_inside
 from expert.core.publish import DONE, PublishError, damage_once, listed_hash, publishing, sweep
@@ -244,8 +245,8 @@ def _why_missing(folder: Path, recipe: Recipe, made_for: str) -> str:
         return "first use of this data"
     for neighbour in neighbours:
         try:
-            other = json.loads(neighbour.read_text(encoding="utf-8"))
-            told = neighbour.with_name(MADE_FOR).read_text(encoding="utf-8").strip()
+            other = read_json(neighbour)
+            told = read_text(neighbour.with_name(MADE_FOR)).strip()
         except (OSError, ValueError):  # damaged, or of a version that did not say what it is for
             continue
         if told == made_for and isinstance(other, dict):
@@ -265,7 +266,7 @@ def find_damage(folder: Path, recipe: Recipe) -> str:
 
 
 def read_statistics(folder: Path) -> DocumentStatistics:
-    text = (folder / STATISTICS).read_text(encoding="utf-8")
+    text = read_text(folder / STATISTICS)
     return DocumentStatistics.from_json(json.loads(text))
 
 
@@ -431,6 +432,6 @@ def _done(place: Path) -> dict[int, int]:
         if state_of(path) != "sound":  # one of an earlier version is done again
             continue
         with contextlib.suppress(OSError, ValueError):
-            rows = int(json.loads(path.read_text(encoding="utf-8")))
+            rows = int(read_json(path))
             found[int(path.stem.removeprefix("part-"))] = rows
     return found

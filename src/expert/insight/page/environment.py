@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from expert.core.files import open_regular
 from expert.core.links import LinkRefused
 from expert.core.rundir import found_again
 from expert.core.stored_json import BadFile, parse_json, read_json
@@ -150,7 +152,7 @@ def _histogram(facts: Mapping[str, Any], place: int) -> Figure | None:
 def _rejects(path: Path) -> Iterator[Fact]:
     """The first rows that could not be used, with the reasons; the file may be long."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as stream:
+        with io.TextIOWrapper(open_regular(path), "utf-8", "replace") as stream:
             for _, line in zip(range(SHOWN_REJECTS), stream, strict=False):
                 facts = mapping(parse_json(line.encode()))
                 where = next((facts[key] for key in ("line", "row", "number") if key in facts), "–")

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.core.files import read_bytes
 from expert.core.process import how_it_ended
 from expert.jobs.benchmark.pace import Pace
 
@@ -227,7 +228,7 @@ def _track_quietly() -> None:
 
 def _last_words(log: Path) -> str:
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_bytes(log).decode("utf-8", "replace").splitlines()
     except OSError:
         lines = []
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")

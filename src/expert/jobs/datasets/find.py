@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import zlib
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from expert.core.errors import ManifestError
+from expert.core.files import read_json
 from expert.core.text import counted
 from expert.data.read.folders import SPLIT_NAMES, saved_files, saved_splits
 from expert.data.read.rows import is_markdown, suffix_format
@@ -141,7 +141,7 @@ def _in_datasets_cache(cache: Path) -> Iterator[FoundDataset]:
         infos = sorted(config.rglob("dataset_info.json"), key=lambda path: path.stat().st_mtime)
         if not infos:
             continue
-        described = read_json(infos[-1]).get("splits")
+        described = object_in(infos[-1]).get("splits")
         splits = described if isinstance(described, dict) else {}
         counts = [entry.get("num_examples") for entry in splits.values()]
         rows = sum(counts) if counts and all(isinstance(n, int) for n in counts) else None
@@ -164,7 +164,7 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
             continue
         if (folder / "recipe.json").is_file() and (folder / "DONE").is_file():
             names.clear()
-            counts = read_json(folder / "statistics.json")
+            counts = object_in(folder / "statistics.json")
             rows, tokens = counts.get("documents"), counts.get("tokens")
             yield _found("prepared", folder.name, folder, (), rows, _files_below(folder), tokens)
             continue
@@ -191,7 +191,7 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
 def _is_benchmark(path: Path) -> bool:
     """Whether a file is what `expert benchmark` wrote, under whatever name."""
     small = path.suffix.lower() == ".json" and path.stat().st_size < BENCHMARK_BYTES
-    return small and read_json(path).get("kind") == "ladder"
+    return small and object_in(path).get("kind") == "ladder"
 
 
 def _found(
@@ -221,7 +221,7 @@ def count_rows(path: Path) -> int | None:
             while block := stream.read(4 * 2**20):
                 lines += block.count(b"\n")
                 last = block
-    except (OSError, EOFError, zlib.error):
+    except (OSError, EOFError, zlib.error, DataError):
         return None
     lines += not last.endswith(b"\n")
     return lines if kind == "jsonl" else max(0, lines - 1)
@@ -256,9 +256,10 @@ def _splits_in_names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(split for split in ("train", "validation", "test") if split in named)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def object_in(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is none."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from expert.core.files import sha256_of, write_text_atomically
+from expert.core.files import read_bytes, sha256_of, write_text_atomically
 from expert.data.records import DataError
 from expert.jobs.datasets.find import DatasetUser
 from expert.jobs.datasets.hub_copies import Caches, NotCached, cached_rows
@@ -68,7 +68,7 @@ def consolidate(
         elif target.exists() and (not target.is_file() or sha256_of(target) != digest):
             problems.append(f"{target}: exists and differs from {source}")
     for target, text in (pair for plan in plans for pair in plan.texts.items()):
-        if target.exists() and (not target.is_file() or target.read_bytes() != text.encode()):
+        if target.exists() and (not target.is_file() or read_bytes(target) != text.encode()):
             problems.append(f"{target}: exists and describes something else")
     if problems:
         shown = "\n".join(f"  - {problem}" for problem in dict.fromkeys(problems))

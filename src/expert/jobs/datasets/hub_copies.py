@@ -11,9 +11,10 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from expert.core.files import read_text
 from expert.data.read.sources import find_source, first_row
 from expert.data.records import DataError
-from expert.jobs.datasets.find import read_json, same_id
+from expert.jobs.datasets.find import object_in, same_id
 from expert.manifest.schema.dataset import DatasetSpec
 
 _PLAIN = re.compile(r"[\w.+\-]*[\w+\-][\w.+\-]*")
@@ -86,7 +87,7 @@ def _in_datasets_cache(name: str, config: str, cache: Path) -> Path | None:
 def _as_saved(copy_name: str, split: str, made: Path) -> CachedRows:
     from expert.data.tokens.documents import dataset_files
 
-    info = read_json(made / "dataset_info.json")
+    info = object_in(made / "dataset_info.json")
     splits = info.get("splits")
     names = [each for each in splits if _PLAIN.fullmatch(each)] if isinstance(splits, dict) else []
     if split not in names:
@@ -115,7 +116,7 @@ def _snapshot(name: str, cache: Path) -> Path | None:
         if not same_id(folder.name.removeprefix("datasets--").replace("--", "/"), name):
             continue
         try:
-            main = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+            main = read_text(folder / "refs" / "main").strip()
         except OSError:
             main = ""
         if main and (folder / "snapshots" / main).is_dir():

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.files import open_regular
 from expert.core.links import refuse_links
 from expert.core.quiet import without_lines
 from expert.planning.plan import folder_name
@@ -201,9 +202,9 @@ def _write(profiler: Any, trace: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".tmp-trace-", dir=trace.parent) as place:
         plain, packed = Path(place) / "trace.json", Path(place) / "trace.json.gz"
         profiler.export_chrome_trace(str(plain))
-        with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=6) as target:
+        with open_regular(plain) as source, gzip.open(packed, "wb", compresslevel=6) as target:
             shutil.copyfileobj(source, target)
-        with packed.open("rb") as stream:
+        with open_regular(packed) as stream:
             os.fsync(stream.fileno())
         os.replace(packed, trace)
 

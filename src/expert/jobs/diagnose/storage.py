@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from expert.core.files import open_regular
+
 BLOCK = 4 * 2**20
 SECONDS = 1.0
 MOST_BYTES = 2 * 2**30
@@ -87,7 +89,7 @@ def _drop_pages(path: Path) -> bool:
     if not hasattr(os, "posix_fadvise"):
         return False
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             os.fsync(stream.fileno())
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     except OSError:

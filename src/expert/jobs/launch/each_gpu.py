@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -30,6 +29,7 @@ from expert.core.errors import (
     EXIT_USAGE,
     EXIT_WARNED,
 )
+from expert.core.files import open_regular, read_json
 from expert.core.interrupts import WARNING, passing_on
 from expert.core.process import how_it_ended
 from expert.core.world import ERROR_FILE, recorded_failure
@@ -169,7 +169,7 @@ class _Queue:
         run.state, run.seconds = "ended", time.monotonic() - run.began
         run.code = code if code in EXIT_MEANINGS else EXIT_RUN_FAILED
         with contextlib.suppress(OSError, ValueError):
-            run.result = json.loads(run.log.with_suffix(".json").read_text(encoding="utf-8"))
+            run.result = read_json(run.log.with_suffix(".json"))
         if code == EXIT_OK:
             run.text = "finished"
             return
@@ -199,7 +199,7 @@ class _Queue:
 def last_line(log: Path) -> str:
     """The last line of a log that says something."""
     try:
-        with log.open("rb") as stream:
+        with open_regular(log) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = stream.read().decode(errors="replace").splitlines()
     except OSError:

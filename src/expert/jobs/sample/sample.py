@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.files import read_text
 from expert.core.text import counted
 from expert.data.examples.tools import tool_names, tools_of
 from expert.data.records import Example, Segment, Turn, UnfitRow
@@ -299,7 +300,7 @@ def tools_in(file: Path) -> str:
     """The tools of a JSON file: a list of them, or a row that has a field `tools`."""
     how = "a JSON list of functions as OpenAI has them, or a file of rows with a column tools"
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "no text"
         raise NoTools(f"--tools {file}: {why}  ({how})") from None

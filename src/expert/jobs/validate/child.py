@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.files import read_json
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Turn
 from expert.jobs.sample.decoding import DecodingSettings
@@ -133,7 +134,7 @@ def read_rows(file: Path) -> list[Example]:
             text=row["text"],
             tools=row["tools"],
         )
-        for row in json.loads(file.read_text(encoding="utf-8"))
+        for row in read_json(file)
     ]
 
 

@@ -7,7 +7,6 @@ what the processes found is put together here, in the order of the rows.
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import signal
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
+from expert.core.files import read_json
 from expert.core.process import Child, how_it_ended
 from expert.jobs.validate.answering import GivenAnswer
 from expert.jobs.validate.child import write_rows
@@ -174,7 +174,7 @@ class ModelsOnCards:
                     raise process.lost()
         for text in noted:
             note(text)
-        return [json.loads(file.read_text(encoding="utf-8")) for file in results]
+        return [read_json(file) for file in results]
 
 
 class ModelOnCards:

@@ -4,11 +4,11 @@ rows on any number of GPUs, and the plan offloads what fits no other way."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
+from expert.core.files import read_json
 from expert.manifest.migrate.migration import Entries, Migration, beside
 from expert.manifest.text.item import Item, is_comment, shown
 
@@ -299,7 +299,7 @@ def _read_file(work: Migration, item: Item) -> Item | None:
             if file.stat().st_size > _MAX_BYTES:
                 work.problem(item, f"{file} is too large for a config")
                 return None
-            found = json.loads(file.read_text(encoding="utf-8-sig"))
+            found = read_json(file, encoding="utf-8-sig")
         except (OSError, ValueError, RecursionError) as error:
             work.problem(item, f"{file} cannot be read: {error}")
             return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from expert.core.errors import Problem
+from expert.core.files import read_json
 from expert.manifest.migrate.migration import Migration, beside
 from expert.manifest.peers.data_sets import (
     MESSAGES,
@@ -118,7 +118,7 @@ def _info(
         try:
             if not file.is_file() or file.stat().st_size > _MAX_BYTES:
                 continue
-            info = json.loads(file.read_text(encoding="utf-8-sig"))
+            info = read_json(file, encoding="utf-8-sig")
         except (OSError, ValueError, RecursionError) as error:
             work.problem(place or Item(None, "dataset"), f"{file} cannot be read: {error}")
             continue

@@ -12,8 +12,10 @@ from expert.manifest.schema.types import (
     Section,
     Share,
     SharePastZero,
+    Size,
     Temperature,
     Text,
+    parse_size,
 )
 
 RowFormat = Literal[
@@ -114,6 +116,14 @@ class DatasetSpec(Section):
     """Use only the first N rows of each file or data set, for training and evaluation."""
     max_bad_rows: CountFromZero = 0
     """Unreadable rows to tolerate; each is counted and written to rejects.jsonl."""
+    max_unpacked_size: Size | None = None
+    """Most that a compressed data file may unpack to, such as "50GB"; null: 200 times its size, but
+    at least 64 MiB. It stops zip bombs."""
+
+    @property
+    def most_unpacked(self) -> int | None:
+        """`max_unpacked_size` in bytes."""
+        return parse_size(self.max_unpacked_size) if self.max_unpacked_size else None
 
 
 class Decoding(Section):

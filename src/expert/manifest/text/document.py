@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from expert.core.errors import ManifestError, Problem
+from expert.core.files import open_regular
 from expert.manifest.text.item import Item, shown
 
 ROWS = (
@@ -106,7 +107,7 @@ def _read_bytes(path: Path, source: str) -> bytes:
     try:
         size = path.stat().st_size
         if size <= MAX_BYTES and path.is_file():
-            with path.open("rb") as stream:
+            with open_regular(path) as stream:
                 raw = stream.read(MAX_BYTES + 1)
             if len(raw) <= MAX_BYTES:
                 return raw

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
+from expert.core.files import read_json
 from expert.manifest.schema.kinds import ADAPTERS, takes
 from expert.manifest.schema.manifest import CharGptShape
 from expert.planning.draft import SET, PlanDraft
@@ -40,6 +40,11 @@ def settle_model(draft: PlanDraft) -> None:
     draft.settle("model.name", spec.name, "base_models of the manifest", "manifest")
     draft.settle("model.place", found.place, found.because)
     draft.settle("model.location", found.location, found.because)
+    if found.own_kernels:
+        kernels = ", ".join(found.own_kernels)
+        draft.warn(
+            "model.name", f"its config.json asks for {kernels}; kernels are chosen by the plan"
+        )
     if found.weights is not None:
         # The name stays when another version of the package brings other weights.
         because = "sha256 of the weights that come with the package"
@@ -87,7 +92,7 @@ def _has_chat_template(folder: Path) -> bool:
     if (folder / "chat_template.jinja").is_file():
         return True
     try:
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "tokenizer_config.json")
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and bool(config.get("chat_template"))
@@ -211,7 +216,6 @@ def settle_watching(draft: PlanDraft) -> None:
         SET if is_set else "the default",
         "manifest" if is_set else "preset",
     )
-    _warn_of_cadences_longer_than_the_run(draft)
 
 
 def _settle_hangs(draft: PlanDraft) -> None:
@@ -262,16 +266,3 @@ def _settle_saving(draft: PlanDraft) -> None:
         draft.settle("watch.keep_checkpoints", None, because, "manifest")
     else:
         draft.pass_on("watch.keep_checkpoints", "save_total_limit")
-
-
-def _warn_of_cadences_longer_than_the_run(draft: PlanDraft) -> None:
-    """A warm-up, evaluation or checkpoint that would come after the last step."""
-    total = draft["length.total_steps"]
-    for path, strategy in (
-        ("optim.warmup_steps", None),
-        ("watch.eval_steps", "watch.evaluation_strategy"),
-        ("watch.save_steps", "watch.save_strategy"),
-    ):
-        counts = strategy is None or draft[strategy] == "steps"
-        if total is not None and draft[path] is not None and draft[path] > total and counts:
-            draft.warn(path, f"{draft[path]} steps are more than the {total} of the whole run")

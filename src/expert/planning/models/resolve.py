@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -12,15 +11,15 @@ from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
 from expert.core.errors import ExpertError
-from expert.core.files import sha256_of
+from expert.core.files import read_json, read_text, sha256_of
 from expert.manifest.check.spelling import neighbour_of
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
 from expert.planning.measurements import measurements_file
 from expert.planning.models.known_models import KNOWN_MODELS, KnownModel, find_known_model
+from expert.planning.models.model_files import MAX_CONFIG_BYTES, check_model_files
 from expert.planning.models.shapes import ModelShape, UnknownShape, shape_from_config
 
 Place = Literal["built-in", "folder", "models folder", "hf cache", "hub"]
-_MAX_CONFIG_BYTES = 5_000_000
 # Characters in a corpus of plain English text; the data decides when it is read.
 _CHARACTERS = 96
 
@@ -59,6 +58,8 @@ class ResolvedModel:
     """Where the shape came from, or why there is none."""
     weights: str | None = None
     """Of a built-in model: which weights the name stands for in this version of the package."""
+    own_kernels: tuple[str, ...] = ()
+    """Kernels that its config.json asks for by name, and which are not followed."""
 
 
 def resolve_model(
@@ -209,7 +210,7 @@ def _snapshot(repository: Path, revision: str | None) -> Path | None:
     snapshots = repository / "snapshots"
     name = revision or "main"
     reference = repository / "refs" / name
-    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else name
+    commit = read_text(reference).strip() if reference.is_file() else name
     if re.fullmatch(r"\w[\w.-]*", commit) and (snapshots / commit).is_dir():
         return snapshots / commit
     if revision is not None or reference.is_file():
@@ -225,12 +226,12 @@ def _is_whole(folder: Path) -> bool:
         shards = {path.name for path in folder.glob("*.safetensors")}
         index = folder / "model.safetensors.index.json"
         if "model.safetensors" not in shards and index.is_file():
-            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            shards = set(read_json(index)["weight_map"].values())
         elif "model.safetensors" not in shards and any("-of-" in name for name in shards):
             return False  # some of several, and no index that says how many
         named = [folder / "config.json", *(folder / shard for shard in shards)]
         return len(shards) > 0 and all(path.is_file() for path in named)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
@@ -246,26 +247,27 @@ def _as_local(name: str) -> Path:
 def is_model_folder(folder: Path) -> bool:
     """A folder with a model's config, or at least with its tokenizer, that may be looked into."""
     try:
-        return (folder / "config.json").is_file() or (folder / "tokenizer.json").is_file()
+        return (folder / "config.json").exists() or (folder / "tokenizer.json").exists()
     except OSError:  # no permission, or a name that no file can have
         return False
 
 
 def _found(name: str, place: Place, location: Path, because: str) -> ResolvedModel:
+    kernels = check_model_files(location)
     shape, shape_from = read_shape(location / "config.json")
     known = find_known_model(name) if not (location / "config.json").is_file() else None
     if known is not None:
         shape, shape_from = known.shape, f"known sizes of {basename(name)}"
-    return ResolvedModel(name, place, str(location), because, shape, shape_from)
+    return ResolvedModel(
+        name, place, str(location), because, shape, shape_from, own_kernels=kernels
+    )
 
 
 def read_shape(config_file: Path) -> tuple[ModelShape | None, str]:
     """The shape in a config.json, and where it came from or why there is none."""
     try:
-        if config_file.stat().st_size > _MAX_CONFIG_BYTES:
-            return None, f"{config_file} is too large for a config.json"
-        config: Any = json.loads(config_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        config: Any = read_json(config_file, MAX_CONFIG_BYTES)
+    except (OSError, ValueError) as error:
         return None, f"{config_file} cannot be read: {error}"
     if not isinstance(config, Mapping):
         return None, f"{config_file} is not an object"

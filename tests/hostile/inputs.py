@@ -1,0 +1,202 @@
+"""Hostile files of rows: endless, huge, of another kind, or two things at once."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import socket
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROW = b'{"instruction": "say one", "response": "one"}\n'
+ROWS = ROW * 30
+Make = Callable[[Path], None]
+
+
+def _bytes(content: bytes) -> Make:
+    return lambda file: (file.write_bytes(content), None)[1]
+
+
+def _pipe(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def _socket(file: Path) -> None:
+    here = Path.cwd()
+    os.chdir(file.parent)  # the name of a socket has at most 100 characters
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(file.name)
+    os.chdir(here)
+
+
+def _link_to(target: str) -> Make:
+    return lambda file: file.symlink_to(target)
+
+
+def _sparse(size: int) -> Make:
+    def make(file: Path) -> None:
+        with file.open("wb") as stream:
+            stream.write(ROWS)
+            stream.truncate(size)
+
+    return make
+
+
+def _packed(block: bytes, times: int) -> Make:
+    """A .gz of so many equal blocks, of which each is packed once."""
+
+    def make(file: Path) -> None:
+        with gzip.open(file, "wb", compresslevel=6) as stream:
+            for _ in range(times):
+                stream.write(block)
+
+    return make
+
+
+def _packed_by_zstd(file: Path) -> None:
+    import pyarrow
+
+    with pyarrow.output_stream(str(file), compression="zstd") as stream:
+        for _ in range(600):
+            stream.write(ROW * 20_000)
+
+
+def _cell(size: int, rows: int = 1, **options: Any) -> Make:
+    """A Parquet file with a cell of so many bytes in each row."""
+
+    def make(file: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        texts = pa.array(["x" * size] * rows, pa.large_string())
+        table = pa.table({"instruction": ["say"] * rows, "response": texts})
+        pq.write_table(table, file, compression="zstd", **options)
+
+    return make
+
+
+def _repeated_cells(file: Path) -> None:
+    """A value of a megabyte that stands in 100,000 rows, and in the file once."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    once = pa.array(["x" * 10**6])
+    places = pa.array([0] * 100_000, pa.int32())
+    texts = pa.DictionaryArray.from_arrays(places, once)
+    table = pa.table({"instruction": texts, "response": pa.array(["one"] * 100_000)})
+    pq.write_table(table, file, compression="zstd")
+
+
+def _twice_named(file: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = [pa.array(["a"] * 30)] * 3
+    pq.write_table(pa.table(columns, ["instruction", "response", "response"]), file)
+
+
+def _workbook(file: Path) -> None:
+    """A spreadsheet whose only sheet unpacks to 3 GB."""
+    sheet = b"<row>" + b" " * 10**6 + b"</row>"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as book:
+        book.writestr("[Content_Types].xml", "<Types/>")
+        with book.open("xl/worksheets/sheet1.xml", "w", force_zip64=True) as stream:
+            for _ in range(500):
+                stream.write(sheet)
+
+
+def _cut_off(file: Path) -> None:
+    file.write_bytes(gzip.compress(ROWS * 100)[:-20])
+
+
+def _damaged(file: Path) -> None:
+    packed = bytearray(gzip.compress(os.urandom(5000).hex().encode() + ROWS))
+    packed[3000] ^= 255
+    file.write_bytes(packed)
+
+
+def _nested_packing(file: Path) -> None:
+    file.write_bytes(gzip.compress(gzip.compress(b"\0" * 10**8)))
+
+
+def _rows(*rows: str) -> Make:
+    return _bytes("\n".join([*rows, *([ROW.decode().strip()] * 20)]).encode())
+
+
+REFUSED: dict[str, tuple[str, Make]] = {
+    "a pipe": ("rows.jsonl", _pipe),
+    "a pipe with a name of CSV": ("rows.csv", _pipe),
+    "a pipe with a name of Parquet": ("rows.parquet", _pipe),
+    "a pipe with a packed name": ("rows.jsonl.gz", _pipe),
+    "a socket": ("rows.jsonl", _socket),
+    "a device without end": ("rows.jsonl", _link_to("/dev/zero")),
+    "a device without end, as text": ("rows.txt", _link_to("/dev/zero")),
+    "a device of chance": ("rows.json", _link_to("/dev/urandom")),
+    "a link to itself": ("rows.jsonl", _link_to("rows.jsonl")),
+    "ten gigabytes of zeros in 10 MB": ("rows.jsonl.gz", _packed(b"\0" * 10**8, 100)),
+    "gigabytes of rows in a few megabytes": ("rows.jsonl.gz", _packed(ROW * 200_000, 120)),
+    "gigabytes of text in a few megabytes": ("rows.txt.gz", _packed(b"a" * 10**7, 300)),
+    "gigabytes of CSV in a few megabytes": (
+        "rows.csv.gz",
+        _packed((b"a," + b"b" * 1000 + b"\n") * 10**4, 100),
+    ),
+    "gigabytes of rows, by zstd": ("rows.jsonl.zst", _packed_by_zstd),
+    "a cell of 1.2 GB": ("rows.parquet", _cell(1_200_000_000)),
+    "a cell of 20 MB": ("rows.parquet", _cell(20_000_000)),
+    "a cell of a megabyte, 100,000 times": ("rows.parquet", _repeated_cells),
+    "two columns of one name": ("rows.parquet", _twice_named),
+    "a spreadsheet that is a bomb": ("rows.xlsx", _workbook),
+    "a terabyte that was never written": ("rows.jsonl", _sparse(2**40)),
+    "packed rows that are cut off": ("rows.jsonl.gz", _cut_off),
+    "packed rows that are damaged": ("rows.jsonl.gz", _damaged),
+    "packed rows that are packed again": ("rows.jsonl.gz", _nested_packing),
+    "a key that is there twice": (
+        "rows.jsonl",
+        _rows('{"instruction": "a", "response": "b", "response": "c"}'),
+    ),
+    "a key that is there twice, inside": (
+        "rows.jsonl",
+        _rows('{"messages": [{"role": "user", "role": "assistant", "content": "x"}]}'),
+    ),
+    "a key that is there twice, in an array": (
+        "rows.json",
+        _bytes(b'[{"instruction": "a", "response": "b", "response": "c"}]'),
+    ),
+    "a line of 200 MB": ("rows.jsonl", _bytes(b'{"instruction": "' + b"x" * 200_000_000)),
+    "brackets without end": ("rows.json", _bytes(b"[" * 3_000_000)),
+    "a number of a million digits": ("rows.jsonl", _rows('{"a": ' + "9" * 10**6 + "}")),
+    "a stream of zlib": ("rows.jsonl", _bytes(zlib.compress(ROWS))),
+}
+"""What no command may train on, by what is hostile about it: a name, and how it is made."""
+
+FEW = (
+    "a pipe",
+    "a terabyte that was never written",
+)
+"""Those that every test run takes."""
+
+
+def hostile_rows(name: str, folder: Path) -> Path:
+    """One of them, and a manifest that names it."""
+    file, make = REFUSED[name]
+    make(folder / file)
+    return write_manifest(folder, {"path": file})
+
+
+def write_manifest(
+    folder: Path, dataset: dict[str, Any], base: str = "tiny", **config: Any
+) -> Path:
+    """A small expert of one step or two."""
+    training = {"max_steps": 2, "batch_size": 4, "max_seq_length": 64, "trackers": []}
+    manifest = {
+        "name": "hostile",
+        "base_model": {"name": base},
+        "training": {"dataset": dataset, "config": {**training, **config}},
+    }
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    return path

@@ -1,0 +1,57 @@
+"""A model folder of somebody else is refused in words, at once, and nothing of it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.folders import FEW, HARMLESS, REFUSED, hostile
+from tests.hostile.inputs import ROWS, write_manifest
+from tests.hostile.limits import MOST_MEMORY, Ended, limited
+from tests.wording import wording
+
+MANY = [name for name in REFUSED if name not in FEW]
+
+
+def trained(name: str, folder: Path) -> Ended:
+    """What `expert train` makes of one of them."""
+    hostile(name, folder / "model")
+    (folder / "rows.jsonl").write_bytes(ROWS.replace(b"say", b"say " + b"a" * 50 + b"!"))
+    write_manifest(folder, {"path": "rows.jsonl"}, base="model")
+    ended = limited("train", "-m", "manifest.json", folder=folder)
+    assert not ended.is_fault, ended.text
+    assert not list(folder.rglob("OWNED"))
+    return ended
+
+
+def refused(name: str, folder: Path) -> None:
+    ended = trained(name, folder)
+    assert ended.code == 2, ended.text
+    assert ended.memory < MOST_MEMORY
+    assert not (folder / "runs").exists()
+
+
+def test_there_are_many_of_them():
+    assert len(REFUSED) > 60
+    assert set(FEW) < set(REFUSED)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_hostile_model_folder_is_refused(name: str, tmp_path: Path):
+    refused(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MANY)
+def test_every_hostile_model_folder_is_refused(name: str, tmp_path: Path):
+    refused(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_a_folder_asks_for_is_not_followed(name: str, tmp_path: Path):
+    ended = trained(name, tmp_path)
+    assert ended.code == 0, ended.text
+    asked = wording("config-asks-for") in ended.text
+    assert asked == ("hub" in name)

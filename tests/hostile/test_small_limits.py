@@ -1,0 +1,79 @@
+"""Too little memory, too few threads or open files are said as such."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from pathlib import Path
+
+import pytest
+
+from expert.core.shortage import TooLittle, refuse_small_memory, shortage_behind
+from tests.each import each
+from tests.hostile.inputs import ROWS, write_manifest
+from tests.hostile.limits import limited
+from tests.wording import wording
+
+
+@each(
+    "error, text",
+    [
+        (MemoryError(), wording("no-memory")),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), wording("no-memory")),
+        (
+            ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+            wording("no-memory"),
+        ),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: 4 TB"),
+            wording("no-memory"),
+        ),
+        (RuntimeError("can't start new thread"), wording("no-thread")),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), wording("no-thread")),
+        (OSError(errno.EMFILE, "Too many open files", "rows.jsonl"), wording("no-file")),
+    ],
+)
+def test_an_error_that_comes_from_a_shortage_is_told_as_one(error, text):
+    found = shortage_behind(error)
+    assert found is not None
+    assert text in str(found)
+    assert found.exit_code == 4
+
+
+def test_what_led_to_an_error_counts_and_other_errors_do_not():
+    wrapped = ValueError("it could not be loaded")
+    wrapped.__cause__ = MemoryError()
+    assert shortage_behind(wrapped) is not None
+    for other in (ValueError("x"), OSError(errno.ENOENT, "no such file"), RuntimeError("y")):
+        assert shortage_behind(other) is None
+
+
+def test_torch_is_not_loaded_where_it_would_end_the_process(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (400 * 2**20, 400 * 2**20))
+    with pytest.raises(TooLittle, match=wording("loading-torch-takes")):
+        refuse_small_memory("train")
+    refuse_small_memory("plan")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("megabytes", [300, 600, 900, 1100, 1200, 1300])
+def test_a_run_with_too_little_memory_says_so_or_ends_well(megabytes: int, tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_bytes(ROWS)
+    write_manifest(tmp_path, {"path": "rows.jsonl"})
+    limits = {resource.RLIMIT_AS: megabytes * 10**6}
+    ended = limited("train", "-m", "manifest.json", folder=tmp_path, limits=limits)
+    assert ended.code in (0, 4), ended.text
+    assert not ended.is_fault, ended.text
+    assert ended.code == 0 or wording("no-memory") in ended.text
+    assert megabytes > 1000 or ended.code == 4
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_start_a_thread_says_so(tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_bytes(ROWS)
+    write_manifest(tmp_path, {"path": "rows.jsonl"})
+    # Room for one stack of that size, not for two.
+    limits = {resource.RLIMIT_STACK: 4 * 10**9, resource.RLIMIT_AS: 6 * 10**9}
+    ended = limited("train", "-m", "manifest.json", folder=tmp_path, limits=limits)
+    assert ended.code == 4, ended.text
+    assert wording("no-thread") in ended.text
