@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from expert.core.errors import Damaged
-from expert.core.files import sha256_of, write_text_atomically
+from expert.core.files import read_bytes, sha256_of, write_text_atomically
 
 SUFFIX = ".sha256"
 MAX_BYTES = 10_000
@@ -90,8 +90,7 @@ def _known(path: Path) -> set[str] | None:
     if not os.path.lexists(file):
         return None
     try:
-        plain = file.is_file() and file.stat().st_size < MAX_BYTES  # a pipe would not end
-        text = file.read_bytes() if plain else b""
+        text = read_bytes(file, MAX_BYTES)
     except OSError:
         return set()
     return {line.split()[0].decode("ascii", "replace") for line in text.splitlines() if line}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.errors import ExpertError
-from expert.core.files import sha256_of, sync_file, sync_folder
+from expert.core.files import read_bytes, sha256_of, sync_file, sync_folder
 from expert.core.stored_json import parse_json
 
 DONE = "DONE"
@@ -248,7 +248,7 @@ def _listing(folder: Path) -> dict[str, dict[str, Any]]:
     if done.stat().st_size > MAX_DONE_BYTES:
         raise PublishError(f"{DONE} is too large to be a listing")
     try:
-        listed = parse_json(done.read_bytes())
+        listed = parse_json(read_bytes(done, MAX_DONE_BYTES))
     except ValueError:
         raise PublishError(f"{DONE} is damaged") from None
     if not isinstance(listed, dict) or not all(map(_is_entry, listed.values())):

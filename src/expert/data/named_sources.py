@@ -3,13 +3,12 @@ rows are tokenised. Such a folder is only read."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from expert.core.files import sha256_of
+from expert.core.files import read_json, sha256_of
 from expert.core.publish import listed_hash
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import columns_of
@@ -209,6 +208,6 @@ def checked_before(folder: Path) -> TokenCheck | None:
     try:
         if sha256_of(file) != listed_hash(folder, CHECKED):
             return None
-        return TokenCheck.from_json(json.loads(file.read_text(encoding="utf-8")))
+        return TokenCheck.from_json(read_json(file))
     except (OSError, ValueError, TypeError, AttributeError):
         return None

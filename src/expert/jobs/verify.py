@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from expert.core.errors import ExpertError
+from expert.core.files import open_regular
 from expert.core.hashed import SUFFIX, hash_file, state_of
 from expert.core.publish import DONE, faults
 from expert.core.rundir import checkpoint_step
@@ -120,7 +121,7 @@ def _file(path: Path) -> Checked:
 
 def _events(path: Path) -> Checked:
     """Events have no hash, as they grow; but each line is JSON. The last may be torn by a kill."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         lines = [(number, line) for number, line in enumerate(stream, 1) if not _is_json(line)]
     if lines and not lines[-1][1].endswith(b"\n"):
         lines.pop()

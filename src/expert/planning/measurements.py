@@ -110,8 +110,8 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
     if state_of(path) == "damaged":
         return []
     try:
-        records = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        records = read_json(path)
+    except (OSError, ValueError):
         return []
     found = []
     for record in records if isinstance(records, list) else []:

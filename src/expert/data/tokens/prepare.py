@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from expert.core.files import read_json, read_text
+from expert.core.files import read_bytes, read_json, read_text
 from expert.core.hashed import free_name, state_of, write_hashed
 from expert.core.links import refuse_links, refuse_links_inside
 from expert.core.publish import DONE, PublishError, damage_once, listed_hash, publishing, sweep
@@ -216,7 +216,7 @@ def is_prepared(folder: Path) -> bool:
 def _made_by(folder: Path) -> dict[str, Any] | None:
     """The recipe of a folder; None where that is damaged."""
     try:
-        text = (folder / RECIPE).read_bytes()
+        text = read_bytes(folder / RECIPE)
         found = json.loads(text)
     except (OSError, ValueError, RecursionError):
         return None

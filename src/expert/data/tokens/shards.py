@@ -26,7 +26,7 @@ from types import TracebackType
 
 import numpy as np
 
-from expert.core.files import sha256_of, sync_file
+from expert.core.files import read_json, sha256_of, sync_file
 from expert.core.hashed import state_of, write_hashed
 from expert.data.records import BadRow, DataError, Dropped, Made, Row, Segment, Unread
 from expert.data.tokens.documents import Ids, open_shards, write_shard
@@ -187,7 +187,7 @@ def written(place: Path, first: int) -> Piece | None:
     if state_of(facts) != "sound":  # damaged, or of an earlier version: it is made again
         return None
     try:
-        told = json.loads(facts.read_bytes())
+        told = read_json(facts)
         for row, made in told["left_out"]:
             piece.left_out[row] = BadRow(**made) if "file" in made else Dropped(**made)
         piece.sizes = array("q", told["sizes"])
