@@ -86,7 +86,8 @@ def test_too_few_rows_to_hold_any_out_are_no_good_data(run, tmp_path):
 def test_a_file_without_rows_is_named_and_plan_warns_of_it(run, tmp_path, name, text, what):
     file = str(an_expert(tmp_path, dataset={"path": name}))
     write(tmp_path / name, text)
-    for command in (("dataset", "check"), ("pretokenize",), ("train",)):
+    of_tiny = ("--set", "base_models.0.name=tiny")  # a folder that is no model is told first
+    for command in (("dataset", "check"), ("pretokenize",), ("train", *of_tiny)):
         ran = run(*command, "-m", file)
         assert ran.code == 2
         assert wording("put-rows-into-name", name=name, what=what) in ran.err

@@ -23,7 +23,9 @@ from tests.wording import wording
 def place(tmp_path: Path) -> Path:
     """A folder with a run and a prepared cache."""
     prepare(an_expert(tmp_path / "expert"))
-    shutil.copytree(finished("lora"), tmp_path / "expert" / "runs" / "run")
+    # Other tests of the same process profile and validate that run.
+    others = shutil.ignore_patterns("profile", "*validation.json*")
+    shutil.copytree(finished("lora"), tmp_path / "expert" / "runs" / "run", ignore=others)
     return tmp_path / "expert"
 
 

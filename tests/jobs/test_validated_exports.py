@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from expert.core.hashed import write_hashed
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
 from expert.jobs.validate.validate import validate
@@ -22,7 +23,7 @@ def with_validation(tmp_path: Path, found: object) -> Path:
     copy = tmp_path / "demo-20260101-000000"
     shutil.copytree(finished("lora"), copy)
     text = found if isinstance(found, str) else json.dumps(found)
-    (copy / "validation.json").write_text(text, encoding="utf-8")
+    write_hashed(copy / "validation.json", text)
     return copy
 
 
@@ -79,7 +80,7 @@ def test_a_gate_that_a_few_of_the_rows_passed_is_not_enough_for_an_export(tmp_pa
     done = export(copy, tmp_path / "out", device="cpu", allow_failed=True)
     assert wording("passed-on-only-cases") in done.warnings()[0]
     many = {**passed, "cases": cases * 10, "partial": {"test_set": "rows", "of": 4000}}
-    (copy / "validation.json").write_text(json.dumps(many), encoding="utf-8")
+    write_hashed(copy / "validation.json", json.dumps(many))
     assert export(copy, tmp_path / "two", device="cpu").judged == wording("cases-a-part-of")
 
 
@@ -97,7 +98,7 @@ def test_an_export_names_a_bar_that_is_lower_than_usual(tmp_path):
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert wording("quality-gate-passed-final") in card
     usual = {**found, "accuracy": 1.0, "cases": [{}], "settings": {"min_accuracy": 0.95}}
-    (copy / "validation.json").write_text(json.dumps(usual), encoding="utf-8")
+    write_hashed(copy / "validation.json", json.dumps(usual))
     assert export(copy, tmp_path / "two", device="cpu").judged == "accuracy 100.0% of 1 case"
 
 

@@ -63,6 +63,32 @@ def test_packed_sequences_of_axolotl_are_counted_in_tokens(tmp_path):
     assert wording("read-packed-sequences-tokens") in told(read)
 
 
+@each(
+    ("more", "tokens"),
+    [
+        ("packing: true\nmax_length: 512\n", 4 * 512),
+        ("packing: true\n", 4 * 1024),  # TRL's own length
+        ("packing: true\nfinetuning_type: lora\n", 4 * 2048),  # LLaMA-Factory's
+        ("neat_packing: true\ncutoff_len: 4096\nstage: sft\n", 4 * 4096),
+        ("packing: false\nmax_length: 512\n", None),
+        ("max_length: 512\n", None),
+        ("packing: true\nmax_length: 512\nbatch_size: 4\n", None),
+    ],
+    ids=str,
+)
+def test_packed_sequences_of_trl_and_llama_factory_are_counted_in_tokens(tmp_path, more, tokens):
+    text = f"model_name_or_path: tiny\ndataset: rows.jsonl\nper_device_train_batch_size: 4\n{more}"
+    if "batch_size: 4\n" in more:
+        text = text.replace("per_device_train_batch_size: 4\n", "")
+    read = reading(tmp_path, text)
+    config = read.manifest.training.config
+    assert config.batch_tokens == tokens
+    assert config.batch_size == (4 if tokens is None else "auto")
+    assert any("packed sequences" in each for each in told(read)) == (tokens is not None)
+    ours = reading(tmp_path, text.replace("model_name_or_path", "base_model")).manifest
+    assert ours.training.config.batch_size == 4
+
+
 def test_rows_of_a_step_that_are_not_packed_are_those_of_axolotl(tmp_path):
     for line in ("sample_packing: false\n", ""):
         read = reading(tmp_path, AXOLOTL.replace("sample_packing: true\n", line))

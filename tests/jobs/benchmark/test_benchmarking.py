@@ -12,12 +12,12 @@ from expert.data.pack import pack
 from expert.insight.ladder.ladder import read_ladder, rows_of_one_length
 from expert.jobs.benchmark.benchmark import (
     CannotBenchmark,
-    NothingMeasured,
     benchmark,
     new_folder,
 )
 from expert.jobs.benchmark.numbers import _clumping
 from expert.planning.ladder import BASELINE, SETTINGS, TOLERANCE_FP32
+from expert.planning.models.model_files import UnfitModelFolder
 from tests.insight.ladders import measured
 from tests.jobs.benchmark.played import BRISK, Heard, be_brisk, request
 from tests.jobs.runs import events_of, write_expert
@@ -168,7 +168,7 @@ def test_an_unknown_setting_is_refused_with_the_known_ones(tmp_path, base):
         benchmark(request(path, only=("rocket",)), folder=tmp_path / "out")
 
 
-def test_a_model_that_cannot_be_loaded_fails_every_setting_with_the_reason(tmp_path, base):
+def test_a_model_that_cannot_be_loaded_is_refused_before_anything_is_measured(tmp_path, base):
     broken = tmp_path / "broken"
     broken.mkdir()
     for file in base.iterdir():
@@ -176,7 +176,7 @@ def test_a_model_that_cannot_be_loaded_fails_every_setting_with_the_reason(tmp_p
             (broken / file.name).write_bytes(file.read_bytes())
     (broken / "model.safetensors").write_bytes(b"not weights")
     path = write_expert(tmp_path / "expert", broken, {})
-    with pytest.raises(NothingMeasured, match=wording("no-setting-could-measured")):
+    with pytest.raises(UnfitModelFolder, match=r"model\.safetensors"):
         benchmark(request(path, only=("pre-tokenised",)), folder=tmp_path / "out")
 
 

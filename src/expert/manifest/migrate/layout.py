@@ -30,6 +30,7 @@ from expert.manifest.peers.converted_keys import (
 from expert.manifest.peers.data_sets import read_hub_parts
 from expert.manifest.peers.litgpt_torchtune import read_litgpt, read_torchtune
 from expert.manifest.peers.llama_factory import read_llama_factory
+from expert.manifest.peers.packed_batches import read_packed_batches
 from expert.manifest.peers.sections import move_loader_keys, open_sections, read_python_lines
 from expert.manifest.peers.unsupported_keys import answer_keys
 from expert.manifest.schema.kinds import AdapterType
@@ -82,6 +83,7 @@ def _read_other_trainers(work: Migration) -> None:
     read_quantization(work)
     read_hub_parts(work)
     read_axolotl(work)
+    read_packed_batches(work)
     model = work.root.get("model")
     zones = [work.root, work.section("training")]
     zones += [item.fields() for item in (work.config, model) if item is not None]

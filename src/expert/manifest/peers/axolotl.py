@@ -14,6 +14,7 @@ from expert.manifest.peers.data_sets import (
     roles,
     title_of,
 )
+from expert.manifest.peers.packed_batches import put_batch_tokens
 from expert.manifest.peers.unsupported_keys import answer_keys
 from expert.manifest.text.item import Item, shown
 
@@ -83,10 +84,7 @@ def _batches(work: Migration, signs: list[str]) -> None:
     places = length.value if length is not None else _DEFAULT_LENGTH
     if not isinstance(places, int) or isinstance(places, bool):
         return
-    tokens = count.value * places
-    work.root["batch_tokens"] = Item(tokens, count.path, count.line)
-    text = f"training.config.batch_tokens: {tokens} ({count.value} packed sequences of {places} "
-    work.read_as(count, f"{text}tokens; rows by their mean length)")
+    put_batch_tokens(work, count, places)
 
 
 def _no_adapter(work: Migration) -> None:
