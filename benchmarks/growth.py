@@ -14,6 +14,7 @@ import gc
 import importlib
 import importlib.util
 import json
+import re
 import resource
 import shutil
 import subprocess
@@ -47,6 +48,8 @@ UNITS = {
     "rows": "rows",
 }
 TOKENS = 32768
+MARKS = re.compile(r"<\|[^|]*\|>")
+"""Of turns, which a joined document has no more."""
 CHARACTERS_A_TOKEN = 3.0
 """Of the rows, a little less than they have: documents are cut to the length, not filled up."""
 
@@ -157,21 +160,20 @@ def write_documents(rows: Path, file: Path, length: int, joined: bool) -> None:
     with file.open("w", encoding="utf-8") as stream:
         text = ""
         for each in texts:
-            text += each + "\n"
+            text += MARKS.sub(" ", each) + "\n"
             if len(text) >= CHARACTERS_A_TOKEN * length:
                 stream.write(json.dumps({"text": text}) + "\n")
                 text = ""
 
 
 def prepared(axis: str, at: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Rows repeated, each with a number of its own, so that none is twice the same."""
+    """The rows over and over."""
     folder = args.work / f"rows-{at}"
     folder.mkdir(parents=True)
     lines = (args.data / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
-    texts = [json.loads(line)["text"] for line in lines]
     with (folder / "corpus.jsonl").open("w", encoding="utf-8") as stream:
         for number in range(at):
-            stream.write(json.dumps({"text": f"{number} {texts[number % len(texts)]}"}) + "\n")
+            stream.write(lines[number % len(lines)] + "\n")
     manifest = {
         "name": "growth",
         "base_model": {"name": str(model_of(axis, at, args))},

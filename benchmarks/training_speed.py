@@ -83,7 +83,7 @@ def write_model(shape: str, folder: Path, tokenizer: Path) -> None:
         max_position_embeddings=8192,
     )
     torch.manual_seed(0)
-    with torch.device("cuda"):
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     del model

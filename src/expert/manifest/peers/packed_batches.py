@@ -13,32 +13,32 @@ _DEFAULT_LENGTHS = {"LLaMA-Factory": 2048, "TRL": 1024}
 def read_packed_batches(work: Migration) -> None:
     """`per_device_train_batch_size` of TRL and LLaMA-Factory, beside `packing: true`. Their files
     name the model so; in others the key is another word for our rows."""
-    if "model_name_or_path" not in work.root:
+    key = "per_device_train_batch_size"
+    if "model_name_or_path" not in work.root or key not in work.root:
         return
-    count = work.root.get("per_device_train_batch_size")
-    packing = [work.root[key] for key in ("packing", "neat_packing") if key in work.root]
-    if count is None or not _is_number(count) or not any(item.value is True for item in packing):
+    packing = [work.root[name] for name in ("packing", "neat_packing") if name in work.root]
+    if not any(item.value is True for item in packing) or "streaming" in work.dataset:
         return
-    if "batch_size" in work.root or "batch_tokens" in work.root or "streaming" in work.dataset:
+    if "batch_size" in work.root or "batch_tokens" in work.root:
         return
     theirs = any(sign in work.root for sign in _SIGNS_OF_LLAMA_FACTORY)
-    length = next((work.root[key] for key in _LENGTHS if key in work.root), None)
+    length = next((work.root[name] for name in _LENGTHS if name in work.root), None)
     places = _DEFAULT_LENGTHS["LLaMA-Factory" if theirs else "TRL"]
-    if length is not None:
-        if not _is_number(length):
-            return  # reported as any wrong value
-        places = length.value
-    del work.root["per_device_train_batch_size"]
-    put_batch_tokens(work, count, places)
+    places = places if length is None else number_in(length)
+    if number_in(work.root[key]) and places:  # else reported as any wrong value
+        put_batch_tokens(work, work.root.pop(key), places)
 
 
 def put_batch_tokens(work: Migration, count: Item, places: int) -> None:
     """So many packed sequences of `places` tokens make a step."""
-    tokens = count.value * places
+    sequences = number_in(count)
+    tokens = sequences * places
     work.root["batch_tokens"] = Item(tokens, count.path, count.line)
-    text = f"training.config.batch_tokens: {tokens} ({count.value} packed sequences of {places} "
+    text = f"training.config.batch_tokens: {tokens} ({sequences} packed sequences of {places} "
     work.read_as(count, f"{text}tokens; rows by their mean length)")
 
 
-def _is_number(item: Item) -> bool:
-    return isinstance(item.value, int) and not isinstance(item.value, bool)
+def number_in(item: Item) -> int:
+    """The whole number that is given; 0 where it is none."""
+    value = item.value
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
