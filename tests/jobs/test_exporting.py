@@ -343,6 +343,18 @@ def test_a_finished_expert_with_other_bytes_or_a_link_is_not_exported(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_an_expert_on_fp8_answers_alike_and_its_card_says_what_it_was_trained_on(tmp_path):
+    run = finished("fp8")
+    assert read_plan(RunFolder(run)).model.quantization == "fp8"
+    done = exported(run, tmp_path / "out", kind="adapter")
+    assert done.share < 1e-4
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert wording("training-base-weights-fp8") in card
+    merged = exported(run, tmp_path / "merged", kind="merged")
+    assert merged.quantised_share is not None
+    assert 1e-3 < merged.quantised_share < 0.5
+
+
 @pytest.mark.parametrize("kind", ["adapter", "merged"])
 def test_the_card_of_tiny_is_that_of_a_transformers_model(kind, tmp_path):
     run = finished("lora")

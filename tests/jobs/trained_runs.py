@@ -14,7 +14,7 @@ CORPUS = "the cat sat on the mat.\nthe dog ran to the cat.\n" * 60
 
 @cache
 def finished(kind: str) -> Path:
-    """The run folder of a small expert: `lora`, `dora`, `full`, `soft`, `lora+soft`, `int8`."""
+    """The run folder of a small expert: `lora`, `dora`, `full`, `soft`, `lora+soft`, `int8`, `fp8`."""
     config: dict[str, Any] = {
         "max_steps": 6,
         "save_steps": 3,
@@ -28,8 +28,8 @@ def finished(kind: str) -> Path:
         more["soft_prompts"] = SOFT
     if kind == "soft":
         config["adapter_type"] = "none"
-    if kind == "int8":
-        more["model"] = {"quantization": "int8"}
+    if kind in ("int8", "fp8"):
+        more["model"] = {"quantization": kind}
     base = base_model(2)
     return run(write_expert(place() / kind, base, config, **more)).folder
 

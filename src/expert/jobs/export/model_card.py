@@ -137,6 +137,11 @@ def _about_loading(plan: RunPlan, done: Exported, base: PortableBase) -> str:
             "In training the base's 8-bit weights were multiplied with inputs in full; "
             "bitsandbytes rounds the inputs too, so that single answers can differ."
         )
+    if done.kind == "adapter" and plan.model.quantization == "fp8":
+        notes.append(
+            "In training the base's weights were in FP8; the code above loads them as they are in "
+            "its files, so that single answers can differ."
+        )
     prompts = [prompt["name"] for prompt in plan.adapter.soft_prompts]
     if prompts and plan.adapter.type != "none":
         notes.append(
