@@ -14,7 +14,7 @@ CORPUS = "the cat sat on the mat.\nthe dog ran to the cat.\n" * 60
 
 @cache
 def finished(kind: str) -> Path:
-    """The run folder of a small expert: `lora`, `dora`, `full`, `soft`, `lora+soft`, `int8`, `fp8`."""
+    """The run folder of a small expert: lora, dora, full, soft, lora+soft, int8 or fp8."""
     config: dict[str, Any] = {
         "max_steps": 6,
         "save_steps": 3,
