@@ -16,6 +16,7 @@ from expert.data.tokens.encoder import (
     load_tokenizer,
     read_special_tokens,
 )
+from expert.planning.models.model_files import UnfitModelFolder
 from tests.data.tokenizers import (
     model_folder,
     small_encoder,
@@ -171,7 +172,7 @@ def test_broken_tokenizer_files_are_told(tmp_path, name, text, message):
     folder = model_folder(tmp_path)
     (folder / name).write_text(text, encoding="utf-8")
     read = load_tokenizer if name == "tokenizer.json" else read_special_tokens
-    with pytest.raises(DataError, match=message):
+    with pytest.raises((DataError, UnfitModelFolder), match=message):
         read(folder)
 
 
