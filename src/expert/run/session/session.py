@@ -189,6 +189,7 @@ def open_session(
     from expert.parallel.group import Group
     from expert.run.build import device_of
     from expert.run.session.checkpoints import Checkpoints
+    from expert.run.session.identity import BaseWeights
     from expert.telemetry.trackers import open_trackers
     from expert.training.state import TrainState
     from expert.training.stopping import Signals
@@ -215,6 +216,9 @@ def open_session(
             )
         )
         instruments = instruments_for(plan, data, device=device, emit=emit, group=group)
+        base = BaseWeights(plan)
+        if keep and first:
+            base.begin()
         if instruments.gpu is not None:
             closing.enter_context(instruments.gpu)
         session = Session(
@@ -223,7 +227,7 @@ def open_session(
             start=start or Start(),
             callbacks=callbacks,
             instruments=instruments,
-            checkpoints=Checkpoints(folder, emit, group) if keep else None,
+            checkpoints=Checkpoints(folder, emit, group, base=base) if keep else None,
             group=group,
             signals=signals,
             warnings=warnings,

@@ -58,6 +58,8 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
         times, own_rows = config["gradient_accumulation_steps"], config["batch_size"] == "auto"
         base = model["quantization"] if asked == "auto" else None
         kernels = plan["kernels"]
+        free = config["bf16"] == config["fp16"] == "auto"
+        precision = kernels["precision"] if free else None
         fused = kernels.get("fused_blocks", False) if kernels["device"] == "cuda" else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Kept()
@@ -66,6 +68,7 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
         examples_per_update=rows if own_rows and same and isinstance(rows, int) else None,
         quantization=base if base in ("none", "int4") else None,
         fused_blocks=fused if isinstance(fused, bool) else None,
+        precision=precision if precision in ("bf16", "fp16", "fp32") else None,
     )
 
 
