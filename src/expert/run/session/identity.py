@@ -235,7 +235,8 @@ class BaseWeights:
 
     def __init__(self, plan: RunPlan) -> None:
         self._model, self._whole = plan.model, plan.adapter.type == "full"
-        self._lock, self._found = Lock(), None
+        self._lock = Lock()
+        self._found: dict[str, Any] | None = None
 
     def begin(self) -> None:
         """Hash a folder without being waited for."""
