@@ -31,7 +31,10 @@ _TELLING = ("started", "data", "finished")
 
 def changed_options(folder: RunFolder, manifest: Manifest) -> list[Option]:
     """What was asked for at the start of a run and is not asked for now."""
-    recorded = object_in(folder.manifest)
+    return _changed(object_in(folder.manifest), manifest)
+
+
+def _changed(recorded: dict[str, Any], manifest: Manifest) -> list[Option]:
     if not recorded:
         return []
     then = dict(leaves(recorded))
@@ -74,10 +77,11 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
 
 def changed_since(folder: RunFolder, manifest: Manifest) -> list[Option]:
     """The same without keys that only a later version than that of the run has."""
-    known = [path for path, _ in leaves(object_in(folder.manifest))]
+    recorded = object_in(folder.manifest)
+    known = [path for path, _ in leaves(recorded)]
     return [
         option
-        for option in changed_options(folder, manifest)
+        for option in _changed(recorded, manifest)
         if any(f"{option[0]}.".startswith(f"{one}.") for one in known)
     ]
 
