@@ -280,7 +280,8 @@ def test_a_checkpoint_whose_state_has_changed_is_written_again(tmp_path, monkeyp
     plan: Any = SimpleNamespace(watch=SimpleNamespace(keep_checkpoints=None))
     data: Any = None
     folder: Any = SimpleNamespace(checkpoints=tmp_path)
-    kept = checkpoints.Checkpoints(folder, lambda event, **_: told.append(event))
+    base: Any = dict
+    kept = checkpoints.Checkpoints(folder, lambda event, **_: told.append(event), base=base)
     groups = {"model": {"w": torch.ones(3)}}
     state = TrainState(done=4, losses={"history": [[3, 1.5]]}, place=(0, 0, 4))
     kept.save(state, groups, plan, data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from expert.parallel.group import Group
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
+    from expert.run.session.identity import BaseWeights
     from expert.run.stored.changes import Option
     from expert.training.checkpoint import CheckpointError
     from expert.training.recorder import Emit
@@ -58,12 +59,12 @@ class Checkpoints:
         emit: Emit,
         group: Group | None = None,
         *,
-        base: Callable[[], dict[str, Any]] = dict,
+        base: BaseWeights,
     ) -> None:
         """`base`: which weights the base has, as a checkpoint keeps it."""
         from expert.parallel.group import Group
 
-        self.folder, self._base = folder.checkpoints, base
+        self.folder, self.base = folder.checkpoints, base
         self._emit, self._group = emit, group or Group()
 
     def save(
@@ -96,7 +97,7 @@ class Checkpoints:
         check_space(self.folder, needed)
         saved = {
             "state": state.to_json(),
-            "identity": identity(plan, data, self._base()),
+            "identity": identity(plan, data, self.base()),
             "fallbacks": fallbacks_of(plan),
             "due": due,
         }
@@ -158,7 +159,7 @@ class Checkpoints:
             )
         # What failures have changed of the plan, the run itself has changed.
         now = identity(
-            with_fallbacks(plan, found.fallbacks), data, self._group.made_by_first(self._base)
+            with_fallbacks(plan, found.fallbacks), data, self._group.made_by_first(self.base)
         )
         changed = state_difference(found.identity, now)
         counted = that_count(changed, options, found.identity, plan)

@@ -238,9 +238,9 @@ class BaseWeights:
         self._lock = Lock()
         self._found: dict[str, Any] | None = None
 
-    def begin(self) -> None:
-        """Hash a folder without being waited for."""
-        if self._model.place in ("folder", "models folder"):
+    def begin(self, *, first: bool) -> None:
+        """Hash a folder without being waited for; of a group, the `first` rank does."""
+        if first and self._found is None and self._model.place in ("folder", "models folder"):
             Thread(target=self, name="hash of the base", daemon=True).start()
 
     def __call__(self) -> dict[str, Any]:

@@ -216,9 +216,6 @@ def open_session(
             )
         )
         instruments = instruments_for(plan, data, device=device, emit=emit, group=group)
-        base = BaseWeights(plan)
-        if keep and first:
-            base.begin()
         if instruments.gpu is not None:
             closing.enter_context(instruments.gpu)
         session = Session(
@@ -227,7 +224,7 @@ def open_session(
             start=start or Start(),
             callbacks=callbacks,
             instruments=instruments,
-            checkpoints=Checkpoints(folder, emit, group, base=base) if keep else None,
+            checkpoints=Checkpoints(folder, emit, group, base=BaseWeights(plan)) if keep else None,
             group=group,
             signals=signals,
             warnings=warnings,
@@ -263,6 +260,8 @@ def model_of(session: Session) -> Built:
     now = session.now
     if now.built is None:
         remote = session.start.allow_remote_code
+        if session.checkpoints is not None:  # not before: busy cores would be taken for others'
+            session.checkpoints.base.begin(first=session.group.world.is_first)
         with session.group.work("loading the model"):
             now.built = build(
                 now.plan,
