@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from expert.core.files import sha256_of
 from expert.core.hashed import write_hashed
+from expert.core.rundir import RunFolder
+from expert.manifest.reader import read_manifest
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.kinds import OPTIMIZERS, Optimizer
 from expert.manifest.schema.manifest import Adapter, BaseModelSpec
@@ -22,6 +24,7 @@ from expert.planning.draft import Kept
 from expert.planning.run_plan import RunPlan
 from expert.planning.survey import Survey
 from expert.run.session.identity import MOVES, MOVES_NO_WEIGHT, BaseWeights, identity
+from expert.run.stored.changes import kept_of
 from expert.training.checkpoint import IDENTITY, LATER_IDENTITY, CheckpointError
 from tests.each import each
 from tests.jobs.runs import copied, events_of, losses_of, run, weights_of, write_expert
@@ -200,6 +203,15 @@ def test_a_changed_setting_that_moves_no_weight_is_not(whole, tmp_path, setting)
     copy = resumed(whole, tmp_path / "copy", f"training.config.{setting}")
     assert list(losses_of(copy)) == [3, 4]
     assert events_of(copy, "resumed")[0]["changed"] == []
+
+
+def test_only_a_precision_that_nobody_set_is_kept(whole, tmp_path):
+    read, folder = read_manifest(whole[0]), RunFolder(copied(whole[1], tmp_path / "copy"))
+    assert kept_of(folder, read).precision == "fp32"
+    recorded = json.loads(folder.manifest.read_text())
+    recorded["training"]["config"]["bf16"] = False
+    folder.manifest.write_text(json.dumps(recorded))
+    assert kept_of(folder, read).precision is None
 
 
 def replaced(base: Path) -> None:
