@@ -16,7 +16,7 @@ from expert.jobs.validate.held_out import CannotBeTold, draw_again
 from expert.manifest.reader import read_manifest
 from expert.planning.run_plan import RunPlan
 from expert.run.open import prepare
-from expert.run.session import checkpoints
+from expert.run.session import identity
 from expert.run.stored.trained_rows import learnt_rows
 from expert.training.checkpoint import CheckpointError
 from tests.jobs.runs import copied, events_of, losses_of, plan_of, run, write_expert
@@ -31,10 +31,10 @@ def an_earlier_version() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pack, "_fit", pack._fit_longest_first)
         patch.setattr(IndexName, "file", property(lambda self: self._file(None)))
-        patch.setattr(checkpoints, "GROUPED", True)
-        order_of = checkpoints._order_of
+        patch.setattr(identity, "GROUPED", True)
+        order_of = identity._order_of
         patch.setattr(
-            checkpoints,
+            identity,
             "_order_of",
             lambda *args: {k: v for k, v in order_of(*args).items() if k != "fitted"},
         )

@@ -274,13 +274,14 @@ def test_a_resumed_run_has_the_means_of_the_whole_and_nothing_half_made(whole, t
 
 def test_a_checkpoint_whose_state_has_changed_is_written_again(tmp_path, monkeypatch):
     """As after a rollback to it that ends with a signal: the window to pass over must be kept."""
-    monkeypatch.setattr(checkpoints, "identity", lambda plan, data: {})
+    monkeypatch.setattr(checkpoints, "identity", lambda plan, data, base: {})
     monkeypatch.setattr(checkpoints, "fallbacks_of", lambda plan: [])
     told: list[str] = []
     plan: Any = SimpleNamespace(watch=SimpleNamespace(keep_checkpoints=None))
     data: Any = None
     folder: Any = SimpleNamespace(checkpoints=tmp_path)
-    kept = checkpoints.Checkpoints(folder, lambda event, **_: told.append(event))
+    base: Any = dict
+    kept = checkpoints.Checkpoints(folder, lambda event, **_: told.append(event), base=base)
     groups = {"model": {"w": torch.ones(3)}}
     state = TrainState(done=4, losses={"history": [[3, 1.5]]}, place=(0, 0, 4))
     kept.save(state, groups, plan, data)

@@ -61,7 +61,7 @@ Resume = Annotated[
     ),
 ]
 AllowChanged = Annotated[
-    bool, typer.Option("--allow-changed", help="Resume even if data, model or schedule changed.")
+    bool, typer.Option("--allow-changed", help="Resume even if data, model or settings changed.")
 ]
 Manifests = Annotated[
     list[Path] | None,

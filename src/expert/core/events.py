@@ -154,7 +154,8 @@ def plain(value: Any, secrets: Sequence[str] = ()) -> Any:
 
 
 def read_events(path: Path) -> StoredEvents:
-    """The events of a file, oldest first; a torn last line is left out."""
+    """The events of a file, oldest first, none where there is no file; a torn last line is left
+    out."""
     return StoredEvents(path)
 
 
@@ -169,6 +170,8 @@ class StoredEvents(Iterator[Event]):
         return next(self._lines)
 
     def _read(self, path: Path) -> Iterator[Event]:
+        if not path.is_file():
+            return
         with _opened(path) as stream:
             for line, _ in _lines(stream):
                 event = _event_of(line)

@@ -10,7 +10,7 @@ import shutil
 import socket
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,7 +132,20 @@ def fingerprint(folder: Path, ending: str) -> str:
     except (OSError, PublishError):
         return ""
     own = {name: entry["sha256"] for name, entry in listed.items() if name.endswith(ending)}
-    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest() if own else ""
+    return _of_all(own) if own else ""
+
+
+def content_hash(folder: Path, names: Collection[str]) -> str:
+    """The same of files that are read for it, in any folder; OSError where one cannot be."""
+    hashes = _hashes(folder, {name: (folder / name).stat() for name in sorted(names)})
+    for found in hashes.values():
+        if isinstance(found, OSError):
+            raise found
+    return _of_all(hashes)
+
+
+def _of_all(hashes: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 
 
 def sweep(parent: Path, *, alone: bool = False, name: str | None = None) -> list[Path]:

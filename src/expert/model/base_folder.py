@@ -59,7 +59,7 @@ def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path |
             what = f"{model.name} does not come with this version"
             raise ModelError(_MODEL, what, f"use {CHAR_GPT}, a folder or a hub id")
         return folder
-    folder = _fetched(model) if model.place == "hub" else Path(model.location)
+    folder = fetched(model) if model.place == "hub" else Path(model.location)
     if model.place not in ("hub", "hf cache"):  # whose files are links, named by their content
         _refuse_damaged(folder)
     runs_its_own_program(model, folder, allowed=allow_remote_code)
@@ -146,7 +146,8 @@ def _refuse_damaged(folder: Path) -> None:
         raise ModelError(str(folder), "; ".join(found[:SHOWN_FAULTS]), fix)
 
 
-def _fetched(model: ModelPlan) -> Path:
+def fetched(model: ModelPlan) -> Path:
+    """The snapshot of a model from the hub in its cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 

@@ -31,6 +31,7 @@ class Kept:
     examples_per_update: int | None = None
     quantization: str | None = None
     fused_blocks: bool | None = None
+    precision: str | None = None
 
 
 @dataclass(kw_only=True)

@@ -36,6 +36,13 @@ SPACE_FACTOR = 1.2  # what must be free, as a multiple of what a checkpoint take
 HEADER_BYTES_PER_TENSOR = 256  # a name of 150 characters, type, shape and offsets as JSON
 STATE_BYTES = 65_536
 IDENTITY = ("model", "adapter", "data", "tokenizer", "batch", "schedule", "seed")
+LATER_IDENTITY = {
+    "base": "the base's weights and quantization",
+    "optimizer": "the optimizer's settings",
+    "precision": "the precision",
+    "kernels": "the kernels",
+}
+"""What checkpoints of earlier versions do not have, in words."""
 SHOWN_CHARACTERS = 60
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -188,9 +195,14 @@ def check_space(folder: Path, needed: int) -> None:
 def state_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What makes a run another one, in words, one line a value; empty where it is the same."""
     lines: list[str] = []
-    for name in IDENTITY:
+    for name in (*IDENTITY, *(later for later in LATER_IDENTITY if later in saved)):
         _compare(name, saved.get(name), now.get(name), lines)
     return lines
+
+
+def not_recorded(saved: Mapping[str, Any]) -> list[str]:
+    """What a checkpoint of an earlier version does not tell of its run, in words."""
+    return [words for name, words in LATER_IDENTITY.items() if name not in saved]
 
 
 def _compare(name: str, saved: Any, now: Any, lines: list[str]) -> None:

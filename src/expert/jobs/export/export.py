@@ -302,7 +302,7 @@ def _exported(
 
 def _write_card(source: _Source, expected: _Expected, target: Path, done: Exported) -> None:
     folder = source.folder
-    events = list(read_events(folder.events)) if folder.events.is_file() else []
+    events = list(read_events(folder.events))
     known = Known(
         events,
         object_in(folder.environment),

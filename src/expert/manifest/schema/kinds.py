@@ -21,16 +21,20 @@ class OptimizerKind:
 
     title: str
     state_bytes: float
+    update: str = "AdamW"
+    """What it computes: runs can be resumed with another one of the same update."""
 
 
 # Two 8-bit moments, and a float32 scale per 256 of each.
-_EIGHT_BIT = 2 + 8 / 256
+_EIGHT_BIT, _EIGHT = 2 + 8 / 256, "8-bit AdamW"
 OPTIMIZERS = {
     "adamw_torch": OptimizerKind(title="AdamW", state_bytes=8),
     "adamw_torch_fused": OptimizerKind(title="fused AdamW", state_bytes=8),
-    "adamw_bnb_8bit": OptimizerKind(title="8-bit AdamW", state_bytes=_EIGHT_BIT),
-    "paged_adamw_8bit": OptimizerKind(title="paged 8-bit AdamW", state_bytes=_EIGHT_BIT),
-    "sgd": OptimizerKind(title="SGD", state_bytes=4),  # momentum
+    "adamw_bnb_8bit": OptimizerKind(title="8-bit AdamW", state_bytes=_EIGHT_BIT, update=_EIGHT),
+    "paged_adamw_8bit": OptimizerKind(
+        title="paged 8-bit AdamW", state_bytes=_EIGHT_BIT, update=_EIGHT
+    ),
+    "sgd": OptimizerKind(title="SGD", state_bytes=4, update="SGD"),  # momentum
 }
 
 # --- learning-rate schedules: their curves are in training/schedule.py ---------------------------

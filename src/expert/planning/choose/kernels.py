@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from expert.planning.choose.sequences import FULL_ENOUGH
-from expert.planning.draft import SET, PlanDraft
+from expert.planning.draft import KEPT, SET, PlanDraft
 from expert.planning.memory.fitting import budget_of
 from expert.planning.memory.memory import chunk_for
 
@@ -24,8 +24,13 @@ NOT_RECOMPUTED = 1.35
 def choose_precision(draft: PlanDraft) -> None:
     """bf16 where the card has it, else fp16 with loss scaling; fp32 on a CPU or when asked for."""
     bf16, fp16, path = draft.config.bf16, draft.config.fp16, "kernels.precision"
-    able = draft.has_capability(AMPERE)
-    if bf16 is True and draft.on_gpu and not able:
+    able, kept = draft.has_capability(AMPERE), draft.kept.precision
+    runs_here = kept == "fp32" or (draft.on_gpu and kept == "fp16")
+    if kept == "bf16":
+        runs_here = able or not draft.on_gpu
+    if bf16 == fp16 == "auto" and kept and runs_here:
+        chosen = draft.settle(path, kept, KEPT)
+    elif bf16 is True and draft.on_gpu and not able:
         because = f"bf16: true, but {draft.card_words} has no bf16: fp16 with loss scaling"
         draft.warn(path, because)
         chosen = draft.settle(path, "fp16", because, "fallback")

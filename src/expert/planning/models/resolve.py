@@ -28,6 +28,7 @@ TINY = "tiny"
 BUILT_IN = Path(__file__).parents[2] / "model"
 """Where the folders of built-in models are."""
 WEIGHTS_DIGITS = 16
+_INDEX = "model.safetensors.index.json"
 SMOLLM2 = "smollm2-135m"
 """SmolLM2-135M-Instruct, made from a Python package where that is installed."""
 GET_SMOLLM2 = (
@@ -204,6 +205,12 @@ def _in_hf_cache(
         return None
 
 
+def snapshot_in_cache(hub_id: str, revision: str | None) -> Path | None:
+    """The snapshot that a repository's revision was fetched to; None: it was not, or not all."""
+    found = _in_hf_cache(hub_id, None, revision, os.environ)
+    return found if found is not None and _is_whole(found) else None
+
+
 def _snapshot(repository: Path, revision: str | None) -> Path | None:
     """What the revision stands for, as a commit or by its name; without one, the main branch, or
     the newest commit where that was never fetched by name."""
@@ -223,16 +230,27 @@ def _is_whole(folder: Path) -> bool:
     """Whether a config and all weights are there: a fetch may have been for the tokenizer alone,
     or interrupted."""
     try:
-        shards = {path.name for path in folder.glob("*.safetensors")}
-        index = folder / "model.safetensors.index.json"
-        if "model.safetensors" not in shards and index.is_file():
-            shards = set(read_json(index)["weight_map"].values())
-        elif "model.safetensors" not in shards and any("-of-" in name for name in shards):
+        shards = weight_files(folder)
+        if not (folder / _INDEX).is_file() and any("-of-" in name for name in shards):
             return False  # some of several, and no index that says how many
         named = [folder / "config.json", *(folder / shard for shard in shards)]
         return len(shards) > 0 and all(path.is_file() for path in named)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         return False
+
+
+def weight_files(folder: Path) -> set[str]:
+    """The names of the files that a model's weights are loaded from; ValueError where its index is
+    none."""
+    there = {path.name for path in folder.glob("*.safetensors")}
+    if "model.safetensors" in there:
+        return {"model.safetensors"}
+    if not (folder / _INDEX).is_file():
+        return there
+    try:
+        return set(read_json(folder / _INDEX)["weight_map"].values())
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"{_INDEX} lists no weights") from None
 
 
 def _as_local(name: str) -> Path:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.links import refuse_links
 from expert.core.rundir import checkpoint_name, checkpoint_step, checkpoints_in
+from expert.run.session.identity import identity, that_count, that_move
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -18,13 +19,11 @@ if TYPE_CHECKING:
     from expert.parallel.group import Group
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
+    from expert.run.session.identity import BaseWeights
     from expert.run.stored.changes import Option
     from expert.training.checkpoint import CheckpointError
     from expert.training.recorder import Emit
     from expert.training.state import TrainState
-
-GROUPED = "in each step"
-"""How rows are grouped by length; earlier versions, which grouped whole steps, say true."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,55 +35,6 @@ class Loaded:
     state: TrainState
     identity: dict[str, Any]
     fallbacks: list[dict[str, Any]]
-
-
-def identity(plan: RunPlan, data: RunData) -> dict[str, Any]:
-    """What makes a run this run: the checkpoint of another one cannot resume it."""
-    tokens = [prepared.key for prepared in data.train.folders] if data.train else None
-    return {
-        "model": {"name": plan.model.name, "revision": plan.model.revision},
-        "adapter": plan.adapter.model_dump(mode="json", exclude={"trainable_parameters"}),
-        "data": {
-            "tokens": tokens or plan.data.dataset,
-            "index": data.train.index_file.name if data.train else None,
-            **_order_of(plan, data),
-        },
-        "tokenizer": data.encoder.fingerprint,
-        "batch": {
-            "examples_per_update": plan.batch.examples_per_update,
-            "sequences_per_update": plan.batch.sequences_per_update,
-        },
-        "schedule": {
-            "scheduler": plan.optim.scheduler,
-            "learning_rate": plan.optim.learning_rate,
-            "options": dict(plan.optim.scheduler_options),
-            "warmup_steps": plan.optim.warmup_steps,
-            "warmup_ratio": plan.optim.warmup_ratio,
-            "total_steps": plan.length.total_steps,
-        },
-        "seed": plan.optim.seed,
-    }
-
-
-def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
-    """What decides the rows of a step and is not in the names of prepared files."""
-    from expert.data.pack.pack_index import FITTED
-    from expert.data.pack.packing import is_padded
-
-    found: dict[str, Any] = {}
-    if is_padded(plan):
-        found["group_by_length"] = GROUPED if plan.data.group_by_length else False
-    if data.stream is not None:
-        found |= {
-            "max_seq_length": plan.data.max_seq_length,
-            "packing": plan.data.packing,
-            "overlong": plan.data.overlong,
-            "train_on_prompt": plan.data.train_on_prompt,
-            "prompt_template": plan.model.prompt_template,
-        }
-        if plan.data.packing == "best-fit":
-            found["fitted"] = FITTED
-    return found
 
 
 def fallbacks_of(plan: RunPlan) -> list[dict[str, Any]]:
@@ -103,10 +53,18 @@ def with_fallbacks(plan: RunPlan, fallbacks: list[dict[str, Any]]) -> RunPlan:
 class Checkpoints:
     """The checkpoints in a run folder."""
 
-    def __init__(self, folder: RunFolder, emit: Emit, group: Group | None = None) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        emit: Emit,
+        group: Group | None = None,
+        *,
+        base: BaseWeights,
+    ) -> None:
+        """`base`: which weights the base has, as a checkpoint keeps it."""
         from expert.parallel.group import Group
 
-        self.folder = folder.checkpoints
+        self.folder, self.base = folder.checkpoints, base
         self._emit, self._group = emit, group or Group()
 
     def save(
@@ -139,7 +97,7 @@ class Checkpoints:
         check_space(self.folder, needed)
         saved = {
             "state": state.to_json(),
-            "identity": identity(plan, data),
+            "identity": identity(plan, data, self.base()),
             "fallbacks": fallbacks_of(plan),
             "due": due,
         }
@@ -199,13 +157,29 @@ class Checkpoints:
                 f"{checkpoint}: there is no checkpoint to resume from  (start over without "
                 "--resume)"
             )
-        changed = state_difference(found.identity, identity(plan, data))
-        if _is_another_run(changed, found.identity, plan) and not allow:
-            raise _another_run(found, changed, options, plan, data)
+        # What failures have changed of the plan, the run itself has changed.
+        now = identity(
+            with_fallbacks(plan, found.fallbacks), data, self._group.made_by_first(self.base)
+        )
+        changed = state_difference(found.identity, now)
+        counted = that_count(changed, options, found.identity, plan)
+        if counted and not allow:
+            raise _another_run(found, counted, options, now["data"], plan, data)
+        self._tell_of_unknown(found)
         if self._group.world.is_first:
             put_aside_after(found.path.parent, found.state.done)
         self._emit("resumed", step=found.state.done, path=str(found.path), changed=changed)
         return found
+
+    def _tell_of_unknown(self, found: Loaded) -> None:
+        """Say what a checkpoint of an earlier version does not tell."""
+        from expert.training.checkpoint import not_recorded
+
+        unknown = not_recorded(found.identity)
+        if unknown:
+            what = ", ".join(unknown)
+            text = f"an earlier version of Expert saved {found.path.name}: not compared: {what}"
+            self._emit("warning", step=found.state.done, text=text)
 
     def check_room(self, built: Built, plan: RunPlan, saves: int | None) -> None:
         """Raise DiskFull unless all checkpoints that will lie here at once fit on the disk.
@@ -229,17 +203,23 @@ def _was_harmed(folder: Path) -> bool:
 
 
 def _another_run(
-    found: Loaded, changed: list[str], options: Sequence[Option], plan: RunPlan, data: RunData
+    found: Loaded,
+    changed: list[str],
+    options: Sequence[Option],
+    now: Mapping[str, Any],
+    plan: RunPlan,
+    data: RunData,
 ) -> CheckpointError:
-    """What is said of a run that was started otherwise: the causes first, then what they change."""
+    """What is said of a run that was started otherwise: the causes first, then what they change.
+    `now`: what the identity says of the data."""
     from expert.run.stored.changes import changed_orders, what_changed
     from expert.training.checkpoint import AnotherRun
 
-    saved = found.identity.get("data", {})
+    saved, options = found.identity.get("data", {}), that_move(options)
     causes = what_changed(options, saved.get("tokens"), plan, data)
     seen = {cause.partition(":")[0] for cause in causes}
     if not options:
-        orders = changed_orders(saved, identity(plan, data)["data"])
+        orders = changed_orders(saved, now)
         causes, seen = [*causes, *orders.values()], {*seen, *orders}
     rest = [line for line in changed if line.partition(":")[0] not in seen]
     why = ": it was started with other options" if options else ""
@@ -249,14 +229,6 @@ def _another_run(
         "with --allow-changed)",
         [(path, then) for path, then, _ in options],
     )
-
-
-def _is_another_run(changed: list[str], saved: Mapping[str, Any], plan: RunPlan) -> bool:
-    """Whether the differences forbid resuming. Runs of earlier versions did not record the weights
-    of a built-in base: that is told and no more."""
-    before = saved.get("model", {}).get("revision")
-    unrecorded = plan.model.place == "built-in" and before is None
-    return any(not (unrecorded and line.startswith("model.revision:")) for line in changed)
 
 
 def _is_in_between(path: Path) -> bool:

@@ -150,7 +150,7 @@ def recorded_eval_loss(folder: RunFolder) -> float | None:
     """The last loss on the validation rows among the events of a run."""
     from expert.core.events import read_events
 
-    events = read_events(folder.events) if folder.events.is_file() else ()
+    events = read_events(folder.events)
     found = [e for e in events if e["event"] == "eval" and e.get("split") == "validation"]
     loss = found[-1].get("loss") if found else None
     return float(loss) if isinstance(loss, int | float) else None

@@ -253,7 +253,7 @@ def kept_where_it_went(session: Session, now: Path | None) -> str:
         session = replace(
             session,
             folder=there,
-            checkpoints=Checkpoints(there, session.emit),
+            checkpoints=Checkpoints(there, session.emit, base=session.checkpoints.base),
             check_folder=lambda: None,
         )
     return f"{kept_between_steps(session)}  (resume it there: --resume {now})"

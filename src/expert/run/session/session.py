@@ -189,6 +189,7 @@ def open_session(
     from expert.parallel.group import Group
     from expert.run.build import device_of
     from expert.run.session.checkpoints import Checkpoints
+    from expert.run.session.identity import BaseWeights
     from expert.telemetry.trackers import open_trackers
     from expert.training.state import TrainState
     from expert.training.stopping import Signals
@@ -223,7 +224,7 @@ def open_session(
             start=start or Start(),
             callbacks=callbacks,
             instruments=instruments,
-            checkpoints=Checkpoints(folder, emit, group) if keep else None,
+            checkpoints=Checkpoints(folder, emit, group, base=BaseWeights(plan)) if keep else None,
             group=group,
             signals=signals,
             warnings=warnings,
@@ -259,6 +260,8 @@ def model_of(session: Session) -> Built:
     now = session.now
     if now.built is None:
         remote = session.start.allow_remote_code
+        if session.checkpoints is not None:  # not before: busy cores would be taken for others'
+            session.checkpoints.base.begin(first=session.group.world.is_first)
         with session.group.work("loading the model"):
             now.built = build(
                 now.plan,

@@ -31,7 +31,10 @@ _TELLING = ("started", "data", "finished")
 
 def changed_options(folder: RunFolder, manifest: Manifest) -> list[Option]:
     """What was asked for at the start of a run and is not asked for now."""
-    recorded = object_in(folder.manifest)
+    return _changed(object_in(folder.manifest), manifest)
+
+
+def _changed(recorded: dict[str, Any], manifest: Manifest) -> list[Option]:
     if not recorded:
         return []
     then = dict(leaves(recorded))
@@ -58,6 +61,8 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
         times, own_rows = config["gradient_accumulation_steps"], config["batch_size"] == "auto"
         base = model["quantization"] if asked == "auto" else None
         kernels = plan["kernels"]
+        free = config["bf16"] == config["fp16"] == "auto"
+        precision = kernels["precision"] if free else None
         fused = kernels.get("fused_blocks", False) if kernels["device"] == "cuda" else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Kept()
@@ -66,15 +71,17 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
         examples_per_update=rows if own_rows and same and isinstance(rows, int) else None,
         quantization=base if base in ("none", "int4") else None,
         fused_blocks=fused if isinstance(fused, bool) else None,
+        precision=precision if precision in ("bf16", "fp16", "fp32") else None,
     )
 
 
 def changed_since(folder: RunFolder, manifest: Manifest) -> list[Option]:
     """The same without keys that only a later version than that of the run has."""
-    known = [path for path, _ in leaves(object_in(folder.manifest))]
+    recorded = object_in(folder.manifest)
+    known = [path for path, _ in leaves(recorded)]
     return [
         option
-        for option in changed_options(folder, manifest)
+        for option in _changed(recorded, manifest)
         if any(f"{option[0]}.".startswith(f"{one}.") for one in known)
     ]
 

@@ -82,7 +82,7 @@ def _best(folder: RunFolder) -> Choice:
     """The checkpoint of the best evaluation; the finished expert where it was made from that."""
     best: list[int] = []
     taken = last = None
-    for event in read_events(folder.events) if folder.events.is_file() else ():
+    for event in read_events(folder.events):
         kind, step = event["event"], event.get("step")
         if kind == "eval" and event.get("best") is True and isinstance(step, int):
             best.append(step)

@@ -67,7 +67,7 @@ class RunStatus:
 def run_status(folder: RunFolder) -> RunStatus:
     """What the events of a run say by now; a torn last line is left out."""
     events = read_events(folder.events)
-    status = status_by(events if folder.events.is_file() else (), folder)
+    status = status_by(events, folder)
     return replace(status, damaged_lines=events.damaged)
 
 

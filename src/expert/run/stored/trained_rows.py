@@ -103,7 +103,7 @@ def learnt_rows(folder: RunFolder) -> LearntRows:
     indexes: set[str] = set()
     folders: set[Path] = set()
     mixed = False
-    for event in read_events(folder.events) if folder.events.is_file() else ():
+    for event in read_events(folder.events):
         if event["event"] == "data" and event.get("split") == "train":
             place = Path(str(event.get("folder", "")))
             key = short_key(str(event["key"])) if event.get("key") else short_key_of(place)

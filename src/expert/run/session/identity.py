@@ -1,0 +1,288 @@
+"""What makes a run this run: every setting that moves a weight, and the weights of its base.
+
+`MOVES` and `MOVES_NO_WEIGHT` hold every key of the manifest that a run is trained by; a test holds
+them to the schema, so that a new key cannot be forgotten here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any
+
+from expert.manifest.schema.kinds import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from expert.data.feed.run_data import RunData
+    from expert.planning.run_plan import ModelPlan, RunPlan
+    from expert.run.stored.changes import Option
+
+GROUPED = "in each step"
+"""How rows are grouped by length; earlier versions, which grouped whole steps, say true."""
+AS_THEY_ARE = ("none", "bf16", "fp16")
+"""Kinds of `quantization` that leave the base as it is."""
+_ROUNDING = "the same function: only the order of its sums differs, not the rows of a step"
+_NOT_IN_A_STEP = "looks at weights, or keeps them, between the steps"
+_TROUBLE = "is about trouble to come; a run that has met it is resumed with another answer"
+_FEEDING = "is how the same rows reach the device"
+_SUPERSEDED = "superseded: without effect"
+_TOLD = "says something about the model; nothing is computed by it"
+
+MOVES = {
+    "adapter_type": "adapter.type",
+    "rank": "adapter.rank",
+    "alpha": "adapter.alpha",
+    "dropout": "adapter.dropout",
+    "target_modules": "adapter.target_modules",
+    "feedforward_modules": "adapter.feedforward_modules",
+    "epochs": "schedule.total_steps",
+    "max_steps": "schedule.total_steps",
+    "learning_rate": "schedule.learning_rate",
+    "batch_size": "batch.examples_per_update",
+    "batch_tokens": "batch.examples_per_update",
+    "gradient_accumulation_steps": "batch.examples_per_update",
+    "warmup_steps": "schedule.warmup_steps",
+    "warmup_ratio": "schedule.warmup_ratio",
+    "lr_scheduler": "schedule.scheduler",
+    "lr_scheduler_kwargs": "schedule.options",
+    "optim": "optimizer.kind",
+    "weight_decay": "optimizer.weight_decay",
+    "betas": "optimizer.betas",
+    "adam_epsilon": "optimizer.epsilon",
+    "max_grad_norm": "optimizer.max_grad_norm",
+    "seed": "seed",
+    # Of prepared rows these are in the keys and in the name of the index.
+    "max_seq_length": "data.max_seq_length",
+    "packing": "data.packing",
+    "group_by_length": "data.group_by_length",
+    "overlong": "data.overlong",
+    "train_on_prompt": "data.train_on_prompt",
+    "bf16": "precision",
+    "fp16": "precision",
+    "use_tf32": "kernels.tf32",
+    "attention": "kernels.attention",
+    "use_sdpa": "kernels.attention",
+    "flash_attention_2": "kernels.attention",
+    "fused_blocks": "kernels.fused_blocks",
+    "base_models.name": "model.name",
+    "base_models.revision": "model.revision",
+    "base_models.quantization": "base.quantization",
+    "base_models.architecture": "base.architecture",
+    "base_models.prompt_template": "data.prompt_template",
+    "adapters.target_modules": "adapter.target_modules",
+    "adapters.feedforward_modules": "adapter.feedforward_modules",
+    "adapters.r": "adapter.rank",
+    "adapters.alpha": "adapter.alpha",
+    "adapters.dropout": "adapter.dropout",
+}
+"""Keys of training.config, base_models and their adapters, and where a checkpoint keeps them."""
+
+MOVES_NO_WEIGHT = {
+    "method": "there is one",
+    **dict.fromkeys(
+        (
+            *("micro_batch_size", "fused_loss", "torch_compile", "torch_compile_backend"),
+            *("torch_compile_mode", "use_cuda_graphs", "gradient_checkpointing"),
+            *("gradient_checkpointing_kwargs", "cudnn_benchmark", "deterministic"),
+            *("vram_limit", "device", "distributed"),
+        ),
+        _ROUNDING,
+    ),
+    **dict.fromkeys(
+        (
+            *("eval_batch_size", "logging_steps", "save_strategy", "save_steps"),
+            *("save_every_epochs", "save_total_limit", "evaluation_strategy", "eval_steps"),
+            *("eval_every_epochs", "load_best_model_at_end", "metric_for_best_model"),
+            *("greater_is_better", "early_stopping_patience", "early_stopping_threshold"),
+            *("output_dir", "trackers"),
+        ),
+        _NOT_IN_A_STEP,
+    ),
+    **dict.fromkeys(
+        (
+            *("on_not_finite", "max_skipped_updates", "on_loss_spike", "max_rollbacks"),
+            *("hang_timeout", "on_sigusr1"),
+        ),
+        _TROUBLE,
+    ),
+    **dict.fromkeys(
+        (
+            *("dataloader_num_workers", "dataloader_prefetch_factor", "tokenize"),
+            *("dataloader_persistent_workers", "dataloader_pin_memory", "pretokenized_cache"),
+        ),
+        _FEEDING,
+    ),
+    **dict.fromkeys(
+        (
+            *("memory_efficient_attention", "cuda_graph_warmup_steps", "activation_checkpointing"),
+            *("use_unsloth", "memory_clear_every"),
+        ),
+        _SUPERSEDED,
+    ),
+    **dict.fromkeys(
+        (
+            *("base_models.sha256", "base_models.rope_scaling", "adapters.type"),
+            *("adapters.scaling", "adapters.use_dora", "adapters.path"),
+            *("adapters.checkpoint_step", "adapters.size_bytes", "adapters.sha256"),
+        ),
+        _TOLD,
+    ),
+    "base_models.adapters": "its keys are listed one by one",
+}
+"""All other keys, and why weights do not depend on them."""
+
+
+def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, Any]:
+    """What makes a run this run: the checkpoint of another one cannot resume it. `base`: what
+    BaseWeights has found."""
+    tokens = [prepared.key for prepared in data.train.folders] if data.train else None
+    optim, kernels, quantization = plan.optim, plan.kernels, plan.model.quantization
+    return {
+        "model": {"name": plan.model.name, "revision": plan.model.revision},
+        "base": {
+            **base,
+            "quantization": "none" if quantization in AS_THEY_ARE else quantization,
+            "architecture": plan.model.architecture,
+        },
+        "adapter": plan.adapter.model_dump(mode="json", exclude={"trainable_parameters"}),
+        "data": {
+            "tokens": tokens or plan.data.dataset,
+            "index": data.train.index_file.name if data.train else None,
+            **_order_of(plan, data),
+        },
+        "tokenizer": data.encoder.fingerprint,
+        "batch": {
+            "examples_per_update": plan.batch.examples_per_update,
+            "sequences_per_update": plan.batch.sequences_per_update,
+        },
+        "schedule": {
+            "scheduler": optim.scheduler,
+            "learning_rate": optim.learning_rate,
+            "options": dict(optim.scheduler_options),
+            "warmup_steps": optim.warmup_steps,
+            "warmup_ratio": optim.warmup_ratio,
+            "total_steps": plan.length.total_steps,
+        },
+        "optimizer": {
+            "kind": OPTIMIZERS[optim.optimizer].update,
+            "weight_decay": optim.weight_decay,
+            "betas": list(optim.betas),
+            "epsilon": optim.epsilon,
+            "max_grad_norm": optim.max_grad_norm,
+        },
+        "precision": kernels.precision,
+        "kernels": {
+            "attention": kernels.attention,
+            "tf32": kernels.tf32,
+            "fused_blocks": kernels.fused_blocks,
+        },
+        "seed": optim.seed,
+    }
+
+
+def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
+    """What decides the rows of a step and is not in the names of prepared files."""
+    from expert.data.pack.pack_index import FITTED
+    from expert.data.pack.packing import is_padded
+
+    found: dict[str, Any] = {}
+    if is_padded(plan):
+        found["group_by_length"] = GROUPED if plan.data.group_by_length else False
+    if data.stream is not None:
+        found |= {
+            "max_seq_length": plan.data.max_seq_length,
+            "packing": plan.data.packing,
+            "overlong": plan.data.overlong,
+            "train_on_prompt": plan.data.train_on_prompt,
+            "prompt_template": plan.model.prompt_template,
+        }
+        if plan.data.packing == "best-fit":
+            found["fitted"] = FITTED
+    return found
+
+
+def that_count(
+    changed: Sequence[str], options: Sequence[Option], saved: dict[str, Any], plan: RunPlan
+) -> list[str]:
+    """The differences that forbid resuming. Another kernel that nobody asked for, because a machine
+    or a failure chose it, only rounds otherwise; runs of earlier versions did not record the
+    weights of a built-in base. Those are told and no more."""
+    unrecorded = plan.model.place == "built-in" and saved.get("model", {}).get("revision") is None
+    asked = {MOVES.get(path.rpartition(".")[2]) for path, _, _ in options}
+    excused = {"model.revision"} if unrecorded else set()
+    paths = [(line, line.partition(":")[0]) for line in changed]
+    return [
+        line
+        for line, path in paths
+        if path not in excused and (not path.startswith("kernels.") or path in asked)
+    ]
+
+
+def that_move(options: Sequence[Option]) -> list[Option]:
+    """Those of the changed keys that weights may depend on."""
+    free = {f"training.config.{key}" for key in MOVES_NO_WEIGHT}
+    return [option for option in options if option[0] not in free]
+
+
+class BaseWeights:
+    """Which weights the base of a session has, found once: they may be replaced while it trains.
+
+    Of a folder it is a hash of their bytes, at 1.2 GB/s for each file of up to four at once, beside
+    the loading of the model. Nothing is remembered for other processes: sizes and times can be
+    those of other bytes. In the hub's cache the commit tells which bytes they are.
+    """
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._model, self._whole = plan.model, plan.adapter.type == "full"
+        self._lock = Lock()
+        self._found: dict[str, Any] | None = None
+
+    def begin(self, *, first: bool) -> None:
+        """Hash a folder without being waited for; of a group, the `first` rank does."""
+        if first and self._found is None and self._model.place in ("folder", "models folder"):
+            Thread(target=self, name="hash of the base", daemon=True).start()
+
+    def __call__(self) -> dict[str, Any]:
+        with self._lock:
+            if self._found is None:
+                # All weights that are trained are in the checkpoint: nothing is left of the base's.
+                weights = None if self._whole else _weights_of(self._model)
+                self._found = {"weights": weights, "config": _config_of(self._model)}
+            return self._found
+
+
+def _weights_of(model: ModelPlan) -> str | None:
+    """Which weights a base has; None where its revision tells already, or nothing is there."""
+    from expert.core.publish import content_hash
+    from expert.planning.models.resolve import weight_files
+
+    if model.place == "built-in":
+        return None
+    if model.place in ("hf cache", "hub"):
+        return f"commit {_snapshot_of(model).name}"
+    try:
+        return f"sha256 {content_hash(Path(model.location), weight_files(Path(model.location)))}"
+    except (OSError, ValueError):  # loading it says what is wrong
+        return None
+
+
+def _config_of(model: ModelPlan) -> str | None:
+    """The hash of what else decides what a folder's weights compute."""
+    from expert.core.files import sha256_of
+
+    try:
+        file = Path(model.location) / "config.json"
+        return sha256_of(file) if model.place in ("folder", "models folder") else None
+    except OSError:
+        return None
+
+
+def _snapshot_of(model: ModelPlan) -> Path:
+    """The snapshot in the hub's cache; it is fetched where it is not there yet."""
+    from expert.model.base_folder import fetched
+    from expert.planning.models.resolve import snapshot_in_cache
+
+    if model.place == "hf cache":
+        return Path(model.location)
+    return snapshot_in_cache(model.location, model.revision) or fetched(model)

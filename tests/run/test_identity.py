@@ -1,0 +1,330 @@
+"""Resuming something else: every key that moves a weight, and the base's weights, are compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from expert.core.files import sha256_of
+from expert.core.hashed import write_hashed
+from expert.core.rundir import RunFolder
+from expert.manifest.reader import read_manifest
+from expert.manifest.schema.config import TrainingConfig
+from expert.manifest.schema.kinds import OPTIMIZERS, Optimizer
+from expert.manifest.schema.manifest import Adapter, BaseModelSpec
+from expert.planning.draft import Kept
+from expert.planning.run_plan import RunPlan
+from expert.planning.survey import Survey
+from expert.run.session.identity import MOVES, MOVES_NO_WEIGHT, BaseWeights, identity
+from expert.run.stored.changes import kept_of
+from expert.training.checkpoint import IDENTITY, LATER_IDENTITY, CheckpointError
+from tests.each import each
+from tests.jobs.runs import copied, events_of, losses_of, run, weights_of, write_expert
+from tests.planning.planning import manifest, plan
+from tests.wording import wording
+
+SETTINGS = {"epochs": 1, "save_steps": 2, "evaluation_strategy": "no", "max_steps": 4}
+NO_ROWS: Any = SimpleNamespace(
+    train=None, stream=object(), encoder=SimpleNamespace(fingerprint="words")
+)
+
+
+def test_of_every_key_it_is_decided_whether_it_moves_a_weight():
+    keys = {
+        *TrainingConfig.model_fields,
+        *(f"base_models.{key}" for key in BaseModelSpec.model_fields),
+        *(f"adapters.{key}" for key in Adapter.model_fields),
+    }
+    decided = [*MOVES, *MOVES_NO_WEIGHT]
+    assert keys - set(decided) == set(), "say in run/session/identity.py whether they move weights"
+    assert sorted(decided) == sorted(keys)
+    assert all(MOVES_NO_WEIGHT.values())
+
+
+def base_model(**values: Any) -> dict[str, Any]:
+    return {"base_models": [{"name": "Qwen3-0.6B", **values}]}
+
+
+def with_adapter(**values: Any) -> dict[str, Any]:
+    return base_model(adapters=[values])
+
+
+IA3 = {"adapter_type": "ia3", "target_modules": ["k_proj", "down_proj"]}
+CHARACTERS = {"layers": 2, "heads": 2, "width": 32, "block_size": 16}
+OTHER: dict[str, Any] = {
+    "adapter_type": "dora",
+    "rank": 8,
+    "alpha": 64,
+    "dropout": 0.1,
+    "target_modules": ["q_proj"],
+    "feedforward_modules": (IA3, IA3 | {"feedforward_modules": ["down_proj"]}),
+    "epochs": ({"epochs": 1}, {"epochs": 2}),
+    "max_steps": 7,
+    "learning_rate": 0.5,
+    "batch_size": 4,
+    "batch_tokens": 65536,
+    "gradient_accumulation_steps": 2,
+    "warmup_steps": 3,
+    "warmup_ratio": 0.5,
+    "lr_scheduler": "linear",
+    "lr_scheduler_kwargs": {"min_lr": 1e-6},
+    "optim": "sgd",
+    "weight_decay": 0.1,
+    "betas": [0.9, 0.95],
+    "adam_epsilon": 1e-6,
+    "max_grad_norm": 0.5,
+    "seed": 7,
+    "max_seq_length": 512,
+    "packing": "concat",
+    "group_by_length": (
+        {"packing": False, "group_by_length": False},
+        {"packing": False, "group_by_length": True},
+    ),
+    "overlong": "drop",
+    "train_on_prompt": True,
+    "bf16": ({"bf16": True}, {"bf16": False, "fp16": False}),
+    "fp16": ({}, {"fp16": True}),
+    "use_tf32": False,
+    "attention": "eager",
+    "use_sdpa": ({"packing": False, "attention": "eager"}, {"packing": False, "use_sdpa": True}),
+    "flash_attention_2": ({"attention": "eager"}, {"flash_attention_2": True}),
+    "fused_blocks": False,
+}
+"""Values that are not those of an empty manifest, or two settings that differ in the key."""
+OTHER_BASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "base_models.name": (base_model(), base_model(name="Qwen3-1.7B")),
+    "base_models.revision": (base_model(), base_model(revision="v2")),
+    "base_models.quantization": (base_model(), base_model(quantization="int4")),
+    "base_models.prompt_template": (base_model(), base_model(prompt_template="alpaca")),
+    "base_models.architecture": (
+        base_model(name="char-gpt", architecture=CHARACTERS),
+        base_model(name="char-gpt", architecture=CHARACTERS | {"heads": 4}),
+    ),
+    "adapters.target_modules": (base_model(), with_adapter(target_modules=["q_proj"])),
+    "adapters.r": (base_model(), with_adapter(r=8)),
+    "adapters.alpha": (base_model(), with_adapter(alpha=64)),
+    "adapters.dropout": (base_model(), with_adapter(dropout=0.1)),
+}
+
+
+COUNTED = Survey(rows=1000, tokens=100_000, because="counted")
+
+
+def found_at(path: str, config: dict[str, Any], more: dict[str, Any]) -> Any:
+    settled = plan(manifest(config, **more), survey=COUNTED)
+    found: Any = identity(settled, NO_ROWS, {})
+    for step in path.split("."):
+        found = found[step]
+    return found
+
+
+def pair_of(key: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    if key in OTHER_BASES:
+        return [({}, more) for more in OTHER_BASES[key]]
+    if key == "adapters.feedforward_modules":
+        modules = with_adapter(feedforward_modules=["down_proj"])
+        return [(IA3, base_model()), (IA3, modules)]
+    value = OTHER[key]
+    pair = value if isinstance(value, tuple) else ({}, {key: value})
+    return [(config, {}) for config in pair]
+
+
+@each("key", MOVES)
+def test_another_value_of_a_key_is_another_identity(key):
+    then, now = (found_at(MOVES[key], *settings) for settings in pair_of(key))
+    assert then != now, f"{key}: both are {now}"
+
+
+def test_a_checkpoint_keeps_all_that_is_compared():
+    kept = identity(plan(manifest(), survey=COUNTED), NO_ROWS, {})
+    assert {*IDENTITY, *LATER_IDENTITY} == set(kept)
+    assert set(OPTIMIZERS) == set(get_args(Optimizer))
+
+
+def test_the_precision_that_a_machine_chose_is_kept_on_another_that_has_it():
+    assert plan(manifest(), "t4", kept=Kept(precision="fp32")).kernels.precision == "fp32"
+    assert plan(manifest(), None, device="cpu", kept=Kept(precision="bf16")).kernels.precision == (
+        "bf16"
+    )
+    assert plan(manifest(), "t4", kept=Kept(precision="bf16")).kernels.precision == "fp16"
+    asked = plan(manifest({"bf16": False, "fp16": False}), kept=Kept(precision="bf16"))
+    assert asked.kernels.precision == "fp32"
+
+
+# --- real runs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, base) -> tuple[Path, Path, Path]:
+    """Its manifest, its run folder and a base of its own."""
+    folder = tmp_path_factory.mktemp("whole")
+    own = folder / "base"
+    shutil.copytree(base, own)
+    manifest = write_expert(folder / "expert", own, SETTINGS)
+    return manifest, run(manifest).folder, own
+
+
+def resumed(whole, place: Path, /, *sets: str, **more: Any) -> Path:
+    """A copy of the run resumed at step 2, with other settings."""
+    copy = copied(whole[1], place)
+    overrides = tuple(sets)
+    run(whole[0], resume=str(copy / "checkpoints" / "step-000002"), overrides=overrides, **more)
+    return copy
+
+
+@each(
+    ("setting", "told"),
+    [
+        ("weight_decay=0.1", r"optimizer\.weight_decay: was 0\.0, is 0\.1"),
+        ("optim=sgd", r'optimizer\.kind: was "AdamW", is "SGD"'),
+        ("bf16=true", r'precision: was "fp32", is "bf16"'),
+        ("attention=eager", r'kernels\.attention: was "sdpa", is "eager"'),
+    ],
+)
+def test_a_changed_setting_that_moves_weights_is_refused(whole, tmp_path, setting, told):
+    with pytest.raises(CheckpointError, match=told) as caught:
+        resumed(whole, tmp_path / "copy", f"training.config.{setting}")
+    assert wording("undo-change-go-on") in str(caught.value)
+
+
+@each(
+    "setting",
+    ["micro_batch_size=1", "gradient_checkpointing=full", "on_not_finite=skip", "attention=sdpa"],
+)
+def test_a_changed_setting_that_moves_no_weight_is_not(whole, tmp_path, setting):
+    copy = resumed(whole, tmp_path / "copy", f"training.config.{setting}")
+    assert list(losses_of(copy)) == [3, 4]
+    assert events_of(copy, "resumed")[0]["changed"] == []
+
+
+def test_only_a_precision_that_nobody_set_is_kept(whole, tmp_path):
+    read, folder = read_manifest(whole[0]), RunFolder(copied(whole[1], tmp_path / "copy"))
+    assert kept_of(folder, read).precision == "fp32"
+    recorded = json.loads(folder.manifest.read_text())
+    recorded["training"]["config"]["bf16"] = False
+    folder.manifest.write_text(json.dumps(recorded))
+    assert kept_of(folder, read).precision is None
+
+
+def replaced(base: Path) -> None:
+    """Other weights of the same sizes, and the file's time as it was."""
+    file = base / "model.safetensors"
+    before = file.stat()
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    next(iter(tensors.values())).view(torch.uint8).view(-1)[0] ^= 1
+    save_file(tensors, file, metadata={"format": "pt"})
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_size == before.st_size
+
+
+def test_replaced_weights_of_the_base_are_refused_unless_that_is_allowed(whole, tmp_path):
+    weights = whole[2] / "model.safetensors"
+    kept = weights.read_bytes()
+    try:
+        replaced(whole[2])
+        with pytest.raises(CheckpointError, match=r'base\.weights: was "sha256 \w+…, is "sha256 '):
+            resumed(whole, tmp_path / "refused")
+        copy = resumed(whole, tmp_path / "copy", allow_changed=True)
+        [line] = events_of(copy, "resumed")[0]["changed"]
+        assert line.startswith("base.weights: was ")
+    finally:
+        weights.write_bytes(kept)
+    same = resumed(whole, tmp_path / "same")  # the same bytes with another time
+    assert weights_of(same) == weights_of(whole[1])
+
+
+def test_a_changed_config_of_the_base_is_refused(whole, tmp_path):
+    config = whole[2] / "config.json"
+    kept = config.read_text()
+    try:
+        config.write_text(json.dumps(json.loads(kept) | {"rms_norm_eps": 1e-3}))
+        with pytest.raises(CheckpointError, match=r"base\.config: was "):
+            resumed(whole, tmp_path / "copy")
+    finally:
+        config.write_text(kept)
+
+
+def test_what_failures_have_changed_can_be_resumed(whole, tmp_path):
+    """A run in bf16 whose checkpoint says that a failure has chosen that, and its micro-batch."""
+    values = {"kernels.precision": "bf16", "kernels.attention": "eager", "batch.micro_batch": 1}
+    chosen = ("bf16=true", "attention=eager", "micro_batch_size=1")
+    fell_back = run(whole[0], overrides=tuple(f"training.config.{each}" for each in chosen)).folder
+    copy = copied(fell_back, tmp_path / "copy")
+    write_hashed(copy / "manifest.json", (whole[1] / "manifest.json").read_text())
+    shutil.rmtree(copy / "checkpoints" / "step-000004")
+
+    def by_failures(state: dict[str, Any]) -> None:
+        state["fallbacks"] = [
+            {"path": path, "value": value, "because": "it failed", "source": "fallback"}
+            for path, value in values.items()
+        ]
+
+    rewrite(copy / "checkpoints" / "step-000002", by_failures)
+    run(whole[0], resume=str(copy))
+    assert events_of(copy, "resumed")[0]["changed"] == []
+    assert weights_of(copy) == weights_of(fell_back)
+
+
+def rewrite(checkpoint: Path, change: Any) -> None:
+    """Change what a checkpoint says of its run, with hashes that fit."""
+    file, done = checkpoint / "state.json", checkpoint / "DONE"
+    saved = json.loads(file.read_text())
+    change(saved["state"])
+    file.write_text(json.dumps(saved))
+    listed = json.loads(done.read_text())
+    listed["state.json"] = {"size": file.stat().st_size, "sha256": sha256_of(file)}
+    done.write_text(json.dumps(listed))
+
+
+def test_of_a_checkpoint_of_an_earlier_version_it_is_told_what_was_not_compared(whole, tmp_path):
+    copy = copied(whole[1], tmp_path / "copy")
+    checkpoint = copy / "checkpoints" / "step-000002"
+
+    def earlier(state: dict[str, Any]) -> None:
+        for name in LATER_IDENTITY:
+            del state["identity"][name]
+
+    rewrite(checkpoint, earlier)
+    run(whole[0], resume=str(checkpoint))
+    told = [event["text"] for event in events_of(copy, "warning")]
+    assert told == [wording("earlier-version-not-compared")]
+    assert weights_of(copy) == weights_of(whole[1])
+
+
+def base_of(**model: Any) -> dict[str, Any]:
+    settled: Any = SimpleNamespace(
+        model=SimpleNamespace(revision=None, **model), adapter=SimpleNamespace(type="lora")
+    )
+    found: RunPlan = settled
+    return BaseWeights(found)()
+
+
+def test_the_commit_tells_which_weights_lie_in_the_cache_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "abc123"
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (snapshot / name).write_bytes(b"{}")
+    fetched = base_of(place="hub", location="a/b")  # found where the loading has put it
+    assert fetched == base_of(place="hf cache", location=str(snapshot))
+    assert fetched == {"weights": "commit abc123", "config": None}
+
+
+def test_only_the_files_that_are_loaded_are_hashed(tmp_path):
+    for name in ("one", "two", "other"):
+        (tmp_path / f"{name}.safetensors").write_text(name)
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    before = base_of(place="folder", location=str(tmp_path))
+    (tmp_path / "other.safetensors").write_text("changed")
+    assert base_of(place="folder", location=str(tmp_path)) == before
+    (tmp_path / "two.safetensors").write_text("TWO")
+    assert base_of(place="folder", location=str(tmp_path)) != before
