@@ -180,21 +180,22 @@ def test_a_disk_too_small_for_all_checkpoints_is_reported_before_the_first_step(
     """Four lie there at once: three are kept, and a new one is whole before an old one goes."""
     one = 1.2 * events_of(whole[1], "saved")[0]["bytes"]
     settings = SETTINGS | {"save_total_limit": 3}
-    monkeypatch.setattr(checkpoint, "_free", lambda *_: int(3 * one))
+    monkeypatch.setattr(checkpoint, "free_bytes", lambda *_: int(3 * one))
     with pytest.raises(DiskFull, match=wording("checkpoint-needs-d-mb")) as caught:
         run(write_expert(tmp_path, base, settings))
     assert caught.value.exit_code == 75
     folder = next((tmp_path / "runs").iterdir())
     assert losses_of(folder) == {}
-    monkeypatch.setattr(checkpoint, "_free", lambda *_: int(4.2 * one))
+    assert not events_of(folder, "loaded")  # nor is the model loaded in vain
+    monkeypatch.setattr(checkpoint, "free_bytes", lambda *_: int(4.2 * one))
     assert run(write_expert(tmp_path, base, settings)).exit_code == 0
 
 
 def test_a_disk_that_fills_up_ends_the_run_with_the_last_checkpoint_whole(
     base, tmp_path, monkeypatch
 ):
-    free = iter([10**12, 10**12, 10**12, 5])
-    monkeypatch.setattr(checkpoint, "_free", lambda *_: next(free))
+    free = iter([10**12, 10**12, 10**12, 10**12, 5])
+    monkeypatch.setattr(checkpoint, "free_bytes", lambda *_: next(free))
     with pytest.raises(DiskFull, match=wording("checkpoint-needs-mb-should")):
         run(write_expert(tmp_path, base, SETTINGS))
     folder = next((tmp_path / "runs").iterdir())
