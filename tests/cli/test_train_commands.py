@@ -71,6 +71,7 @@ def test_a_run_is_shown_in_plain_lines_and_ends_with_what_to_do_next(run, expert
     ]
 
 
+@pytest.mark.fault(7)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
 @pytest.mark.parametrize("lost", ["reader", "disk", "disk of both", "disk of the result"])
 def test_a_run_whose_output_cannot_be_written_continues_to_its_end(run, expert, monkeypatch, lost):

@@ -35,6 +35,7 @@ def files_up_to(size: int) -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.fault(6)
 def test_prepared_data_that_finds_no_room_names_the_cache_and_is_made_the_next_time(base, tmp_path):
     manifest = write_expert(tmp_path, base, {})
     with files_up_to(1000), pytest.raises(DiskFull, match=wording("prepared-data-needs")) as full:
@@ -44,6 +45,7 @@ def test_prepared_data_that_finds_no_room_names_the_cache_and_is_made_the_next_t
     assert opening.prepare(manifest).train.rows
 
 
+@pytest.mark.fault(6)
 def test_data_that_surely_does_not_fit_is_not_begun(base, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "free_bytes", lambda place: 100)
     with pytest.raises(DiskFull, match=wording("too-little-room-prepared")):
@@ -51,6 +53,7 @@ def test_data_that_surely_does_not_fit_is_not_begun(base, tmp_path, monkeypatch)
     assert not list(tmp_path.rglob("*.arrow"))
 
 
+@pytest.mark.fault(6)
 def test_a_result_that_finds_no_room_leaves_the_checkpoints_and_the_run_is_resumed(
     base, tmp_path, monkeypatch
 ):

@@ -63,6 +63,7 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.fault(8)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(whole):
     manifest, folder = whole
     copy = beside(folder, "demo-29990101-000000", 2, 3, 4)
@@ -105,6 +106,7 @@ def overridden(**values):
     return {"overrides": tuple(f"training.config.{name}={value}" for name, value in values.items())}
 
 
+@pytest.mark.fault(14)
 @each(
     ("more", "told"),
     [
@@ -127,6 +129,7 @@ def test_a_changed_setting_is_refused_with_the_difference(whole, tmp_path, more,
     assert saved_steps(copy) == [1, 2, 3, 4, 5, 6]  # nothing was put aside
 
 
+@pytest.mark.fault(14)
 def test_other_rows_and_another_tokenizer_are_refused(whole, base, tmp_path):
     _, folder = whole
     checkpoint_of = str(copied(folder, tmp_path / "copy") / "checkpoints" / "step-000004")
@@ -174,6 +177,7 @@ def test_weights_of_another_shape_are_refused_in_words(whole, tmp_path):
         )
 
 
+@pytest.mark.fault(6)
 def test_a_disk_too_small_for_all_checkpoints_is_reported_before_the_first_step(
     whole, base, tmp_path, monkeypatch
 ):
@@ -191,6 +195,7 @@ def test_a_disk_too_small_for_all_checkpoints_is_reported_before_the_first_step(
     assert run(write_expert(tmp_path, base, settings)).exit_code == 0
 
 
+@pytest.mark.fault(6)
 def test_a_disk_that_fills_up_ends_the_run_with_the_last_checkpoint_whole(
     base, tmp_path, monkeypatch
 ):
@@ -204,6 +209,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_the_last_checkpoint_whole(
     assert "DiskFull" in events_of(folder, "failed")[0]["error"]
 
 
+@pytest.mark.fault(6)
 def test_a_write_that_fails_leaves_the_checkpoint_before_it_and_can_be_resumed(
     whole, base, tmp_path, monkeypatch
 ):
@@ -234,6 +240,7 @@ def test_a_write_that_fails_leaves_the_checkpoint_before_it_and_can_be_resumed(
     assert weights_of(done.folder) == weights_of(whole[1])
 
 
+@pytest.mark.fault(7)
 def test_an_event_file_that_cannot_be_written_does_not_stop_training(
     whole, base, tmp_path, monkeypatch
 ):
