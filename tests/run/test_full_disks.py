@@ -9,7 +9,6 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -18,6 +17,7 @@ from expert.core.room import DiskFull
 from expert.data.tokens import prepare
 from expert.run import open as opening
 from expert.run.session import finish
+from expert.run.session.session import Session
 from tests.jobs.runs import events_of, run, saved_steps, write_expert
 from tests.wording import wording
 
@@ -60,7 +60,7 @@ def test_a_result_that_finds_no_room_leaves_the_checkpoints_and_the_run_is_resum
     manifest = write_expert(tmp_path, base, {"max_steps": 2})
     publish = finish.publish_final
 
-    def limited(session: finish.Session) -> Path:
+    def limited(session: Session) -> object:
         with files_up_to(3000):
             return publish(session)
 

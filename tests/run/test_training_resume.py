@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from expert.core.publish import damage
+from expert.core.room import DiskFull
 from expert.model import load
 from expert.run.session import checkpoints
 from expert.training import checkpoint
-from expert.training.checkpoint import CheckpointError, DiskFull
+from expert.training.checkpoint import CheckpointError
 from expert.training.state import TrainState
 from tests.each import each
 from tests.jobs.runs import (

@@ -13,13 +13,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from expert.core.room import DiskFull
 from expert.model.load import LoadedModel
 from expert.run.session.checkpoints import Checkpoints
 from expert.run.session.failures import RunFailed
 from expert.telemetry.late import LateNumbers
 from expert.telemetry.trackers import TRACKERS
 from expert.training import recorder as recorder_module
-from expert.training.checkpoint import DiskFull, load_checkpoint
+from expert.training.checkpoint import load_checkpoint
 from tests.jobs.runs import (
     ROWS,
     copied,

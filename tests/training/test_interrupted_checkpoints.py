@@ -13,10 +13,10 @@ import torch
 
 from expert.core.errors import EXIT_USAGE, ExpertError
 from expert.core.publish import damage, sweep
+from expert.core.room import DiskFull
 from expert.training import checkpoint
 from expert.training.checkpoint import (
     CheckpointError,
-    DiskFull,
     bytes_needed,
     check_space,
     save_checkpoint,
