@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo experts test slow-test gpu-test bench-data check fix clean
+.PHONY: help demo experts test slow-test fault-test gpu-test bench-data check fix clean
 
 help:            ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -43,7 +43,12 @@ test: $(READY)        ## the test suite: CPU only, offline, minutes
 	@$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 slow-test: $(READY)   ## long tests, new examples for every property, real models
-	@HYPOTHESIS=search $(BIN)/python -m pytest -q -n auto -m 'not gpu and (slow or hypothesis)'
+	@HYPOTHESIS=search $(BIN)/python -m pytest -q -n auto -m 'not gpu and not fault and (slow or hypothesis)'
+
+FAULTS ?= 1.0
+
+fault-test: $(READY)  ## every fault of docs/RELIABILITY.md and a table of what survived; FAULTS=0.1 makes a tenth
+	@FAULTS=$(FAULTS) $(BIN)/python -m pytest -q -p no:xdist -p tests.faults.matrix -m 'fault and not gpu'
 
 gpu-test: $(READY)    ## tests that need a CUDA card; skipped with a reason where there is none
 	@$(BIN)/python -m pytest -q -m gpu

@@ -44,7 +44,7 @@ def each(
                 message = f"{len(failed)} of {len(table)} rows fail\n{told}"
                 raise AssertionError(message) from failed[0][1]
 
-        all_rows.__dict__.update(test.__dict__)
+        all_rows.__dict__.update(test.__dict__, rows=len(table))
         for name in ("__name__", "__qualname__", "__doc__", "__module__"):
             setattr(all_rows, name, getattr(test, name))
         all_rows.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]

@@ -315,7 +315,7 @@ def test_a_reader_of_the_first_line_of_help_gets_it_and_no_complaint():
 def test_what_cannot_be_written_is_an_error_that_is_reported_once(arguments):
     command = f"{sys.executable} -m expert {arguments} > /dev/full"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stderr) == (2, "output: No space left on device\n")
+    assert (ran.returncode, ran.stderr) == (75, "output: No space left on device\n")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes are watched on POSIX")

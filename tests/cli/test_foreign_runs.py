@@ -19,6 +19,7 @@ from tests.cli.foreign_runs import (
     text_places,
     with_escapes,
 )
+from tests.faults.counting import cases as counted
 from tests.jobs.runs import place
 from tests.jobs.trained_runs import finished
 
@@ -55,7 +56,8 @@ def fault_of(name: str, run: Path, out: Path) -> str:
 
 def faults(tmp_path: Path, cases: list[tuple[Damage, str]]) -> list[str]:
     found = []
-    for damage, name in cases:
+    for number in counted(len(cases)):
+        damage, name = cases[number]
         run = damaged_copy(tmp_path / "expert", damage)
         if fault := fault_of(name, run, tmp_path / "out"):
             found.append(f"{name}: {damage}: {fault}")
@@ -68,11 +70,13 @@ def test_every_command_reads_the_sound_run(tmp_path: Path):
         assert fault_of(name, run, tmp_path / "out") == ""
 
 
+@pytest.mark.fault(31)
 def test_readers_of_damaged_runs_end_in_words(tmp_path: Path):
     drawn = damages(sound(), 40, seed=1)
     assert faults(tmp_path, [(d, READERS[n % len(READERS)]) for n, d in enumerate(drawn)]) == []
 
 
+@pytest.mark.fault(31)
 def test_commands_that_load_a_model_end_in_words_before_it(tmp_path: Path):
     """Damages of files that every command needs, each of a kind of its own."""
     cases = [
@@ -87,6 +91,7 @@ def test_commands_that_load_a_model_end_in_words_before_it(tmp_path: Path):
     assert faults(tmp_path, cases) == []
 
 
+@pytest.mark.fault(31)
 @pytest.mark.parametrize("file", ["plan.json", "events.jsonl", "validation.json", "manifest.json"])
 def test_no_escape_sequence_of_a_run_reaches_the_terminal(
     tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
@@ -109,6 +114,7 @@ def test_the_name_of_a_run_folder_is_shown_without_its_escape_sequences(tmp_path
 # --- the whole set -------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(31)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_damaged_runs_end_in_words_for_every_command(tmp_path: Path, name: str):
@@ -118,6 +124,7 @@ def test_damaged_runs_end_in_words_for_every_command(tmp_path: Path, name: str):
     assert faults(tmp_path, [(damage, name) for damage in drawn]) == []
 
 
+@pytest.mark.fault(31)
 @pytest.mark.slow
 def test_no_escape_sequence_in_any_single_field_reaches_the_terminal(tmp_path: Path):
     """A field alone: where all of them change, a file is refused before it is shown."""

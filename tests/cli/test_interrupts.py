@@ -74,6 +74,7 @@ def half_written(folder: Path) -> list[Path]:
     return [path for path in found if path.suffix != ".sha256"]
 
 
+@pytest.mark.fault(5)
 @SIGNALS
 def test_preparing_that_is_stopped_keeps_what_is_finished_and_continues_from_there(
     run, expert, monkeypatch, in_small_shards, number, code, name
@@ -227,6 +228,7 @@ main()
 """
 
 
+@pytest.mark.fault(5)
 @pytest.mark.parametrize(
     ("how", "said", "told"),
     [

@@ -49,6 +49,7 @@ def expert_of(folder: Path, **config: Any) -> Path:
     return manifest.rename(folder / "mine.json")
 
 
+@pytest.mark.fault(28)
 def test_no_secret_is_in_what_a_run_a_report_and_an_export_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -74,6 +75,7 @@ def test_no_secret_is_in_what_a_run_a_report_and_an_export_write(
     assert '"hf_token": "***"' in (run / "manifest.json").read_text(encoding="utf-8")
 
 
+@pytest.mark.fault(28)
 def test_no_secret_is_in_what_a_failed_run_and_its_fault_file_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -93,6 +95,7 @@ def test_no_secret_is_in_what_a_failed_run_and_its_fault_file_write(
     assert hits(tmp_path / "tmp", failed) == []
 
 
+@pytest.mark.fault(28)
 @pytest.mark.parametrize("broken", ["epochs: many", "epochs: 1, api_key: 5, quantum: 1"])
 def test_no_secret_is_in_what_is_said_of_a_wrong_manifest(tmp_path: Path, broken: str):
     text = f"name: x\nhf_token: manifest-canary\nwandb: {{api_key: canary-of-wandb}}\n{broken}\n"

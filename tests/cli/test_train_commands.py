@@ -71,15 +71,22 @@ def test_a_run_is_shown_in_plain_lines_and_ends_with_what_to_do_next(run, expert
     ]
 
 
+@pytest.mark.fault(7)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
-@pytest.mark.parametrize("lost", ["reader", "disk"])
+@pytest.mark.parametrize("lost", ["reader", "disk", "disk of both", "disk of the result"])
 def test_a_run_whose_output_cannot_be_written_continues_to_its_end(run, expert, monkeypatch, lost):
     reads, writes = os.pipe()
     os.close(reads)
-    with open("/dev/full", "w") if lost == "disk" else os.fdopen(writes, "w") as stream:
+    as_json = ["--json"] if lost == "disk of the result" else []
+    with os.fdopen(writes, "w") if lost == "reader" else open("/dev/full", "w") as stream:
         monkeypatch.setattr("sys.stdout", stream)
-        ran = run("train", "-m", str(expert), "--device", "cpu")
-    assert (ran.code, ran.err) == (0, wording("output-no-space-left") if lost == "disk" else "")
+        if lost == "disk of both":
+            monkeypatch.setattr("sys.stderr", stream)
+        ran = run("train", "-m", str(expert), "--device", "cpu", *as_json)
+    assert ran.code == 0
+    told = wording("output-no-space-left") if "disk" in lost and "both" not in lost else ""
+    assert ran.err.endswith(told)
+    assert as_json or ran.err == told
     [folder] = (expert.parent / "runs").iterdir()
     assert (folder / "final" / "DONE").is_file()
 

@@ -129,6 +129,7 @@ def test_a_sink_that_fails_is_reported_to_the_others_once_and_does_not_stop_anyt
     assert refused == ["a", "b"]
 
 
+@pytest.mark.fault(7)
 def test_a_full_disk_gives_one_warning_and_the_lines_follow_when_there_is_room(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -161,6 +162,7 @@ def test_a_full_disk_gives_one_warning_and_the_lines_follow_when_there_is_room(
     assert found.damaged >= 1  # the parts that fitted
 
 
+@pytest.mark.fault(7)
 def test_a_second_full_disk_is_reported_again(path: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[dict[str, Any]] = []
     log = EventLog(path, [seen.append])
@@ -181,6 +183,7 @@ def test_a_second_full_disk_is_reported_again(path: Path, monkeypatch: pytest.Mo
     assert names == ["log_failed", "x", "x", "x", "log_failed", "x", "x"]
 
 
+@pytest.mark.fault(7)
 def test_a_file_size_limit_of_the_system_does_not_stop_the_training(path: Path):
     def train() -> str:
         seen: list[str] = []

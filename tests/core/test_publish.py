@@ -61,6 +61,7 @@ def test_the_private_folder_lies_beside_the_target_and_carries_the_process(tmp_p
         assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.fault(3)
 def test_every_byte_reaches_the_disk_before_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -90,6 +91,7 @@ def test_every_byte_reaches_the_disk_before_the_name(
     assert calls[3:] == [f"{temporary}/{DONE}", *folders, "rename", "."]
 
 
+@pytest.mark.fault(3)
 def test_names_of_new_parent_folders_reach_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

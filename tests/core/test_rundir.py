@@ -111,6 +111,7 @@ def test_json_is_written_whole_readable_and_without_secrets(
         run.write_json("../out.json", {})
 
 
+@pytest.mark.fault(30)
 def test_the_latest_run_is_found_by_the_time_in_its_name(tmp_path: Path):
     assert latest_run(tmp_path / "none", "sql") is None
     assert latest_run(tmp_path, "sql") is None
@@ -134,6 +135,7 @@ def test_the_latest_run_is_found_by_the_time_in_its_name(tmp_path: Path):
     assert fast.path.name == "sql-fast-20270101-000000"
 
 
+@pytest.mark.fault(30)
 def test_two_trainers_cannot_use_one_folder_and_the_holder_is_named(run: RunFolder):
     def second() -> None:
         with run.locked():
@@ -183,6 +185,7 @@ class Locks:
         pass
 
 
+@pytest.mark.fault(30)
 @pytest.mark.parametrize("locks", ["working", "given to everyone", "none"])
 def test_a_living_holder_is_respected_and_a_dead_one_is_not(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, locks: str
@@ -292,6 +295,7 @@ def test_a_lock_file_that_says_nothing_is_free(run: RunFolder, content: str):
         assert previous is None
 
 
+@pytest.mark.fault(30)
 def test_a_folder_that_cannot_be_written_is_reported(run: RunFolder, tmp_path: Path):
     run.lock_file.mkdir()
     with (

@@ -27,6 +27,7 @@ from expert.data.tokens.prepare import Recipe, prepare
 from expert.data.tokens.shards import Tokenising
 from tests.data.tokenizers import small_encoder
 from tests.each import each
+from tests.faults.counting import cases
 from tests.wording import wording
 
 RECIPE = Recipe(data="d", tokenizer="t", template="p", columns="c", learn_prompt=False)
@@ -101,6 +102,7 @@ def test_the_second_time_is_a_hit(tmp_path):
     assert again.statistics == first.statistics
 
 
+@pytest.mark.fault(23)
 @each(
     ("change", "words"),
     [
@@ -153,6 +155,7 @@ def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path):
     assert (tmp_path / "tokens" / "thesis.txt").exists()
 
 
+@pytest.mark.fault(23)
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_a_damaged_cache_is_put_aside_and_built_again(tmp_path, damage):
     folder = prepare(work(), RECIPE, tmp_path / "tokens").folder
@@ -215,6 +218,7 @@ def with_bad_rows(count: int, bad: set[int]) -> Iterator[Row | BadRow]:
         yield BadRow("rows.jsonl", number + 1, "broken JSON", "{") if number in bad else row
 
 
+@pytest.mark.fault(20)
 def test_a_bad_row_stops_with_its_file_and_line(tmp_path):
     with pytest.raises(DataError) as caught:
         prepare(work(rows=lambda: with_bad_rows(50, {20})), RECIPE, tmp_path / "tokens")
@@ -256,6 +260,7 @@ def test_tolerated_bad_rows_are_counted_and_kept_aside(tmp_path):
     assert DocumentStore(made.folder).row(3) == 4  # rows keep their numbers
 
 
+@pytest.mark.fault(20)
 def test_one_bad_row_too_many_stops(tmp_path):
     with pytest.raises(DataError, match=wording("3-rows-cannot-be")):
         prepare(
@@ -274,6 +279,7 @@ def test_rows_left_out_by_checks_are_counted_by_reason(tmp_path):
     assert made.statistics.documents == 50
 
 
+@pytest.mark.fault(21)
 @pytest.mark.parametrize("count", [0, 30])
 def test_nothing_to_learn_is_an_error_before_any_model_loads(tmp_path, count):
     def silent(row: Row) -> list[Segment] | BadRow | Dropped:
@@ -327,7 +333,7 @@ def build_together(folder: Path, builders: int, kill_after: float | None) -> lis
 def rounds_of_builders(tmp_path: Path, rounds: int) -> None:
     chance = random.Random(7)
     straight = prepare(work(200), RECIPE, tmp_path / "straight")
-    for number in range(rounds):
+    for number in cases(rounds):
         folder = tmp_path / f"round-{number}" / "tokens"
         codes = build_together(folder, chance.randint(2, 4), chance.uniform(0.2, 1.2))
         assert codes[0] in (0, -signal.SIGKILL)
@@ -338,17 +344,20 @@ def rounds_of_builders(tmp_path: Path, rounds: int) -> None:
         assert left == ["tokens"]
 
 
+@pytest.mark.fault(22)
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is POSIX")
 def test_builders_that_race_and_one_that_is_killed_leave_one_valid_cache(tmp_path):
     rounds_of_builders(tmp_path, 1)
 
 
+@pytest.mark.fault(22)
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is POSIX")
 def test_a_hundred_rounds_of_racing_builders_leave_one_valid_cache_each(tmp_path):
     rounds_of_builders(tmp_path, 100)
 
 
+@pytest.mark.fault(22)
 def test_a_killed_builder_leaves_nothing_that_looks_finished(tmp_path):
     folder = tmp_path / "tokens"
     [code] = build_together(folder, 1, 0.35)

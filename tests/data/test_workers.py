@@ -70,6 +70,7 @@ def send(number: int, times: int = 1) -> Any:
     return to_all
 
 
+@pytest.mark.fault(18)
 def test_workers_that_are_killed_are_started_once_more_and_nothing_is_lost_or_repeated():
     restart = once()
     assert all_of(send(signal.SIGKILL), restart) == list(range(COUNT))
@@ -78,11 +79,13 @@ def test_workers_that_are_killed_are_started_once_more_and_nothing_is_lost_or_re
     assert "SIGKILL" in str(error)
 
 
+@pytest.mark.fault(18)
 def test_workers_that_die_again_are_an_error():
     with pytest.raises(WorkersFailed, match="SIGKILL"):
         all_of(send(signal.SIGKILL, times=COUNT), once())
 
 
+@pytest.mark.fault(18)
 def test_workers_that_are_stopped_are_found_and_have_written_what_they_were_in():
     restart = once()
     assert all_of(send(signal.SIGSTOP), restart, idle=2.0) == list(range(COUNT))
@@ -103,6 +106,7 @@ def test_where_no_process_can_be_started_the_reason_is_given(monkeypatch):
         all_of(lambda workers: None, once())
 
 
+@pytest.mark.fault(18)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_feed_whose_workers_die_in_an_epoch_gives_the_same_batches(prepared, persistent):  # noqa: F811
     alone = contents(a_feed(prepared))

@@ -37,17 +37,20 @@ def test_there_are_many_of_them():
     assert set(FEW) < set(REFUSED)
 
 
+@pytest.mark.fault(25)
 @pytest.mark.parametrize("name", FEW)
 def test_a_hostile_model_folder_is_refused(name: str, tmp_path: Path):
     refused(name, tmp_path)
 
 
+@pytest.mark.fault(25)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MANY)
 def test_every_hostile_model_folder_is_refused(name: str, tmp_path: Path):
     refused(name, tmp_path)
 
 
+@pytest.mark.fault(25)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_a_folder_asks_for_is_not_followed(name: str, tmp_path: Path):

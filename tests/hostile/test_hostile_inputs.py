@@ -25,17 +25,20 @@ def test_there_are_many_of_them():
     assert set(FEW) < set(REFUSED)
 
 
+@pytest.mark.fault(20)
 @pytest.mark.parametrize("name", FEW)
 def test_hostile_rows_are_refused(name: str, tmp_path: Path):
     refused(name, tmp_path)
 
 
+@pytest.mark.fault(20)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MANY)
 def test_all_hostile_rows_are_refused(name: str, tmp_path: Path):
     refused(name, tmp_path)
 
 
+@pytest.mark.fault(20)
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["plan", "train", "diagnose"])
 @pytest.mark.parametrize("name", ["a pipe", "a device without end", "a cell of 1.2 GB"])

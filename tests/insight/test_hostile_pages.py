@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.each import each
 from tests.insight.pages import (
     HOSTILE,
@@ -18,6 +20,7 @@ from tests.insight.pages import (
 from tests.wording import wording
 
 
+@pytest.mark.fault(29)
 @each("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_text_stays_text_on_the_page(tmp_path: Path, text: str):
     plain = check_harmless(html_of(hostile_run(tmp_path / "a", "harmless")))
@@ -27,6 +30,7 @@ def test_hostile_text_stays_text_on_the_page(tmp_path: Path, text: str):
     "".join(tags.texts).encode("utf-8")
 
 
+@pytest.mark.fault(29)
 @each("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_text_stays_text_in_markdown(tmp_path: Path, text: str):
     plain = markdown_of(hostile_run(tmp_path / "a", "harmless")).splitlines()
@@ -41,11 +45,13 @@ def test_hostile_text_stays_text_in_markdown(tmp_path: Path, text: str):
         assert "javascript:" not in line
 
 
+@pytest.mark.fault(29)
 def test_a_hostile_folder_name_stays_text(tmp_path: Path):
     folder = tmp_path / "runs" / "<script>alert(1)< script>'\"`|-20260101-000000"
     check_harmless(html_of(write_run(folder, usual())))
 
 
+@pytest.mark.fault(29)
 def test_the_policy_of_the_page_lets_nothing_load(tmp_path: Path):
     tags = check_harmless(html_of(write_run(tmp_path / "run", usual())))
     [policy] = [

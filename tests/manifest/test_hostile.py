@@ -101,6 +101,7 @@ HOSTILE: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.fault(26)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_refused_with_a_manifest_error(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
@@ -262,12 +263,14 @@ def _read_or_refuse(text: str, kind: Format, overrides: list[str] | None = None)
         assert all(str(notice) for notice in read.notices)
 
 
+@pytest.mark.fault(26)
 @FUZZ
 @given(st.dictionaries(_KEYS, _TREES, max_size=8))
 def test_any_tree_is_read_or_refused(tree: dict[str, Any]):
     _read_or_refuse(json.dumps(tree), "json")
 
 
+@pytest.mark.fault(26)
 @FUZZ
 @given(st.text() | st.text("{}[]\":,'#&*!|>-?%@` \n\tab1", max_size=40))
 def test_any_text_is_read_or_refused(text: str):
@@ -275,6 +278,7 @@ def test_any_text_is_read_or_refused(text: str):
     _read_or_refuse(text, "yaml")
 
 
+@pytest.mark.fault(26)
 @FUZZ
 @given(st.data())
 def test_a_real_manifest_with_a_change_is_read_or_refused(data: st.DataObject):
@@ -291,6 +295,7 @@ def test_a_real_manifest_with_a_change_is_read_or_refused(data: st.DataObject):
     _read_or_refuse(json.dumps(tree), "json")
 
 
+@pytest.mark.fault(26)
 @FUZZ
 @given(st.data())
 def test_a_real_manifest_with_a_slip_of_the_pen_is_read_or_refused(data: st.DataObject):
@@ -302,12 +307,14 @@ def test_a_real_manifest_with_a_slip_of_the_pen_is_read_or_refused(data: st.Data
     _read_or_refuse(text, "json" if path.suffix == ".json" else "yaml")
 
 
+@pytest.mark.fault(26)
 @FUZZ
 @given(st.lists(st.text() | st.builds("{}={}".format, _KEYS | st.text(), st.text()), max_size=3))
 def test_any_override_is_applied_or_refused(overrides: list[str]):
     _read_or_refuse(MINIMAL, "yaml", overrides)
 
 
+@pytest.mark.fault(26)
 @FUZZ
 @given(
     st.builds(

@@ -173,6 +173,7 @@ def test_tied_weights_are_trained_once(qwen: Path):
     assert "lm_head.weight" not in names
 
 
+@pytest.mark.fault(24)
 def test_pickled_weights_are_refused(tmp_path: Path):
     folder = tiny_model(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")

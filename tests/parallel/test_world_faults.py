@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from expert.core.errors import EXIT_HUNG, EXIT_RUN_FAILED
+from expert.core.room import DiskFull
 from tests.jobs.runs import ROWS, base_model, events_of, losses_of, run, saved_steps, write_expert
 from tests.parallel.ranks import LIMIT_SECONDS, Ended, fine, ranks, started, trained
 from tests.parallel.test_worlds import CLOSE, numbers_of
@@ -308,8 +309,8 @@ def full_disk(loss, batch):
     """From here on nothing can be saved."""
     from expert.training import checkpoint
 
-    def refuse(folder: Path, needed: int) -> None:
-        raise checkpoint.DiskFull(f"{folder}: no room")
+    def refuse(folder: Path, needed: int, count: int = 1) -> None:
+        raise DiskFull(f"{folder}: no room")
 
     checkpoint.check_space = refuse
     return loss

@@ -54,6 +54,7 @@ def before_step(monkeypatch: pytest.MonkeyPatch, number: int, does) -> None:
     monkeypatch.setattr(loop, "seed_step", seeded)
 
 
+@pytest.mark.fault(19)
 @pytest.mark.slow
 def test_a_run_that_hangs_ends_with_its_stacks_in_the_run_folder(manifest):
     """As does one whose disk, device or feed does not answer: all of them are waited for."""
@@ -72,6 +73,7 @@ def test_a_run_that_hangs_ends_with_its_stacks_in_the_run_folder(manifest):
     assert events_of(folder, "failed")[-1]["step"] == 3
 
 
+@pytest.mark.fault(30)
 def test_a_run_whose_folder_is_renamed_is_saved_there_and_resumes_from_it(manifest, monkeypatch):
     now = manifest.parent / "elsewhere"
     before_step(monkeypatch, 2, lambda: only_run(manifest).rename(now))
@@ -86,6 +88,7 @@ def test_a_run_whose_folder_is_renamed_is_saved_there_and_resumes_from_it(manife
     assert resumed == losses_of(run(manifest).folder)
 
 
+@pytest.mark.fault(30)
 def test_a_run_whose_folder_is_removed_ends_and_makes_no_other_one(manifest, monkeypatch):
     before_step(monkeypatch, 2, lambda: shutil.rmtree(only_run(manifest)))
     with pytest.raises(RunFolderMoved, match=wording("was-removed")):
@@ -111,6 +114,7 @@ def test_a_run_that_has_saved_nothing_is_resumed_at_step_0(manifest, monkeypatch
     assert losses_of(folder) == losses_of(run(manifest).folder)
 
 
+@pytest.mark.fault(4)
 def test_sigusr1_saves_and_the_run_continues(manifest, monkeypatch):
     before_step(monkeypatch, 1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
     folder = run(manifest).folder

@@ -23,6 +23,7 @@ from expert.run.open import open_run
 from expert.run.stored.choose_checkpoint import NothingTrained, choose
 from expert.run.stored.load import read_plan
 from tests.data.damaging import KINDS, damage, files_in, put_back
+from tests.faults.counting import cases
 from tests.jobs.trained_runs import finished
 from tests.wording import wording
 
@@ -55,20 +56,23 @@ def attack(run: Path, times: int, seed: int) -> list[str]:
     dice, files = random.Random(seed), files_in(run / "final")
     found = [
         got_through(run, files[number % len(files)], dice.choice(KINDS), dice)
-        for number in range(times)
+        for number in cases(times)
     ]
     return [each for each in found if each]
 
 
+@pytest.mark.fault(8)
 def test_every_file_of_a_finished_expert_may_be_damaged_and_is_refused_by_name(run):
     assert attack(run, 2 * len(files_in(run / "final")), seed=5) == []
 
 
+@pytest.mark.fault(8)
 @pytest.mark.slow
 def test_500_damages_of_a_finished_expert_are_refused_by_name(run):
     assert attack(run, 500, seed=50) == []
 
 
+@pytest.mark.fault(8)
 @pytest.mark.parametrize("use", ["sample", "validate", "export"])
 def test_a_flipped_bit_of_the_adapter_is_refused_before_anything_is_loaded(run, use, tmp_path):
     damage(run / "final" / "adapter_model.safetensors", "bit", random.Random(1))

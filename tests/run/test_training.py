@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from expert.core.publish import damage
 from expert.telemetry.meter import Ahead
+from tests.faults.counting import case
 from tests.jobs.runs import ROWS, events_of, losses_of, run, weights_of, write_expert
 from tests.wording import wording
 
@@ -52,21 +53,26 @@ def test_a_run_says_that_its_epochs_end_before_max_steps(base, tmp_path):
     )
 
 
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, tmp_path):
+@pytest.mark.fault(12)
+@pytest.mark.parametrize(
+    "some", [(1, 6, 7, 11), pytest.param(range(1, 12), marks=pytest.mark.slow, id="every step")]
+)
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, tmp_path, some):
     """From its first step, from the end of an epoch, from the start of one, from the last step."""
     manifest, folder = whole
     expected, weights = losses_of(folder), weights_of(folder)
     steps = sorted(int(path.name[5:]) for path in (folder / "checkpoints").iterdir())
     assert steps == list(range(1, len(expected) + 1))
-    for step in (1, 6, 7, 11):
+    for step in some:
         copy = tmp_path / f"from-{step}"
         shutil.copytree(folder, copy)
         (copy / "events.jsonl").unlink()
         shutil.rmtree(copy / "final")
         done = run(manifest, resume=str(copy / "checkpoints" / f"step-{step:06d}"))
         rest = losses_of(done.folder)
-        assert rest == {number: expected[number] for number in expected if number > step}
-        assert weights_of(done.folder) == weights
+        with case():
+            assert rest == {number: expected[number] for number in expected if number > step}
+            assert weights_of(done.folder) == weights
 
 
 def test_evaluation_happens_when_asked_for_and_at_the_end(whole):
@@ -76,6 +82,7 @@ def test_evaluation_happens_when_asked_for_and_at_the_end(whole):
     assert steps == sorted({*range(3, last + 1, 3), last})
 
 
+@pytest.mark.fault(13)
 def test_how_many_rows_go_at_once_changes_no_loss(base, tmp_path):
     """The same sums in another order: they differ by rounding, 1e-6 of a float32 loss."""
     found = []
@@ -159,6 +166,7 @@ def test_the_last_validation_loss_may_be_from_before_a_resume(tmp_path):
     assert recorded_eval_loss(folder) == 1.5
 
 
+@pytest.mark.fault(14)
 def test_a_changed_run_is_not_resumed_without_being_told_to(whole, tmp_path):
     manifest, folder = whole
     copy = tmp_path / "copy"

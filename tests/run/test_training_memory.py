@@ -76,6 +76,7 @@ def fallbacks(folder):
     ]
 
 
+@pytest.mark.fault(17)
 def test_a_batch_too_large_is_halved_and_the_run_equals_one_that_began_so(
     base, halved, tmp_path, monkeypatch
 ):
@@ -92,6 +93,7 @@ def test_a_batch_too_large_is_halved_and_the_run_equals_one_that_began_so(
     assert examples == [event["examples"] for event in events_of(halved, "step")]
 
 
+@pytest.mark.fault(17)
 def test_memory_that_runs_out_in_the_middle_of_a_step_loses_nothing(
     base, whole, tmp_path, monkeypatch
 ):
@@ -159,6 +161,7 @@ def test_blocks_are_recomputed_where_one_sequence_does_not_fit(tmp_path, monkeyp
     assert done.steps == 2
 
 
+@pytest.mark.fault(17)
 def test_a_model_that_never_fits_ends_with_a_sentence_and_a_code(base, tmp_path, monkeypatch):
     inject(monkeypatch, out_of_memory_above(0))
     with pytest.raises(RunFailed, match=wording("out-memory-in")):
@@ -168,6 +171,7 @@ def test_a_model_that_never_fits_ends_with_a_sentence_and_a_code(base, tmp_path,
     assert "Tried to allocate" in events_of(folder, "failed")[0]["error"]
 
 
+@pytest.mark.fault(17)
 def test_a_step_torn_by_missing_memory_is_taken_again_from_a_checkpoint(
     base, whole, tmp_path, monkeypatch
 ):
@@ -194,6 +198,7 @@ def test_a_step_torn_by_missing_memory_is_taken_again_from_a_checkpoint(
     assert losses_of(done.folder).items() >= first.items()
 
 
+@pytest.mark.fault(17)
 def test_an_evaluation_too_large_is_halved_and_counts_the_same(base, whole, tmp_path, monkeypatch):
     evaluated = model_load.evaluated
 
@@ -218,6 +223,7 @@ def test_an_evaluation_too_large_is_halved_and_counts_the_same(base, whole, tmp_
     assert [e["tokens"] for e in found] == [e["tokens"] for e in expected]
 
 
+@pytest.mark.fault(17)
 def test_an_evaluation_that_never_fits_ends_with_a_sentence(base, tmp_path, monkeypatch):
     def never(self, batch):
         raise no_room()

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from expert.core.publish import damage
+from expert.core.room import DiskFull
 from expert.model import load
 from expert.run.session import checkpoints
 from expert.training import checkpoint
-from expert.training.checkpoint import CheckpointError, DiskFull
+from expert.training.checkpoint import CheckpointError
 from expert.training.state import TrainState
 from tests.each import each
 from tests.jobs.runs import (
@@ -63,6 +64,7 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.fault(8)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(whole):
     manifest, folder = whole
     copy = beside(folder, "demo-29990101-000000", 2, 3, 4)
@@ -105,6 +107,7 @@ def overridden(**values):
     return {"overrides": tuple(f"training.config.{name}={value}" for name, value in values.items())}
 
 
+@pytest.mark.fault(14)
 @each(
     ("more", "told"),
     [
@@ -127,6 +130,7 @@ def test_a_changed_setting_is_refused_with_the_difference(whole, tmp_path, more,
     assert saved_steps(copy) == [1, 2, 3, 4, 5, 6]  # nothing was put aside
 
 
+@pytest.mark.fault(14)
 def test_other_rows_and_another_tokenizer_are_refused(whole, base, tmp_path):
     _, folder = whole
     checkpoint_of = str(copied(folder, tmp_path / "copy") / "checkpoints" / "step-000004")
@@ -174,27 +178,30 @@ def test_weights_of_another_shape_are_refused_in_words(whole, tmp_path):
         )
 
 
+@pytest.mark.fault(6)
 def test_a_disk_too_small_for_all_checkpoints_is_reported_before_the_first_step(
     whole, base, tmp_path, monkeypatch
 ):
     """Four lie there at once: three are kept, and a new one is whole before an old one goes."""
     one = 1.2 * events_of(whole[1], "saved")[0]["bytes"]
     settings = SETTINGS | {"save_total_limit": 3}
-    monkeypatch.setattr(checkpoint, "_free", lambda *_: int(3 * one))
+    monkeypatch.setattr(checkpoint, "free_bytes", lambda *_: int(3 * one))
     with pytest.raises(DiskFull, match=wording("checkpoint-needs-d-mb")) as caught:
         run(write_expert(tmp_path, base, settings))
     assert caught.value.exit_code == 75
     folder = next((tmp_path / "runs").iterdir())
     assert losses_of(folder) == {}
-    monkeypatch.setattr(checkpoint, "_free", lambda *_: int(4.2 * one))
+    assert not events_of(folder, "loaded")  # nor is the model loaded in vain
+    monkeypatch.setattr(checkpoint, "free_bytes", lambda *_: int(4.2 * one))
     assert run(write_expert(tmp_path, base, settings)).exit_code == 0
 
 
+@pytest.mark.fault(6)
 def test_a_disk_that_fills_up_ends_the_run_with_the_last_checkpoint_whole(
     base, tmp_path, monkeypatch
 ):
-    free = iter([10**12, 10**12, 10**12, 5])
-    monkeypatch.setattr(checkpoint, "_free", lambda *_: next(free))
+    free = iter([10**12, 10**12, 10**12, 10**12, 5])
+    monkeypatch.setattr(checkpoint, "free_bytes", lambda *_: next(free))
     with pytest.raises(DiskFull, match=wording("checkpoint-needs-mb-should")):
         run(write_expert(tmp_path, base, SETTINGS))
     folder = next((tmp_path / "runs").iterdir())
@@ -203,6 +210,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_the_last_checkpoint_whole(
     assert "DiskFull" in events_of(folder, "failed")[0]["error"]
 
 
+@pytest.mark.fault(6)
 def test_a_write_that_fails_leaves_the_checkpoint_before_it_and_can_be_resumed(
     whole, base, tmp_path, monkeypatch
 ):
@@ -233,6 +241,7 @@ def test_a_write_that_fails_leaves_the_checkpoint_before_it_and_can_be_resumed(
     assert weights_of(done.folder) == weights_of(whole[1])
 
 
+@pytest.mark.fault(7)
 def test_an_event_file_that_cannot_be_written_does_not_stop_training(
     whole, base, tmp_path, monkeypatch
 ):

@@ -20,6 +20,7 @@ from expert.core.publish import damage
 from expert.core.rundir import RunInUse
 from expert.model.load import LoadedModel
 from expert.training import checkpoint, loop
+from tests.faults.counting import case, scaled
 from tests.jobs.runs import (
     events_of,
     losses_of,
@@ -125,6 +126,7 @@ def assert_equal_in_the_end(folder: Path, whole: tuple[Path, Path]) -> None:
     assert found == expected
 
 
+@pytest.mark.fault(4)
 def test_a_signal_saves_the_step_reached_and_the_run_is_resumed_from_there(
     trainers, whole, tmp_path
 ):
@@ -147,6 +149,7 @@ def test_a_signal_saves_the_step_reached_and_the_run_is_resumed_from_there(
     assert_equal_in_the_end(run(manifest, resume="auto").folder, whole)
 
 
+@pytest.mark.fault(5)
 def test_a_second_signal_ends_the_run_at_once_and_damages_nothing(trainers, whole, tmp_path):
     manifest = own(whole, tmp_path)
     pid = trainers.start(manifest=str(manifest), hold_at=2)
@@ -161,6 +164,7 @@ def test_a_second_signal_ends_the_run_at_once_and_damages_nothing(trainers, whol
     assert_equal_in_the_end(run(manifest, resume="auto").folder, whole)
 
 
+@pytest.mark.fault(1)
 def test_a_run_killed_after_its_first_epoch_has_the_checkpoint_of_that_epoch(
     trainers, whole, tmp_path
 ):
@@ -190,6 +194,7 @@ def interrupted_in(monkeypatch, owner, name: str, call: int, number: int) -> Non
     monkeypatch.setattr(owner, name, with_a_signal)
 
 
+@pytest.mark.fault(4)
 @pytest.mark.parametrize(
     ("owner", "name", "call", "reached", "number"),
     [
@@ -229,7 +234,8 @@ def killed_at_random(trainers, whole, manifest: Path, kills: int, seed: int) -> 
         assert trainers.ended() in (0, -signal.SIGKILL)
         folder = run_folder(manifest)
         newest = max(saved_steps(folder))
-        assert damage(folder / "checkpoints" / f"step-{newest:06d}") == ""
+        with case():
+            assert damage(folder / "checkpoints" / f"step-{newest:06d}") == ""
         if (folder / "final").is_dir():
             break
     else:
@@ -238,11 +244,13 @@ def killed_at_random(trainers, whole, manifest: Path, kills: int, seed: int) -> 
     assert_equal_in_the_end(folder, whole)
 
 
+@pytest.mark.fault(1)
 def test_kills_at_any_moment_leave_a_run_that_ends_the_same(trainers, whole, tmp_path):
     killed_at_random(trainers, whole, own(whole, tmp_path), kills=2, seed=1)
 
 
+@pytest.mark.fault(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_twenty_kills_at_any_moment_leave_runs_that_end_the_same(trainers, whole, tmp_path, seed):
+@pytest.mark.parametrize("seed", range(scaled(40)))
+def test_200_kills_at_any_moment_leave_runs_that_end_the_same(trainers, whole, tmp_path, seed):
     killed_at_random(trainers, whole, own(whole, tmp_path), kills=5, seed=seed)

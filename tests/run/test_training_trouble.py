@@ -13,13 +13,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from expert.core.room import DiskFull
 from expert.model.load import LoadedModel
 from expert.run.session.checkpoints import Checkpoints
 from expert.run.session.failures import RunFailed
 from expert.telemetry.late import LateNumbers
 from expert.telemetry.trackers import TRACKERS
 from expert.training import recorder as recorder_module
-from expert.training.checkpoint import DiskFull, load_checkpoint
+from expert.training.checkpoint import load_checkpoint
 from tests.jobs.runs import (
     ROWS,
     copied,
@@ -77,6 +78,7 @@ class OneBadGradient(torch.autograd.Function):
         return gradient * float("inf")
 
 
+@pytest.mark.fault(15)
 @pytest.mark.parametrize(
     "change",
     [
@@ -125,6 +127,7 @@ def test_the_rows_that_are_named_are_those_that_were_read(base, tmp_path, monkey
     assert len(named) == 4
 
 
+@pytest.mark.fault(15)
 def test_by_default_a_run_stops_at_what_is_not_finite(base, tmp_path, monkeypatch):
     inject(monkeypatch, at({2}, lambda loss: loss * float("nan")))
     with pytest.raises(RunFailed, match=wording("loss-gradient-update-not")):
@@ -136,6 +139,7 @@ def test_by_default_a_run_stops_at_what_is_not_finite(base, tmp_path, monkeypatc
     assert step["loss"] == "nan"  # what happened, never a repaired number
 
 
+@pytest.mark.fault(15)
 def test_only_so_many_steps_in_a_row_are_skipped(base, tmp_path, monkeypatch):
     settings = SETTINGS | {"on_not_finite": "skip", "max_skipped_updates": 2}
     with monkeypatch.context() as patch:
@@ -151,6 +155,7 @@ def test_only_so_many_steps_in_a_row_are_skipped(base, tmp_path, monkeypatch):
         run(manifest, resume="auto")
 
 
+@pytest.mark.fault(15)
 def test_a_rollback_passes_over_the_step_that_was_not_finite(base, tmp_path, monkeypatch):
     inject(monkeypatch, at({3}, lambda loss: loss * float("nan")))
     done = run(write_expert(tmp_path, base, SETTINGS | {"on_not_finite": "rollback"}))
@@ -173,6 +178,7 @@ def test_the_end_is_saved_although_the_last_step_is_passed_over(base, tmp_path, 
     assert events_of(done.folder, "finished")[0]["step"] == 5
 
 
+@pytest.mark.fault(16)
 def test_a_loss_that_spikes_is_undone_and_the_rest_is_learned(base, clean, tmp_path, monkeypatch):
     inject(monkeypatch, at(range(27, 32), lambda loss: loss * 10))
     manifest = write_expert(tmp_path, base, LONG)
@@ -215,6 +221,7 @@ def test_a_loss_that_spikes_is_undone_and_the_rest_is_learned(base, clean, tmp_p
     assert means[0] < 1.05 * means[1]
 
 
+@pytest.mark.fault(16)
 def test_spikes_without_end_stop_the_run_after_so_many_rollbacks(base, tmp_path, monkeypatch):
     inject(monkeypatch, at(range(22, 52), lambda loss: loss * 10))
     with pytest.raises(RunFailed, match=wording("the-loss-leapt-to")):
@@ -277,6 +284,7 @@ def test_a_run_that_stops_and_cannot_save_says_so(base, tmp_path, monkeypatch):
     assert any(wording("too-little-room") in text for text in told)
 
 
+@pytest.mark.fault(16)
 def test_troubles_that_are_read_together_are_reported_and_undone_once(base, tmp_path, monkeypatch):
     """As on a card, whose numbers come late; here three steps late."""
 

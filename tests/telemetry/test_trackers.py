@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from expert.core.install import pip_install
 from expert.telemetry.trackers import TRACKERS, Tracker, TrackerKind, TrackerUnavailable
+from tests.core.forking import in_child
 from tests.wording import wording
 
 STEP = {
@@ -142,6 +144,31 @@ def test_after_a_failure_it_says_so_once_and_is_silent(desk):
     [sentence] = desk.said
     assert wording("no-longer-written-oserror") in sentence
     assert wording("has-all-values") in sentence
+
+
+@pytest.mark.fault(7)
+@pytest.mark.skipif(sys.platform == "win32", reason="a limit of POSIX on the size of files")
+def test_the_thread_of_tensorboard_that_finds_no_room_prints_nothing(tmp_path, capfd):
+    pytest.importorskip("tensorboard")
+
+    def action() -> str:
+        import resource
+
+        said: list[str] = []
+        sys.dont_write_bytecode = True  # it would be cut off by the limit
+        threading.excepthook = threading.__excepthook__  # in place of that of pytest
+        sink = Tracker(TRACKERS["tensorboard"], tmp_path, warn=said.append)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+        for _ in range(500):  # more than is kept in memory: the thread itself writes
+            sink(STEP)
+        sink.close()
+        return "\n".join(said)
+
+    code, said = in_child(action)
+    assert code == 0, said
+    assert "File too large" in said
+    assert len(said.splitlines()) == 1
+    assert capfd.readouterr().err == ""
 
 
 def test_what_it_says_may_come_back_to_it_as_an_event():

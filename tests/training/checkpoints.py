@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from expert.core.room import DiskFull
 from expert.training import checkpoint
 from expert.training.checkpoint import (
-    DiskFull,
     find_checkpoint,
     load_checkpoint,
     prune,

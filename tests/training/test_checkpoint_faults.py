@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import random
 import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import settings
 
-from expert.core.publish import damage, sweep
+from expert.core.publish import damage, publishing, sweep
 from expert.training.checkpoint import CheckpointError, find_checkpoint, load_checkpoint
+from tests.faults.counting import case, cases, scaled
 from tests.training.checkpoints import (
     FILES,
     assert_is,
@@ -31,12 +36,13 @@ pytestmark = pytest.mark.slow
 ROUNDS = 20
 
 
+@pytest.mark.fault(2)
 def test_a_kill_at_every_stage_of_saving_leaves_a_whole_newest_one(tmp_path: Path):
     saved(tmp_path, 1)
     count = int(save_in_stages(tmp_path, 2, None)[1])
     shutil.rmtree(tmp_path / "step-000002")
     for stage in range(count):
-        for _ in range(ROUNDS):
+        for _ in cases(ROUNDS):
             assert save_in_stages(tmp_path, 2, stage)[0] == -signal.SIGKILL
             newest = newest_after(tmp_path)
             assert_is(newest, 2 if newest == tmp_path / "step-000002" else 1)
@@ -46,6 +52,7 @@ def test_a_kill_at_every_stage_of_saving_leaves_a_whole_newest_one(tmp_path: Pat
             assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 
+@pytest.mark.fault(10)
 def test_a_kill_at_every_stage_of_pruning_loses_none_that_stays(tmp_path: Path):
     def fill() -> None:
         for step in (1, 2, 3, 4):
@@ -54,7 +61,7 @@ def test_a_kill_at_every_stage_of_pruning_loses_none_that_stays(tmp_path: Path):
     fill()
     count = int(prune_in_stages(tmp_path, 2, None)[1])
     for stage in range(count):
-        for _ in range(4):
+        for _ in cases(4):
             fill()
             assert prune_in_stages(tmp_path, 2, stage)[0] == -signal.SIGKILL
             for path in tmp_path.glob("step-*"):
@@ -65,13 +72,14 @@ def test_a_kill_at_every_stage_of_pruning_loses_none_that_stays(tmp_path: Path):
             assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.fault(8)
 @pytest.mark.parametrize("name", FILES)
 def test_five_hundred_flips_in_every_file_are_refused(tmp_path: Path, name: str):
     saved(tmp_path, 1)
     path = saved(tmp_path, 2)
     good = (path / name).read_bytes()
     chance = random.Random(name)
-    for _ in range(500):
+    for _ in cases(500):
         offset, bit = chance.randrange(len(good)), chance.randrange(8)
         flip(path / name, offset, bit)
         with pytest.raises(CheckpointError) as refusal:
@@ -84,10 +92,11 @@ def test_five_hundred_flips_in_every_file_are_refused(tmp_path: Path, name: str)
     assert_is(find_checkpoint(tmp_path).path, 2)
 
 
+@pytest.mark.fault(6)
 def test_fifty_full_disks_leave_nothing_behind(tmp_path: Path):
     largest = max(file.stat().st_size for file in saved(tmp_path / "measured", 2).iterdir())
     saved(tmp_path / "c", 1)
-    for number in range(50):
+    for number in cases(50):
         code, text = full_disk(tmp_path / "c", number * largest // 50)
         assert code == 0, text
         assert wording("a-checkpoint-needs") in text
@@ -95,7 +104,84 @@ def test_fifty_full_disks_leave_nothing_behind(tmp_path: Path):
     assert_is(newest_after(tmp_path / "c"), 1)
 
 
-@settings(max_examples=10_000)
+class Durable:
+    """What would be on the disk after a power cut: bytes and names that were synced before it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.synced: dict[int, tuple[int, int]] = {}
+        self.renamed: list[Path] = []
+        self._fsync, self._rename = os.fsync, os.rename
+        patch.setattr(os, "fsync", self.fsync)
+        patch.setattr(os, "rename", self.rename)
+
+    def fsync(self, descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        self.synced[found.st_ino] = (found.st_size, found.st_mtime_ns)
+        for target in self.renamed:  # the folder above is synced: the name is on the disk
+            if os.stat(target.parent).st_ino == found.st_ino:
+                self.renamed = [each for each in self.renamed if each != target]
+
+    def rename(self, source: Path, target: Path) -> None:
+        for path in (source, *source.rglob("*")):
+            found = path.stat()
+            state = (found.st_size, found.st_mtime_ns)
+            assert self.synced.get(found.st_ino) == state, f"{path.name}: named before it is safe"
+        self._rename(source, target)
+        self.renamed.append(Path(target))
+
+
+@pytest.mark.fault(3)
+def test_a_thousand_saves_name_nothing_that_a_power_cut_would_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    disk = Durable(monkeypatch)
+    for number in cases(1000):
+        path = saved(tmp_path, number)
+        assert disk.renamed == [], "the name is not on the disk"
+        shutil.rmtree(path)
+        disk.synced.clear()
+
+
+class Payload:
+    """Unpickling it makes a file."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[object, tuple[Path, str]]:
+        return Path.write_text, (self.canary, "")
+
+
+def pickles(canary: Path, folder: Path) -> dict[str, bytes]:
+    torch.save({"a": Payload(canary)}, folder / "x.pt")
+    np.save(folder / "x.npy", np.array([Payload(canary)], dtype=object), allow_pickle=True)
+    read = {name: (folder / f"x.{name}").read_bytes() for name in ("pt", "npy")}
+    return {"pickle": pickle.dumps(Payload(canary)), **read}
+
+
+@pytest.mark.fault(24)
+@pytest.mark.parametrize("kind", ["pickle", "pt", "npy"])
+def test_pickles_in_every_file_of_a_checkpoint_are_refused_and_never_run(tmp_path: Path, kind: str):
+    canary = tmp_path / "canary"
+    (tmp_path / "made").mkdir()
+    payload = pickles(canary, tmp_path / "made")[kind]
+    for harmed in FILES:
+        path = saved(tmp_path / harmed, 2)
+        files = {name: (path / name).read_bytes() for name in FILES if name != "DONE"}
+        shutil.rmtree(path)
+        with publishing(path) as folder:
+            for name, content in files.items():
+                (folder / name).write_bytes(payload if name == harmed else content)
+        if harmed == "DONE":
+            (path / "DONE").write_bytes(payload)
+        with case(), pytest.raises(CheckpointError):
+            load_checkpoint(path)
+        assert not canary.exists()
+
+
+@pytest.mark.fault(11)
+@settings(max_examples=scaled(10_000))
 @pruning_cases
 def test_survivors_of_ten_thousand_cases_are_those_of_the_specification(kinds, keep, protect, seed):
-    check_pruning(kinds, keep, protect, seed)
+    with case():
+        check_pruning(kinds, keep, protect, seed)

@@ -102,6 +102,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.fault(9)
 @each("harm", HARMS)
 def test_a_harmed_checkpoint_is_refused_put_aside_and_the_one_before_is_used(
     tmp_path: Path, harm: str
@@ -144,6 +145,7 @@ def test_one_that_cannot_be_put_aside_is_passed_by(tmp_path: Path, monkeypatch: 
     assert found.rejected == [(tmp_path / "step-000002", wording("it-is-empty"))]
 
 
+@pytest.mark.fault(24)
 @pytest.mark.parametrize("content", [b"", b"\x80\x04.", b"\xff" * 64, b"\x00\x00\x00\x00\x19" * 9])
 def test_a_file_that_is_no_safetensors_is_named(tmp_path: Path, content: bytes):
     foreign(saved(tmp_path, 2), {"state.json": head(), "model.safetensors": content})

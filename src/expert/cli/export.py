@@ -55,7 +55,7 @@ def export(
 
     if merged and adapter:
         raise typer.BadParameter("--merged and --adapter are two exports: choose one")
-    console = make_console(error=as_json)
+    console = make_console(error=as_json, needed=False)
     with Stages(console) as stage:
         done = export_job(
             find_trained(run).path,
@@ -68,7 +68,7 @@ def export(
             tell=stage,
         )
     if as_json:
-        write_json({**asdict(done), "warnings": done.warnings()})
+        write_json({**asdict(done), "warnings": done.warnings()}, needed=False)
     else:
         show_lines(console, exported_lines(done))
 

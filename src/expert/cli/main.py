@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from expert import __version__
 from expert.cli.show.display import flush_outputs, nobody_reads, outputs, show_problems, silence
-from expert.core.errors import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE, ExpertError
+from expert.core.errors import EXIT_INTERNAL, EXIT_NO_SPACE, EXIT_OK, EXIT_USAGE, ExpertError
+from expert.core.room import full_disk_behind, said_no_room
 from expert.core.secrets import redacted
 from expert.core.shortage import refuse_small_memory, shortage_behind
 from expert.core.world import record_failure
@@ -48,8 +49,11 @@ def run() -> None:
         sys.exit(_code_of_broken_pipe(error, watched))
     except OSError as error:
         _show_shortage(error)
-        _show_failure(f"{error.filename or 'output'}: {error.strerror or error}", EXIT_USAGE)
-        sys.exit(EXIT_USAGE)
+        full = full_disk_behind(error)
+        code = EXIT_NO_SPACE if full or said_no_room(error) else EXIT_USAGE
+        text = str(full or f"{error.filename or 'output'}: {error.strerror or error}")
+        _show_failure(text, code)
+        sys.exit(code)
     except Exception as error:  # noqa: BLE001 - the last net: users see words and a file name
         _show_shortage(error)
         sys.exit(_report_fault(error))

@@ -57,7 +57,7 @@ def pretokenize(
     chosen = one_manifest(file, manifest)
     if (chosen is None) == (everything is None):
         raise typer.BadParameter("give one manifest, or a folder with --all")
-    console = make_console()
+    console = make_console(needed=False)  # the data is what is wanted
     changes = tuple(overrides or ())
     if chosen is not None:
         with PreparingView(console, before="") as tell:

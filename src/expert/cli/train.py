@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 STOPPING = "Finishing this step; press Ctrl-C again to stop immediately."
 TRAIN_EPILOG = (
     "Exit codes: 0 finished; 2 wrong command line, manifest or data; 3 the plan does not fit (with "
-    "--dry-run); 4 the run failed; 70 it hung; 75 no space for a checkpoint; 130 stopped by Ctrl-C "
+    "--dry-run); 4 the run failed; 70 it hung; 75 the disk is full; 130 stopped by Ctrl-C "
     "(143: SIGTERM, 129: SIGHUP) after a checkpoint was saved: --resume continues after it. "
     "SIGUSR1 saves a checkpoint and the run continues (on_sigusr1)."
 )
@@ -263,7 +263,7 @@ def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json:
     from expert.run.stored.resume_command import command_to_go_on
 
     if as_json:
-        write_json(result)
+        write_json(result, needed=False)
         return
     if result.nothing_left:
         longer = command_to_go_on(given_command(), result.folder, [("training.config.epochs", "N")])

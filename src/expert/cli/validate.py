@@ -149,7 +149,7 @@ def validate(
     if run is not None and expert is not None:
         raise typer.BadParameter(f"{run} and --expert {expert}: give one expert")
     _refuse_several_starts()
-    console = make_console(error=as_json)
+    console = make_console(error=as_json, needed=False)
     _mention_gpus(console, gpus, device.value)
     with ValidatingView(console) as view:
         done = validate_job(
@@ -173,9 +173,9 @@ def validate(
             tell=view,
         )
     if as_json:
-        write_json(done.as_dict())
+        write_json(done.as_dict(), needed=False)
     else:
-        _show_validation(done, make_console())
+        _show_validation(done, make_console(needed=False))
     if done.gate.passed is False:
         raise typer.Exit(EXIT_GATE_FAILED)
 

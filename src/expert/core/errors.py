@@ -30,7 +30,7 @@ EXIT_MEANINGS = {
     EXIT_GATE_FAILED: "the expert fails its quality gate; the reasons are listed",
     EXIT_DAMAGED: "a file has other bytes than were written; it is named",
     EXIT_HUNG: "the run made no progress and was ended; what it was in is in its run folder",
-    EXIT_NO_SPACE: "the disk is too full for a checkpoint; earlier ones are intact",
+    EXIT_NO_SPACE: "the disk is too full; the file, its need and what is free are named",
     EXIT_HANGUP: "stopped because the terminal was closed; a run can be resumed",
     EXIT_INTERRUPTED: "stopped with Ctrl-C; a run can be resumed",
     EXIT_WARNED: "stopped with SIGUSR1, where on_sigusr1 says so; a run can be resumed",

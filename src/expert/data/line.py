@@ -413,6 +413,7 @@ def tokenising(line: Line, source: Source, split: str, part: str = "") -> Tokeni
         tell=lambda rows, tokens: line.tell(shown, rows, tokens),
         expect=lambda rows: expect(shown, rows),
         waits=line.waits,
+        expected_bytes=line.plan.disk.cache_bytes if split == "train" else None,
         with_helper=checked is None and _pays_for_a_helper(line, source),
         records={CHECKED: json.dumps(checked.to_json(), indent=2)} if checked else {},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from expert.core.errors import ExpertError
 from expert.core.files import sha256_of
 from expert.core.hashed import keep_hash, put_copy_aside, state_of
+from expert.core.room import within_room
 from expert.core.rundir import in_turn
 from expert.data.feed.order import DataOrder, Grouping
 from expert.data.inspect.shared_rows import SharedRows, SplitRows, find_shared
@@ -41,7 +42,14 @@ from expert.data.pack.packing import (
 from expert.data.prepared import PartsLeft, PreparedData, PreparedSplit
 from expert.data.records import DataError, Row
 from expert.data.tokens.documents import DocumentStore
-from expert.data.tokens.prepare import make_part, missing_parts, publish_parts, refuse_other_parts
+from expert.data.tokens.prepare import (
+    MORE_ROOM,
+    PREPARED_DATA,
+    make_part,
+    missing_parts,
+    publish_parts,
+    refuse_other_parts,
+)
 from expert.data.tokens.row_keys import RowKeys, kept_keys, saved_keys
 from expert.planning.decisions import Remark
 from expert.planning.settle import PackedCounts
@@ -74,6 +82,12 @@ def refuse_streaming(spec: DatasetSpec) -> None:
             "training.dataset.streaming is true: its rows are tokenised while training, there is "
             "nothing to prepare  (set streaming: false to prepare them once)"
         )
+
+
+def room_for(line: Line) -> AbstractContextManager[None]:
+    """Entered while data is prepared: a full disk is told with what the plan expects it to take."""
+    place, needed = line.cache.beside, line.plan.disk.cache_bytes
+    return within_room(place, PREPARED_DATA, needed, fix=MORE_ROOM)
 
 
 def prepare_splits(line: Line) -> PreparedData | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from expert.core.errors import ExpertError
 from expert.core.hashed import hash_file, state_of
+from expert.core.text import gib
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.choose.batching import settle_fit
 from expert.planning.choose.compiling import choose_compile
@@ -317,8 +318,8 @@ def _settle_device(draft: PlanDraft) -> None:
         draft.advise(path, f"{text}; --gpu plans for a card that is elsewhere")
     needed, free = draft["disk.total_bytes"], target.disk_free_bytes
     if needed is not None and free is not None and needed > free:
-        text = f"needs {needed / 2**30:.1f} GiB of disk, {free / 2**30:.1f} GiB are free"
+        text = f"needs {gib(needed)} of disk, {gib(free)} are free"
         draft.warn("disk.total_bytes", text)
     if target.held_bytes and target.is_this_machine:
-        gib = target.held_bytes / 2**30
-        draft.warn("memory.budget_bytes", f"other processes hold {gib:.1f} GiB of GPU memory")
+        text = f"other processes hold {gib(target.held_bytes)} of GPU memory"
+        draft.warn("memory.budget_bytes", text)

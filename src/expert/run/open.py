@@ -243,9 +243,11 @@ def prepare(
     tell: Tell = lambda name, rows, tokens: None,
 ) -> PreparedData:
     """Tokenise and pack what a manifest names, once; a second call finds it done."""
-    from expert.data.splits import prepare_splits
+    from expert.data.splits import prepare_splits, room_for
 
-    made = prepare_splits(_line_to_prepare(manifest, model, overrides, tell))
+    line = _line_to_prepare(manifest, model, overrides, tell)
+    with room_for(line):
+        made = prepare_splits(line)
     assert made is not None
     return made
 
@@ -260,10 +262,12 @@ def prepare_part(
 ) -> PreparedData | PartsLeft:
     """The same for one of several processes that share the work: (K, N) is the K-th of N, counted
     from 1. The last one publishes; before that the parts that are still to do are returned."""
-    from expert.data.splits import prepare_part
+    from expert.data.splits import prepare_part, room_for
     from expert.data.tokens.prepare import Part
 
-    return prepare_part(_line_to_prepare(manifest, model, overrides, tell), Part(*part))
+    line = _line_to_prepare(manifest, model, overrides, tell)
+    with room_for(line):
+        return prepare_part(line, Part(*part))
 
 
 def _line_to_prepare(
@@ -391,7 +395,7 @@ def _with_data(opened: Opened, tell: Tell, *, again: bool) -> Opened:
     from expert.data.count import counts_of
     from expert.data.feed.run_data import run_data
     from expert.data.line import open_line
-    from expert.data.splits import prepare_splits
+    from expert.data.splits import prepare_splits, room_for
     from expert.planning.memory.calibration import estimated_again
     from expert.planning.settle import settled_by_stream, with_an_end
     from expert.run.session.memory_watch import known_calibrations
@@ -402,7 +406,8 @@ def _with_data(opened: Opened, tell: Tell, *, again: bool) -> Opened:
     known = known_calibrations(plan.target)
     counts, made = None, None
     if not line.spec.streaming:
-        made = prepare_splits(line)
+        with room_for(line):
+            made = prepare_splits(line)
         assert made is not None
         counts = counts_of(line, made.train)
         if again:

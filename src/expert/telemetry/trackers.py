@@ -5,6 +5,7 @@ One row of TRACKERS each. The names a manifest may use are `Tracker` of manifest
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +129,16 @@ class Tracker:
             )
 
 
+_excepthook: list[Callable[[threading.ExceptHookArgs], object]] = [threading.excepthook]
+
+
+def _thread_ended(about: threading.ExceptHookArgs) -> None:
+    """The thread of TensorBoard that writes keeps what it could not do, and the next curve raises
+    it: a traceback on standard error would tell it twice."""
+    if not type(about.thread).__module__.startswith("tensorboard."):
+        _excepthook[0](about)
+
+
 def _tensorboard(folder: Path, first_step: int | None) -> CurveWriter:
     """Torch's writer of event files."""
     try:
@@ -137,6 +148,9 @@ def _tensorboard(folder: Path, first_step: int | None) -> CurveWriter:
             f"trackers: tensorboard needs the Python package tensorboard ({error})  "
             f"({pip_install('tensorboard')}, or set trackers to [])"
         ) from error
+    if threading.excepthook is not _thread_ended:
+        _excepthook[:] = [threading.excepthook]
+        threading.excepthook = _thread_ended
     writer: CurveWriter = SummaryWriter(str(folder), purge_step=first_step)
     return writer
 

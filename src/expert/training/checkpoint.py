@@ -7,11 +7,9 @@ number, never by a file's time and never by a pointer that could be wrong.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
-import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +20,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from expert.core.errors import EXIT_NO_SPACE, ExpertError
+from expert.core.errors import ExpertError
 from expert.core.files import sync_folder
 from expert.core.publish import damage, publishing
+from expert.core.room import DiskFull, free_bytes, said_no_room
 from expert.core.rundir import checkpoint_name, checkpoints_in
 from expert.core.stored_json import read_object
 from expert.core.text import gib
@@ -45,9 +44,6 @@ LATER_IDENTITY = {
 """What checkpoints of earlier versions do not have, in words."""
 SHOWN_CHARACTERS = 60
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_RUST_ERROR = re.compile(r"\(os error (\d+)\)")
-
 
 class CheckpointError(ExpertError):
     """A checkpoint that cannot be written or used: where, what, and what to do."""
@@ -59,12 +55,6 @@ class AnotherRun(CheckpointError):
     def __init__(self, text: str, started_with: Sequence[tuple[str, Any]] = ()) -> None:
         super().__init__(text)
         self.started_with = tuple(started_with)
-
-
-class DiskFull(ExpertError):
-    """There is no room for a checkpoint; what was saved before is untouched."""
-
-    exit_code = EXIT_NO_SPACE
 
 
 @dataclass(frozen=True)
@@ -90,12 +80,12 @@ def save_checkpoint(folder: Path, step: int, tensors: Groups, state: Mapping[str
             for group, named in tensors.items():
                 _write_group(temporary / _group_file(group), named)
     except (OSError, SafetensorError) as error:
-        if _errno(error) not in _NO_ROOM:
+        said = said_no_room(error)
+        if not said:
             raise CheckpointError(
                 f"{path}: cannot be written: {error}  (fix that; earlier checkpoints are intact)"
             ) from error
-        said = os.strerror(_errno(error) or 0)
-        raise _disk_full(path, bytes_needed(tensors), _free(folder), said) from error
+        raise _disk_full(path, bytes_needed(tensors), free_bytes(folder), said) from error
     fault = damage(path)
     if fault:
         raise CheckpointError(
@@ -185,11 +175,12 @@ def bytes_needed(groups: Groups) -> int:
     return total
 
 
-def check_space(folder: Path, needed: int) -> None:
-    """Raise DiskFull before a byte is written where a checkpoint would not fit with some room."""
-    there = _free(folder)
-    if there < SPACE_FACTOR * needed:
-        raise _disk_full(folder, needed, there)
+def check_space(folder: Path, needed: int, count: int = 1) -> None:
+    """Raise DiskFull before a byte is written where so many checkpoints would not fit at once, the
+    last of them with some room."""
+    there = free_bytes(folder)
+    if there < (count - 1 + SPACE_FACTOR) * needed:
+        raise _disk_full(folder, needed, there, count=count)
 
 
 def state_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -353,25 +344,13 @@ def _unusable(path: Path, fault: str) -> CheckpointError:
     )
 
 
-def _errno(error: BaseException) -> int | None:
-    """The system's number of the error; safetensors only says it in its text."""
-    if isinstance(error, OSError):
-        return error.errno
-    match = _RUST_ERROR.search(str(error))
-    return int(match[1]) if match else None
-
-
-def _free(folder: Path) -> int:
-    there = folder.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    return shutil.disk_usage(there).free
-
-
-def _disk_full(place: Path, needed: int, free: int, said: str = "too little room") -> DiskFull:
+def _disk_full(
+    place: Path, needed: int, free: int, said: str = "too little room", count: int = 1
+) -> DiskFull:
+    several = f", and {count} of them lie here at once" if count > 1 else ""
     return DiskFull(
-        f"{place}: {said}: a checkpoint needs {gib(needed)}, "
-        f"{gib(math.ceil(SPACE_FACTOR * needed))} should be free, {gib(free)} are  "
+        f"{place}: {said}: a checkpoint needs {gib(needed)}{several}, "
+        f"{gib(math.ceil((count - 1 + SPACE_FACTOR) * needed))} should be free, {gib(free)} are  "
         "(make room and resume, keep fewer with training.config.save_total_limit, or save "
         "elsewhere with training.config.output_dir)"
     )

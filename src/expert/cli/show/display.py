@@ -81,7 +81,7 @@ def make_console(*, error: bool = False, needed: bool = True) -> Console:
     the title of the window or reverses the direction of writing.
     When the reader of a pipe leaves, it falls silent (`quiet`) and the command continues to its own
     end and exit code: rich would end it with 1, in the middle of training too. Output that is not
-    `needed` may also be lost on a full disk.
+    `needed` may also be lost on a full disk; so may all that goes to standard error.
     """
     from rich.console import Console
     from rich.segment import Segment
@@ -97,6 +97,7 @@ def make_console(*, error: bool = False, needed: bool = True) -> Console:
             silence(self.file)
 
     stream = sys.stderr if error else sys.stdout
+    needed = needed and not error
     file = None if needed or stream is None else cast(IO[str], _Optional(stream))
     return CleanConsole(file=file, stderr=error, highlight=False, soft_wrap=True)
 
@@ -140,7 +141,7 @@ def flush_outputs() -> None:
                 stream.flush()
         except OSError as error:
             silence(stream)
-            if not isinstance(error, BrokenPipeError):
+            if stream is sys.stdout and not isinstance(error, BrokenPipeError):
                 raise
 
 
@@ -270,22 +271,26 @@ def show_problems(text: str) -> None:
         console.print(Text(rest))
 
 
-def write_line(text: str) -> None:
-    """Machine-readable output: no colours, no wrapping; as it is, but in a terminal."""
+def write_line(text: str, *, needed: bool = True) -> None:
+    """Machine-readable output: no colours, no wrapping; as it is, but in a terminal. What is also
+    in a file is not `needed`: a full disk that cannot take it ends nothing."""
     if sys.stdout is None:  # `>&-`: nobody wants it
         return
     if sys.stdout.isatty():
         text = visible(text, keep="\n\t")
+    stream = sys.stdout if needed else _Optional(sys.stdout)
     try:
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        stream.write(text if text.endswith("\n") else text + "\n")
+        if not needed:
+            stream.flush()
     except BrokenPipeError:
         silence(sys.stdout)
 
 
-def write_json(found: Any) -> None:
+def write_json(found: Any, *, needed: bool = True) -> None:
     """A result as indented JSON, without secrets; records as objects, paths as text."""
     data = asdict(found) if is_dataclass(found) and not isinstance(found, type) else found
-    write_line(json_text(plain(data, known_secrets()), indent=2))
+    write_line(json_text(plain(data, known_secrets()), indent=2), needed=needed)
 
 
 @contextlib.contextmanager

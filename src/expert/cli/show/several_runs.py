@@ -61,7 +61,7 @@ class RunsView:
 def show_runs(runs: Sequence[OneRun], console: Console, *, as_json: bool) -> None:
     """How each run ended, and what is wrong with those that failed."""
     if as_json:
-        write_json([_as_json(run) for run in runs])
+        write_json([_as_json(run) for run in runs], needed=False)
         return
     rows = [_row(run) for run in runs]
     columns = ("manifest", "card", "ended", "steps", "loss", "eval loss", "time", "run")

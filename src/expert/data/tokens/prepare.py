@@ -26,6 +26,7 @@ from expert.core.files import read_bytes, read_json, read_text
 from expert.core.hashed import free_name, state_of, write_hashed
 from expert.core.links import refuse_links, refuse_links_inside
 from expert.core.publish import DONE, PublishError, damage_once, listed_hash, publishing, sweep
+from expert.core.room import free_bytes, no_room
 from expert.core.rundir import in_turn
 from expert.core.text import counted
 from expert.data.records import DataError
@@ -48,6 +49,13 @@ MADE_FOR = "made_for.txt"
 TRIES = 20
 """To make again what is found to be damaged, a piece each time."""
 DAMAGED = "the cache was damaged"
+PREPARED_DATA = "the prepared data"
+MORE_ROOM = (
+    "make room, then give the same command again: it continues; or set "
+    "training.config.pretokenized_cache to a folder on another disk"
+)
+SURELY_NEEDED = 0.5
+"""Of what the tokens are estimated to take: with less free, preparing them does not begin."""
 _TOKENS = "tokens-"
 _KEY_DIGITS = 16
 
@@ -154,6 +162,9 @@ def _preparing(work: Tokenising) -> str:
 def _build(work: Tokenising, recipe: Recipe, folder: Path) -> None:
     """Make and publish everything; what was begun in parts is finished with their pieces."""
     blocks = next(iter(_dealt(folder, recipe)), Blocks())
+    begun = _pieces_folder(folder, recipe, blocks).exists()
+    if not begun and free_bytes(folder) < SURELY_NEEDED * (work.expected_bytes or 0):
+        raise no_room(folder, what=PREPARED_DATA, needed=work.expected_bytes, fix=MORE_ROOM)
     with _pieces_at(blocks, recipe, folder) as place:
         rows = make_pieces(work, place, blocks, partial(is_finished, folder))
         _publish(work, recipe, folder, blocks, rows)

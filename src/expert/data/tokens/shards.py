@@ -69,6 +69,8 @@ class Tokenising:
     shard_rows: int = SHARD_ROWS
     records: Mapping[str, str] = field(default_factory=dict)
     """Further files of the folder, by name: what else is to be known of the tokens."""
+    expected_bytes: int | None = None
+    """What the tokens will take on the disk, about, where that is known."""
     with_helper: bool = False
     """Let a second process encode every other piece, where processes can be forked."""
 

@@ -181,20 +181,18 @@ class Checkpoints:
             text = f"an earlier version of Expert saved {found.path.name}: not compared: {what}"
             self._emit("warning", step=found.state.done, text=text)
 
-    def check_room(self, built: Built, plan: RunPlan, saves: int | None) -> None:
+    def check_room(self, needed: int, plan: RunPlan, saves: int | None) -> None:
         """Raise DiskFull unless all checkpoints that will lie here at once fit on the disk.
 
-        `saves` is how many the run will write, where that is known.
+        `saves` is how many the run will write, where that is known; `needed`: bytes of one.
         """
-        from expert.training.checkpoint import bytes_needed, check_space
+        from expert.training.checkpoint import check_space
 
-        limits = [count for count in (plan.watch.keep_checkpoints, saves) if count is not None]
-        kept = min(limits, default=1)
-        there = len(checkpoints_in(self.folder))
-        groups = built.tensors()
+        there, keep = len(checkpoints_in(self.folder)), plan.watch.keep_checkpoints
         # One more than is kept: the new one is whole before an old one goes.
-        needed = (bytes_needed(groups) + state_to_come(built, plan)) * max(1, kept + 1 - there)
-        check_space(self.folder, needed)
+        limits = [keep + 1 - there] if keep is not None else []
+        limits += [saves] if saves is not None else []
+        check_space(self.folder, needed, max(1, min(limits, default=1)))
 
 
 def _was_harmed(folder: Path) -> bool:
@@ -280,6 +278,13 @@ def load(path: Path) -> Loaded:
         identity=saved["identity"],
         fallbacks=saved["fallbacks"],
     )
+
+
+def bytes_of_one(built: Built, plan: RunPlan) -> int:
+    """Bytes of a checkpoint of this model, with the optimizer state that the first step makes."""
+    from expert.training.checkpoint import bytes_needed
+
+    return bytes_needed(built.tensors()) + state_to_come(built, plan)
 
 
 def state_to_come(built: Built, plan: RunPlan) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
 from expert.core.rundir import RunFolderMoved
+from expert.run.session.checkpoints import bytes_of_one
 from expert.run.session.evaluate import evaluate_validation, probe
 from expert.run.session.failures import RunFailed, failure_of
 from expert.run.session.finish import RunResult, finished, stopped
@@ -92,6 +93,8 @@ def _finished(session: Session, *, early: bool) -> RunResult:
     except Exception as error:
         failure = failure_of(error, session.now.doing, session.plan)
         _end_together(session, failure, error)
+        text = f"{type(error).__name__}: {error}"
+        session.emit("failed", step=session.state.done, error=text)
         raise
 
 
@@ -118,6 +121,8 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
 
     now, emit, device = session.now, session.emit, session.device
     began = time.monotonic()
+    if now.built is None:  # a look by the plan's figure spares loading a model in vain
+        _check_room(session, now.plan.disk.checkpoint_bytes)
     built = model_of(session)
     _try_out(session)
     emit("loaded", step=now.state.done, seconds=time.monotonic() - began)
@@ -208,15 +213,23 @@ def _try_out(session: Session) -> None:
     if now.tried == trial or now.state.done == plan.length.total_steps:
         return
     now.doing = "probe"
-    if session.checkpoints is not None:
-        session.checkpoints.check_room(model_of(session), plan, _saves_to_come(session))
+    _check_room(session, bytes_of_one(model_of(session), plan))
     probe(session)
     now.doing, now.tried = "training", trial
 
 
+def _check_room(session: Session, needed: int | None) -> None:
+    """`needed`: bytes of a checkpoint, where they are known."""
+    done = session.state.done == session.plan.length.total_steps
+    if session.checkpoints is not None and needed is not None and not done:
+        session.checkpoints.check_room(needed, session.plan, _saves_to_come(session))
+
+
 def _saves_to_come(session: Session) -> int | None:
-    loop = session.loop_plan
-    if loop.total_steps is None or loop.save_best:
+    """How many checkpoints are still to be written, the last one included."""
+    loop, done = session.loop_plan, session.state.done
+    if loop.total_steps is None:
         return None
-    left = loop.total_steps - session.state.done
-    return 1 + math.ceil(left / loop.save_every) if loop.save_every else 1
+    every = loop.save_every or loop.total_steps
+    between = loop.save_best and loop.eval_every % every and loop.eval_every < loop.total_steps
+    return math.ceil(loop.total_steps / every) - done // every + bool(between)

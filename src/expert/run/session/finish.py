@@ -184,6 +184,7 @@ def evaluate_test(session: Session) -> EvalResult | None:
 def publish_final(session: Session) -> Path:
     """What a user takes away, whole or not at all."""
     from expert.core.publish import publishing
+    from expert.core.room import within_room
     from expert.model.saving import save_trained
     from expert.parallel.watch import SAVED_BYTES_PER_SECOND
     from expert.training.checkpoint import bytes_needed, check_space
@@ -194,9 +195,11 @@ def publish_final(session: Session) -> Path:
         needed = bytes_needed({"weights": loaded.weights})
         check_space(session.folder.path, needed)
         seconds = needed / SAVED_BYTES_PER_SECOND
+        final = session.folder.final
         with (
             session.group.work("writing the result", seconds),
-            publishing(session.folder.final) as folder,
+            within_room(final, "the result", needed, fix="make room and resume the run"),
+            publishing(final) as folder,
         ):
             save_trained(loaded, folder)
     session.group.agree()  # a rank that ends before the first has written would look like a failure

@@ -260,7 +260,8 @@ def kept_where_it_went(session: Session, now: Path | None) -> str:
 
 
 def _kept(session: Session, state: TrainState) -> str:
-    from expert.training.checkpoint import CheckpointError, DiskFull
+    from expert.core.room import DiskFull
+    from expert.training.checkpoint import CheckpointError
 
     if session.checkpoints is None:
         return ""

@@ -1,0 +1,56 @@
+"""A full disk is told with the place, what it needs and what is free, whoever noticed it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from expert.core.room import DiskFull, free_bytes, full_disk_behind, said_no_room, within_room
+from tests.each import each
+from tests.wording import wording
+
+FULL = os.strerror(errno.ENOSPC)
+NO_ROOM = {
+    "the system": OSError(errno.ENOSPC, FULL),
+    "a quota": OSError(errno.EDQUOT, "x"),
+    "a limit": OSError(errno.EFBIG, os.strerror(errno.EFBIG)),
+    "Arrow": OSError(f"Error writing bytes to file. Detail: [errno 28] {FULL}"),
+    "safetensors": ValueError(f"I/O error: {FULL} (os error 28)"),
+}
+OTHER = {
+    "too large to read": OSError(errno.EFBIG, "has 9 GiB; no more than 1 GiB are read"),
+    "a missing file": FileNotFoundError(2, "No such file or directory", "a"),
+    "a wrong value": ValueError("28"),
+}
+
+
+@each("who", {**NO_ROOM, **OTHER})
+def test_a_full_disk_is_told_from_other_errors(who: str):
+    error = {**NO_ROOM, **OTHER}[who]
+    assert bool(said_no_room(error)) == (who in NO_ROOM)
+
+
+def test_what_was_being_written_is_named_and_not_the_source_of_a_copy(tmp_path: Path):
+    copy = OSError(errno.ENOSPC, FULL, "/usr/tokenizer.json", None, str(tmp_path / "final" / "t"))
+    told = str(full_disk_behind(copy))
+    assert told.startswith(f"{tmp_path / 'final' / 't'}: {FULL}: ")
+    needs, room = (
+        wording("it-needs-and-has"),
+        within_room(tmp_path / "final", "it", 2**22),
+    )
+    with pytest.raises(DiskFull, match=needs) as full, room:
+        raise copy
+    assert str(full.value).startswith(f"{tmp_path / 'final'}: ")
+    assert full_disk_behind(OSError(errno.ENOSPC, FULL)) is None  # of no file: of the output
+
+
+def test_other_errors_pass(tmp_path: Path):
+    with pytest.raises(FileNotFoundError), within_room(tmp_path, "it", 1):
+        raise OTHER["a missing file"]
+
+
+def test_the_room_of_a_folder_that_is_not_there_yet_is_that_of_its_disk(tmp_path: Path):
+    assert free_bytes(tmp_path / "a" / "b") > 0
