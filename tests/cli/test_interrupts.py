@@ -70,7 +70,8 @@ def stopped_while_reading(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 def half_written(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.name.startswith(".data-")]
+    found = (path for path in folder.rglob(".data-*") if path.suffix != ".sha256")
+    return list(found)
 
 
 @pytest.mark.fault(5)
