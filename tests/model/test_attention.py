@@ -54,6 +54,10 @@ class Batch:
     examples: int = 0
 
     @property
+    def longest(self) -> int:
+        return int(self.tokens.shape[1])
+
+    @property
     def labels(self) -> Tensor:
         return self.tokens
 

@@ -31,7 +31,7 @@ from expert.manifest.schema.types import (
     Text,
 )
 
-Attention = Literal["eager", "sdpa", "flash", "flex"]
+Attention = Literal["eager", "sdpa", "flash", "flash4", "flex"]
 Checkpointing = Literal["none", "selective", "full"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Cadence = Literal["no", "steps", "epoch"]

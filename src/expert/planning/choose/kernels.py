@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from expert.core.install import pip_install
 from expert.planning.choose.sequences import FULL_ENOUGH
 from expert.planning.draft import KEPT, SET, PlanDraft
+from expert.planning.machine.host import package_version
 from expert.planning.memory.fitting import budget_of
 from expert.planning.memory.memory import chunk_for
 
@@ -114,11 +116,17 @@ def _settle_attention(draft: PlanDraft, *, long: bool) -> None:
     if asked == "auto" and config.use_sdpa is True and not packed:
         draft.settle(path, "sdpa", "use_sdpa in the manifest", "manifest")
         return
-    if (asked == "flash" and not flashes) or (asked == "flex" and not able):
+    if (asked in ("flash", "flash4") and not flashes) or (asked == "flex" and not able):
         lacking = f"{draft.card_words} has no kernel for it" if not able else "it needs 16 bits"
         because = f"{asked} was asked for, but {lacking}"
         draft.warn(path, because)
         draft.settle(path, "sdpa", because, "fallback")
+        return
+    without4 = _why_not_flash4(draft)
+    if asked == "flash4" and without4:
+        because = f"flash4 was asked for, but {without4}"
+        draft.warn(path, because)
+        draft.settle(path, "flash", because, "fallback")
         return
     if asked != "auto":
         if asked == "eager":
@@ -130,6 +138,9 @@ def _settle_attention(draft: PlanDraft, *, long: bool) -> None:
     found = _measured_attention(draft)
     if found is not None and (found[0] != "flash" or flashes):
         draft.settle(path, *found, "measurement")
+    elif packed and flashes and draft.target.capability == HOPPER and not without4:
+        because = "FlashAttention 4 is installed and ran faster than torch's kernels on an H200"
+        draft.settle(path, "flash4", because, "measurement")
     elif packed and draft.target.capability == HOPPER and (draft["kernels.compile"] or long):
         # docs/benchmarks/training-speed-h200.json: 117,143 against 108,998 tokens/s at 0.6B in one
         # run; at 8B, in two runs, 16,415 against 16,229.
@@ -144,6 +155,15 @@ def _settle_attention(draft: PlanDraft, *, long: bool) -> None:
         draft.settle(path, "sdpa", f"{lacking}: SDPA with a document mask")
     else:
         draft.settle(path, "sdpa", "rows are not packed: SDPA picks its fastest kernel")
+
+
+def _why_not_flash4(draft: PlanDraft) -> str:
+    """Why FlashAttention 4 cannot be used; empty where it can."""
+    if not draft.has_capability(HOPPER):
+        return f"{draft.card_words} is older than Hopper"
+    if package_version("flash-attn-4").value is None:
+        return f"it is not installed ({pip_install('flash4')})"
+    return "compiled blocks cannot hold it" if draft["kernels.compile"] else ""
 
 
 def _measured_attention(draft: PlanDraft) -> tuple[str, str] | None:

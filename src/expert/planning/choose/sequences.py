@@ -84,16 +84,24 @@ def concatenation_of(examples: int, *, mean: float, length: int) -> Packing:
 
 
 def settle_widths(draft: PlanDraft) -> None:
-    """Whether batches are as wide as their fullest sequence."""
+    """Whether padding is left out of batches, or they are as wide as their fullest sequence."""
     path, known = "data.trim", draft.survey.packed
     fixed = "captured passes have a fixed width" if draft["kernels.cuda_graphs"] else ""
     if draft["kernels.attention"] == "flex":
         fixed = "FlexAttention is compiled for a fixed width"
     if draft["kernels.compile"]:
         fixed = "compiled blocks need a fixed batch width"
+    by_boundaries = draft["kernels.attention"] in ("flash", "flash4")
+    flat = draft.packed and draft.on_gpu and by_boundaries and not fixed
+    because = fixed or "sequences are rows of a matrix for this attention"
+    if flat:
+        because = "attention goes by the boundaries of documents: padding is not computed"
+    draft.settle("data.flat", flat, because)
     if not draft.packed:
         because = "blocks are equally long" if draft.is_char_model else "padded to the longest row"
         draft.settle(path, False, because)
+    elif flat:
+        draft.settle(path, False, "there is no padding")
     elif not draft.on_gpu:
         draft.settle(path, True, "a fixed width is no faster on a CPU")
     elif fixed:
