@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from expert.model.fused.float8 import ALIGNED as WHOLE
 from expert.model.fused.float8 import KIND, Float8Weight
 from expert.model.fused.magnitudes import Magnitudes
-from expert.model.fused.product import ALIGNED, Product, ends
+from expert.model.fused.product import ALIGNED, BESIDE, Product, ends
 from expert.model.fused.unpacking import unpacked
 from expert.model.lora.dora import faster_class
 from expert.model.lora.nf4 import is_doubly_quantised
@@ -31,8 +31,9 @@ def pack(layers: Sequence[Any], adapter: str, like: Tensor) -> Product:
     firsts = [layers[index].lora_A[adapter].weight for index in adapted]
     seconds = [layers[index].lora_B[adapter].weight for index in adapted]
     inputs, outputs = bases[0].in_features, rows[-1][1]
-    ranks = -(-sum(first.shape[0] for first in firsts) // ALIGNED) * ALIGNED
     plain, zeros = type(bases[0]) is nn.Linear, (firsts or [like])[0].new_zeros
+    unit = BESIDE if plain else ALIGNED
+    ranks = -(-sum(first.shape[0] for first in firsts) // unit) * unit
     if plain:
         matrix = zeros(outputs + ranks, inputs + ranks)
         first, second = matrix[outputs:, :inputs], matrix[:outputs, inputs:]
