@@ -149,7 +149,12 @@ def test_rows_end_to_end_lose_nothing_but_padding(monkeypatch, soft: int):
     case.index = pack_best_fit(case.store.lengths, 64, 1, soft_tokens=soft, most_pieces=2)
     case.order = DataOrder(case.index.bins, 5, seed=3)
     shape = BatchShape.for_index(case.index, 2)
-    options = {"batches_per_update": 3, "device": CPU, "pad_id": PAD, "soft": soft > 0}
+    options: dict[str, Any] = {
+        "batches_per_update": 3,
+        "device": CPU,
+        "pad_id": PAD,
+        "soft": soft > 0,
+    }
     flat = PackedFeed(case.works(0, 9), shape, flat=True, **options)
     widths = set()
     with case.feed(2) as whole, flat:

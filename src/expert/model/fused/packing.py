@@ -21,10 +21,10 @@ from expert.model.quantised import Float8Linear, weight_only_class
 
 
 @torch.no_grad()
-def pack(layers: Sequence[Any], adapter: str, like: Tensor) -> Product:
+def pack(layers: Sequence[Any], adapter: str, like: Tensor, *, for_swiglu: bool = False) -> Product:
     """The layers as one product; their own adapters, and weights that are not quantised, become
     views of its matrices. Some or all layers may have no adapter; `like`: a tensor of the dtype to
-    compute in then."""
+    compute in then. `for_swiglu`: of the outputs."""
     bases = [base_of(layer) for layer in layers]
     rows = ends(base.out_features for base in bases)
     adapted = [index for index, layer in enumerate(layers) if has_adapter(layer, adapter)]
@@ -62,6 +62,7 @@ def pack(layers: Sequence[Any], adapter: str, like: Tensor) -> Product:
         bias=_joined([base.bias for base in bases], [end - start for start, end in rows]),
         magnitudes=_magnitudes([layers[index] for index in adapted], places, outputs, adapter),
         dropout=_dropout(layers[adapted[0]], adapter) if adapted else 0.0,
+        for_swiglu=for_swiglu,
     )
 
 
