@@ -73,7 +73,7 @@ def test_without_boundaries_it_is_the_fill_that_decides(fill, trims):
     made = plan(manifest(config | {"attention": "sdpa"}), survey=packed(fill))
     assert (made.data.trim, made.data.flat) == (trims, False)
     by_boundaries = plan(manifest(config), survey=packed(fill))
-    assert (by_boundaries.data.trim, by_boundaries.data.flat) == (False, True)
+    assert (by_boundaries.data.trim, by_boundaries.data.flat) == (False, trims)
     recorded = plan(manifest(config | {"use_cuda_graphs": True}), survey=packed(fill))
     assert decision(recorded, "data.trim")[:2] == (False, wording("recorded-passes-have-one"))
 

@@ -30,8 +30,9 @@ ALIGNMENT = 16  # int32 numbers: every array of a buffer begins on a 64-byte lin
 POLL_SECONDS = 0.2
 TRIMMED_TO = 64
 """Rows that need not all be of one length are cut to multiples of so many places."""
-FLAT_TO = 128
-"""Rows end to end are filled up to a multiple of so many places: tiles of matrix products."""
+FLAT_TO = 256
+"""Rows end to end are filled up to a multiple of so many places: tiles of matrix products, and not
+too many different numbers of them."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
