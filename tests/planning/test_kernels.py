@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from expert.planning.machine.host import Fact
+from expert.planning.survey import PackedRows, Survey
 from tests.each import each
 from tests.planning.planning import (
     decision,
@@ -135,6 +136,17 @@ def test_flash_attention_4_is_for_hopper_where_it_is_installed(
     monkeypatch.setattr(there, lambda name: Fact("4.0", "importlib.metadata"))
     settled, _, came_from = decision(plan(manifest(config), card), "kernels.attention")
     assert (settled, came_from) == (value, source)
+
+
+def test_a_run_too_short_to_win_back_its_compiling_has_torch_s_kernels(monkeypatch):
+    there = "expert.planning.choose.kernels.package_version"
+    monkeypatch.setattr(there, lambda name: Fact("4.0", "importlib.metadata"))
+    rows = PackedRows(rows=8_000_000, sequences=1_000_000, length=2048, fill=0.99)
+    survey = Survey(8_000_000, int(2e9), "prepared rows", "prepared", 2048, rows)
+    config = {"adapter_type": "lora", "batch_size": 64}
+    data = manifest(config | {"max_steps": 10}), manifest(config | {"max_steps": 10_000})
+    plans = [plan(one, "h200", survey=survey) for one in data]
+    assert [each.kernels.attention for each in plans] == ["flash", "flash4"]
 
 
 def test_without_flash_attention_4_its_command_is_advised_on_hopper_alone():

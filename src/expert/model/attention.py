@@ -38,6 +38,9 @@ with contextlib.suppress(ImportError):  # before torch 2.10
 CUDNN_FAILED = "mha_graph"
 """In what torch says where cuDNN's kernel failed."""
 
+FLASH4_WARNS = "Argument .* cannot be converted to a JitArgument"
+"""What FlashAttention 4 says of its own arguments while it compiles."""
+
 AttentionKind = Literal["eager", "sdpa", "flash", "flash4", "flex"]
 
 # What transformers calls them. No mask function is registered under these names, so transformers
@@ -255,6 +258,7 @@ def _flash4() -> Callable[..., Any]:
     """The package's function. Its kernels are kept in the user's folder for temporary files, beside
     what torch compiles, unless the environment says otherwise."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    warnings.filterwarnings("ignore", message=FLASH4_WARNS)
     try:
         made: Callable[..., Any] = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
     except ImportError as error:

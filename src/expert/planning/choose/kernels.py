@@ -12,6 +12,9 @@ from expert.planning.memory.memory import chunk_for
 FLEX_PAYS_AFTER_SECONDS = 900
 """FlexAttention alone took 36 s to compile on an H200 with 16 cores, and made fused blocks of 0.6B
 1.047x as fast (fused-blocks-h200.json): 36 s are won back after 13 minutes."""
+FLASH4_PAYS_AFTER_SECONDS = 120
+"""FlashAttention 4 compiles its kernels once a machine: loading took 24 s instead of 13 on an H200
+with 16 cores, and 0.6B ran 1.12x as fast: won back after 100 s."""
 AMPERE = (8, 0)
 ADA = (8, 9)
 """The first that multiply FP8."""
@@ -99,14 +102,15 @@ def choose_attention(draft: PlanDraft, fused_seconds: float | None = None) -> No
     known = draft.survey.packed
     full = known is None or known.fill >= FULL_ENOUGH  # FlexAttention needs a fixed width
     long = full and (fused_seconds or 0) > FLEX_PAYS_AFTER_SECONDS
-    _settle_attention(draft, long=long)
+    brief = fused_seconds is not None and fused_seconds < FLASH4_PAYS_AFTER_SECONDS
+    _settle_attention(draft, long=long, brief=brief)
     config, chosen = draft.config, draft["kernels.attention"]
     if config.use_sdpa is True and config.attention == "auto" and chosen != "sdpa":
         text = f"use_sdpa: {chosen} attention keeps packed rows apart; SDPA would need a mask of"
         draft.supersede("kernels.attention", f"{text} every pair of tokens")
 
 
-def _settle_attention(draft: PlanDraft, *, long: bool) -> None:
+def _settle_attention(draft: PlanDraft, *, long: bool, brief: bool) -> None:
     config, path = draft.config, "kernels.attention"
     able, packed = draft.has_capability(AMPERE), draft.packed
     flashes = able and draft["kernels.precision"] != "fp32"
@@ -138,7 +142,7 @@ def _settle_attention(draft: PlanDraft, *, long: bool) -> None:
     found = _measured_attention(draft)
     if found is not None and (found[0] != "flash" or flashes):
         draft.settle(path, *found, "measurement")
-    elif packed and flashes and draft.target.capability == HOPPER and not without4:
+    elif packed and flashes and draft.target.capability == HOPPER and not (without4 or brief):
         because = "FlashAttention 4 made runs 1.12x (0.6B) and 1.04x (8B) as fast on an H200"
         draft.settle(path, "flash4", because, "measurement")
     elif packed and draft.target.capability == HOPPER and (draft["kernels.compile"] or long):
@@ -149,7 +153,7 @@ def _settle_attention(draft: PlanDraft, *, long: bool) -> None:
     elif packed and flashes:
         because = "variable-length flash attention keeps packed documents apart"
         draft.settle(path, "flash", because)
-        if draft.target.capability == HOPPER:
+        if draft.target.capability == HOPPER and without4 and not brief:
             text = f"FlashAttention 4 would make steps up to 1.12x as fast: {pip_install('flash4')}"
             draft.advise(path, text)
     elif packed:
