@@ -161,6 +161,7 @@ def batch_of(rows: int, vocab: int, device: torch.device) -> Batch:
         soft_mask=None,
         target_places=torch.cat([wanted, filler]),
         counts=BatchCounts(len(wanted), places, rows),
+        longest=ROW,
         whole_rows=True,
         bins=(),
     )

@@ -146,6 +146,33 @@ def test_packed_batches_equal_one_document_at_a_time(some, rule, policy, length,
 
 
 @settings_of_a_batch
+def test_rows_end_to_end_equal_one_document_at_a_time(some, rule, policy, length, rows, soft, cut):
+    store = gather(some, cut, cut // 2)
+    index = pack(rule, store, length, policy, soft)
+    whole = spoiled(BatchArrays.allocate(BatchShape.for_index(index, rows)))
+    for begin in range(0, index.bins, rows):
+        bins = np.arange(begin, min(begin + rows, index.bins))
+        needed = int(index.lengths_of(bins).sum())
+        places = min(needed + cut % 4, rows * length)
+        out = whole.shaped(1, places)
+        counts = fill_batch(out, index, bins, store, pad_id=PAD, flat=True)
+        expected = Reference()
+        for number in bins:
+            for document, start, stop in index.pieces(number):
+                expected.add_document(some[document], start, stop, soft)
+        expected.pad_to(places)
+        assert out.tokens.tolist() == expected.tokens
+        assert out.labels.tolist() == expected.labels
+        assert out.positions.tolist() == expected.positions
+        assert out.soft_mask.tolist() == expected.soft
+        filler = [places] * (len(out.boundaries) - len(expected.boundaries))
+        assert out.boundaries.tolist() == expected.boundaries + filler
+        assert (counts.targets, counts.real_tokens) == (expected.targets, expected.real)
+        no_targets = [places - 1] * (places - counts.targets)
+        assert out.target_places.tolist() == expected.target_places + no_targets
+
+
+@settings_of_a_batch
 def test_padded_batches_equal_one_document_at_a_time(some, rule, policy, length, rows, soft, cut):
     store = gather(some, cut, cut // 2)
     index = pack("none", store, length, policy, soft)

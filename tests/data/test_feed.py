@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,41 @@ def test_rows_that_are_trimmed_lose_nothing_but_padding(monkeypatch, soft: int):
                 starts = [edge for edge in edges if edge < 2 * width]
                 assert [int(cut.positions.flatten()[edge]) for edge in starts] == [0] * len(starts)
     assert len(widths) > 2
+
+
+@pytest.mark.parametrize("soft", [0, 3])
+def test_rows_end_to_end_lose_nothing_but_padding(monkeypatch, soft: int):
+    monkeypatch.setattr("expert.data.feed.feed.FLAT_TO", 8)
+    case = Case(soft_tokens=soft)
+    case.index = pack_best_fit(case.store.lengths, 64, 1, soft_tokens=soft, most_pieces=2)
+    case.order = DataOrder(case.index.bins, 5, seed=3)
+    shape = BatchShape.for_index(case.index, 2)
+    options: dict[str, Any] = {
+        "batches_per_update": 3,
+        "device": CPU,
+        "pad_id": PAD,
+        "soft": soft > 0,
+    }
+    flat = PackedFeed(case.works(0, 9), shape, flat=True, **options)
+    widths = set()
+    with case.feed(2) as whole, flat:
+        for one, other in zip(whole, flat, strict=True):
+            assert one.counts == other.counts
+            for full, laid in zip(one.batches, other.batches, strict=True):
+                assert documents_in(laid) == documents_in(full)
+                assert (laid.tokens.shape[0], laid.longest) == (1, min(64, laid.tokens.shape[1]))
+                assert laid.tokens.shape[1] < laid.counts.real_tokens + soft * 8 + 8
+                assert int((laid.labels >= 0).sum()) == laid.targets
+                widths.add(laid.tokens.shape[1])
+    assert len(widths) > 2
+
+
+def documents_in(batch: Batch) -> list[tuple[list[int], ...]]:
+    """Tokens, labels and positions of every document that is no padding, in order."""
+    edges = batch.boundaries.unique().tolist()
+    parts = [part.flatten() for part in (batch.tokens, batch.labels, batch.positions)]
+    cut = [tuple(part[a:b].tolist() for part in parts) for a, b in pairwise(edges)]
+    return [document for document in cut if set(document[0]) != {PAD}]
 
 
 def test_without_a_soft_prompt_there_is_no_mask_for_it():

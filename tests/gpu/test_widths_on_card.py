@@ -43,7 +43,7 @@ def trained(folder: Path, **config: Any) -> Path:
 def test_batches_that_vary_in_width_learn_what_batches_of_one_width_learn(tmp_path, request):
     one = trained(tmp_path / "one", torch_compile=False, use_cuda_graphs=True)
     varied = trained(tmp_path / "varied", torch_compile=False, use_cuda_graphs=False)
-    assert (plan_of(one)["data"]["trim"], plan_of(varied)["data"]["trim"]) == (False, True)
+    assert (plan_of(one)["data"]["flat"], plan_of(varied)["data"]["flat"]) == (False, True)
     losses = [[float(e["loss"]) for e in events_of(run, "step")] for run in (one, varied)]
     apart = [abs(a / b - 1) for a, b in zip(*losses, strict=True)]
     padding = [max(e["padding"] for e in events_of(run, "step")) for run in (one, varied)]

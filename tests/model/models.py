@@ -138,6 +138,10 @@ class Batch:
     examples: int
     whole_rows: bool
 
+    @property
+    def longest(self) -> int:
+        return int(self.tokens.shape[1])
+
 
 def make_batch(
     rows: Sequence[Sequence[Sequence[int]]], *, length: int | None = None, soft_tokens: int = 0

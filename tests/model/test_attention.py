@@ -54,6 +54,10 @@ class Batch:
     examples: int = 0
 
     @property
+    def longest(self) -> int:
+        return int(self.tokens.shape[1])
+
+    @property
     def labels(self) -> Tensor:
         return self.tokens
 
@@ -251,6 +255,8 @@ def test_what_a_kernel_cannot_do_names_the_kernel_and_another():
     cases: list[tuple[AttentionKind, dict[str, Any], str]] = [
         ("sdpa", {"softcap": 5.0}, wording("sdpa-cannot-cap-scores")),
         ("flash", {"softcap": 5.0}, "'flash': cannot cap .*attention: flex"),
+        ("flash4", {"softcap": 5.0}, "'flash4': cannot cap .*attention: flash"),
+        ("flash4", {}, "'flash4': .*attention: sdpa"),
         ("flash", {"dropout": 0.1}, "'flash': .*attention_dropout.*: sdpa, or"),
         ("flex", {"dropout": 0.1}, "'flex': .*attention_dropout.*: sdpa, or"),
         ("flash", {}, wording("flash-needs-on-cuda")),
@@ -300,19 +306,25 @@ def test_the_probe_says_why_a_kernel_cannot_be_used(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
-@pytest.mark.parametrize("kind", ["eager", "sdpa", "flash", "flex"])
+@pytest.mark.parametrize("kind", ["eager", "sdpa", "flash", "flash4", "flex"])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (16, 8, 128), (14, 2, 64)])
+@pytest.mark.filterwarnings(f"ignore:{attention_file.FLASH4_WARNS}:UserWarning")
 def test_every_kernel_works_on_the_card(kind, heads, kv_heads, head_dim):
     device = torch.device("cuda")
+    if kind == "flash4":
+        pytest.importorskip("flash_attn.cute", reason="needs flash-attn-4")
     assert attention_works(kind, device, torch.bfloat16, head_dim, heads, kv_heads) == ""
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
-@pytest.mark.parametrize("kind", ["flash", "flex"])
+@pytest.mark.parametrize("kind", ["flash", "flash4", "flex"])
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # by dynamo
+@pytest.mark.filterwarnings(f"ignore:{attention_file.FLASH4_WARNS}:UserWarning")
 def test_packed_rows_on_the_card_give_what_written_out_attention_gives(kind, window):
+    if kind == "flash4":
+        pytest.importorskip("flash_attn.cute", reason="needs flash-attn-4")
     sizes = {**SMALL, "head_dim": 16, "initializer_range": 0.1, "sliding_window": window}
     register_attention()
     torch.manual_seed(0)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from expert.model.fused import dropout, float8, kernels, launching, magnitudes, unpacking
 from expert.model.fused.kernels import Finish
+from expert.model.fused.unfinished import Rest
 from expert.model.lora.nf4 import is_doubly_quantised
 from tests.each import each
 
@@ -90,6 +91,7 @@ def all_kernels(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
         dropouts(dtype, device, monkeypatch)
         row_scales(dtype, device, monkeypatch)
         float8_sums(dtype, device, monkeypatch)
+        swiglus_of_sums(dtype, device, monkeypatch)
     if importlib.util.find_spec("bitsandbytes") is not None:
         unpacked_weights(dtype, device, monkeypatch)
 
@@ -119,13 +121,37 @@ def float8_sums(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
         # The interpreter rounds to FP8 in a way of its own.
         found = [part.float() for pair in made_of for part in pair[device == "cpu" :]]
         turned = float8._turned(made.to(float8.KIND)).float()
-        sums = [float8._added(made.clone(), low, second, residual) for residual in (None, added)]
-        back = float8._added(low.clone(), made, second.t(), None)
+        sums = [float8.added(made.clone(), low, second, residual) for residual in (None, added)]
+        back = float8.added(low.clone(), made, second.t(), None)
         return [*found, turned, *sums, back]
 
     given = [made, low, second, added, factors]
     # A code that is rounded the other way is one step of three bits away.
     both_ways(run, given, device, monkeypatch, terms=ranks, codes=0.13)
+
+
+def swiglus_of_sums(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, width, ranks = 70, 144, 20
+    both, gradient = drawn(rows, 2 * width, dtype=dtype), drawn(rows, width, dtype=dtype)
+    low, below = drawn(rows, ranks + 4, dtype=dtype), drawn(rows, 9, dtype=dtype)
+    second, first = drawn(2 * width, ranks, dtype=dtype), drawn(9, width, dtype=dtype)
+    bias = drawn(2 * width, dtype=dtype, seed=3)
+
+    def run(*given: Tensor) -> list[Tensor]:
+        both, gradient, low, below, second, first, bias = given
+        rest = Rest(low[:, :ranks], second, 2**0.5)
+        found = []
+        for finish in (Finish(None, None, rest), Finish(None, bias, rest)):
+            for of_gradient in (None, Rest(below, first.t(), 2**0.5)):
+                out = torch.zeros(rows, width + 8, dtype=dtype, device=device)
+                kernels.swiglu(both, out[:, :width], finish)
+                copy = gradient.clone()
+                found += [out, kernels.swiglu_backward(both, copy, finish, of_gradient), copy]
+        return found
+
+    # A product of three such sums.
+    given = [both, gradient, low, below, second, first, bias]
+    both_ways(run, given, device, monkeypatch, terms=9 * ranks)
 
 
 def unpacked_weights(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:

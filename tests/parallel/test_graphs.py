@@ -30,6 +30,7 @@ class Batch:
     target_places: Tensor
     targets: int
     soft_mask: Tensor | None = None
+    longest: int = PLACES
     whole_rows: bool = False
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from expert.planning.machine.host import Fact
+from expert.planning.survey import PackedRows, Survey
 from tests.each import each
 from tests.planning.planning import (
     decision,
@@ -111,6 +113,48 @@ def test_tf32_from_ampere_on(config, card, value, source):
 def test_attention_is_the_fastest_that_keeps_rows_apart(config, card, value, source):
     settled, _, came_from = decision(plan(manifest(config), card), "kernels.attention")
     assert (settled, came_from) == (value, source)
+
+
+@each(
+    ("config", "card", "value", "source"),
+    [
+        ({}, "h200", "flash4", "measurement"),
+        ({}, "rtx-4090", "flash", "machine"),
+        ({"packing": False}, "h200", "sdpa", "machine"),
+        ({"torch_compile": True}, "h200", "flex", "measurement"),
+        ({"attention": "flash4"}, "h200", "flash4", "manifest"),
+        ({"attention": "flash4"}, "rtx-4090", "flash", "fallback"),
+        ({"attention": "flash4", "torch_compile": True}, "h200", "flash", "fallback"),
+        ({"attention": "flash4", "bf16": False, "fp16": False}, "h200", "sdpa", "fallback"),
+        ({"attention": "flash"}, "h200", "flash", "manifest"),
+    ],
+)
+def test_flash_attention_4_is_for_hopper_where_it_is_installed(
+    config, card, value, source, monkeypatch
+):
+    there = "expert.planning.choose.kernels.package_version"
+    monkeypatch.setattr(there, lambda name: Fact("4.0", "importlib.metadata"))
+    settled, _, came_from = decision(plan(manifest(config), card), "kernels.attention")
+    assert (settled, came_from) == (value, source)
+
+
+def test_a_run_too_short_to_win_back_its_compiling_has_torch_s_kernels(monkeypatch):
+    there = "expert.planning.choose.kernels.package_version"
+    monkeypatch.setattr(there, lambda name: Fact("4.0", "importlib.metadata"))
+    rows = PackedRows(rows=8_000_000, sequences=1_000_000, length=2048, fill=0.99)
+    survey = Survey(8_000_000, int(2e9), "prepared rows", "prepared", 2048, rows)
+    config = {"adapter_type": "lora", "batch_size": 64}
+    data = manifest(config | {"max_steps": 10}), manifest(config | {"max_steps": 10_000})
+    plans = [plan(one, "h200", survey=survey) for one in data]
+    assert [each.kernels.attention for each in plans] == ["flash", "flash4"]
+
+
+def test_without_flash_attention_4_its_command_is_advised_on_hopper_alone():
+    told = [remarks(plan(manifest({}), card), "advice") for card in ("h200", "rtx-4090")]
+    assert ["flash4" in str(advice) for advice in told] == [True, False]
+    asked = plan(manifest({"attention": "flash4"}), "h200")
+    assert decision(asked, "kernels.attention")[::2] == ("flash", "fallback")
+    assert "flash4]" in str(remarks(asked, "warning"))
 
 
 @each(

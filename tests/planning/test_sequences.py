@@ -51,28 +51,29 @@ def packed(fill: float) -> Survey:
     return Survey(8_000_000, int(2048e6 * fill), "prepared rows", "prepared", 2048, rows)
 
 
-def test_sequences_that_stay_half_empty_are_not_compiled_and_cut_to_the_fullest():
+def test_sequences_that_stay_half_empty_are_not_compiled_and_laid_end_to_end():
     large = manifest(
         {"batch_size": 128, "use_cuda_graphs": False}, base_models=[{"name": "Llama-3.1-8B"}]
     )
     made = plan(large, "h200", survey=packed(0.5))  # compiled 1.2 times as fast, half of it empty
-    assert (made.kernels.compile, made.data.trim) == (False, True)
+    assert (made.kernels.compile, made.data.flat, made.data.trim) == (False, True, False)
     assert wording("half-full-of-one-width") in decision(made, "kernels.compile")[1]
-    assert decision(made, "data.trim")[1] == "sequences are 50% full"
     assert "50% full" in decision(made, "batch.sequences_per_update")[1]
 
 
 def test_full_sequences_are_compiled_and_all_of_one_width():
     made = plan(manifest({"batch_size": 8}), survey=packed(0.97))
-    assert (made.kernels.compile, made.data.trim) == (True, False)
+    assert (made.kernels.compile, made.data.flat, made.data.trim) == (True, False, False)
     assert decision(made, "data.trim")[1] == wording("compiled-blocks-want-one")
 
 
 @pytest.mark.parametrize(("fill", "trims"), [(0.97, False), (0.8, True)])
-def test_without_compilation_it_is_the_fill_that_decides(fill, trims):
+def test_without_boundaries_it_is_the_fill_that_decides(fill, trims):
     config = {"batch_size": 8, "torch_compile": False, "use_cuda_graphs": False}
-    made = plan(manifest(config), survey=packed(fill))
-    assert made.data.trim is trims
+    made = plan(manifest(config | {"attention": "sdpa"}), survey=packed(fill))
+    assert (made.data.trim, made.data.flat) == (trims, False)
+    by_boundaries = plan(manifest(config), survey=packed(fill))
+    assert (by_boundaries.data.trim, by_boundaries.data.flat) == (False, trims)
     recorded = plan(manifest(config | {"use_cuda_graphs": True}), survey=packed(fill))
     assert decision(recorded, "data.trim")[:2] == (False, wording("recorded-passes-have-one"))
 

@@ -71,6 +71,16 @@ def test_an_evaluation_without_padding_comes_to_the_loss_of_one_with_it(opened, 
     assert loss == pytest.approx(expected, rel=1e-6)  # float32 sums over other widths: 2e-7 here
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_an_evaluation_of_rows_end_to_end_comes_to_the_same_loss(opened, rows: int):
+    plan, data, built = opened
+    values = {"data.trim": False, "data.flat": True}
+    widths, loss = widths_and_loss(plan.with_values(values, "to try", "machine"), data, built, rows)
+    _, expected = widths_and_loss(plan, data, built, rows)
+    assert max(widths) > 256 or rows == 1
+    assert loss == pytest.approx(expected, rel=1e-6)  # as above
+
+
 def test_the_batches_of_an_evaluation_hold_every_row_once(opened):
     plan, data, _ = opened
     assert data.validation is not None

@@ -1,4 +1,4 @@
-"""Attention inside every document of packed rows, in four kernels for transformers' models.
+"""Attention inside every document of packed rows, in five kernels for transformers' models.
 
 What a kernel needs to know about a batch is made once per forward pass by `attention_kwargs` and
 given to the model as keyword arguments, which every layer hands on to its attention function. The
@@ -12,6 +12,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import os
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as torch_flex_attention
 
 from expert.core.errors import ExpertError
+from expert.core.install import pip_install
 from expert.model.inputs import ModelInput
 
 # Looked up here and not where it is called, which is inside compiled graphs.
@@ -36,7 +38,10 @@ with contextlib.suppress(ImportError):  # before torch 2.10
 CUDNN_FAILED = "mha_graph"
 """In what torch says where cuDNN's kernel failed."""
 
-AttentionKind = Literal["eager", "sdpa", "flash", "flex"]
+FLASH4_WARNS = "Argument .* cannot be converted to a JitArgument"
+"""What FlashAttention 4 says of its own arguments while it compiles."""
+
+AttentionKind = Literal["eager", "sdpa", "flash", "flash4", "flex"]
 
 # What transformers calls them. No mask function is registered under these names, so transformers
 # builds no mask. A name with "flash" in it would make transformers import the flash-attn package.
@@ -44,6 +49,7 @@ IMPLEMENTATIONS: dict[AttentionKind, str] = {
     "eager": "expert_eager",
     "sdpa": "expert_sdpa",
     "flash": "expert_varlen",
+    "flash4": "expert_varlen4",
     "flex": "expert_flex",
 }
 
@@ -78,8 +84,8 @@ def register_attention() -> None:
 
 def attention_kwargs(kind: AttentionKind, batch: ModelInput) -> dict[str, Any]:
     """What the kernel must know about the batch, as keyword arguments of model(...)."""
-    if kind == "flash":
-        return {"boundaries": batch.boundaries, "longest": batch.tokens.shape[1]}
+    if kind in ("flash", "flash4"):
+        return {"boundaries": batch.boundaries, "longest": batch.longest}
     if kind == "flex":
         return {"block_mask": document_block_mask(batch.positions)}
     if kind == "sdpa" and batch.whole_rows:
@@ -193,17 +199,72 @@ def flash_attention(
     _refuse(
         "flash", attention_mask, others, "set attention: flex", dropout=dropout, softcap=softcap
     )
+    flat, left = _end_to_end("flash", query, key, value, sliding_window, longest)
+    options = _varlen_options(-1 if left is None else left)
+    output = _VARLEN_ATTN(*flat, boundaries, boundaries, longest, longest, scale=scaling, **options)
+    return output.view(query.transpose(1, 2).shape), None
+
+
+def flash4_attention(
+    module: nn.Module | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    boundaries: Tensor,
+    longest: int,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """FlashAttention 4 in place of torch's kernels, for Hopper and Blackwell."""
+    _refuse(
+        "flash4", attention_mask, others, "set attention: flash", dropout=dropout, softcap=softcap
+    )
+    flat, left = _end_to_end("flash4", query, key, value, sliding_window, longest)
+    output = _flash4()(
+        *flat,
+        cu_seqlens_q=boundaries,
+        cu_seqlens_k=boundaries,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        softmax_scale=scaling,
+        causal=True,
+        window_size=(left, None if left is None else 0),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )[0]
+    return output.view(query.transpose(1, 2).shape), None
+
+
+def _end_to_end(
+    kind: str, query: Tensor, key: Tensor, value: Tensor, window: int | None, longest: int
+) -> tuple[list[Tensor], int | None]:
+    """Queries, keys and values of all rows, [tokens, heads, width], and how many tokens back each
+    of them looks; None: all."""
     if not value.is_cuda or value.dtype not in (torch.bfloat16, torch.float16):
         what = f"needs bf16 or fp16 on a CUDA card, not {value.dtype} on {value.device.type}"
-        raise KernelUnavailable("flash", what, "set attention: sdpa")
-    windowed = sliding_window is not None and sliding_window < longest
-    left = sliding_window - 1 if windowed and sliding_window is not None else -1
-    options = _varlen_options(left)
-    rows, heads, length, width = query.shape
+        raise KernelUnavailable(kind, what, "set attention: sdpa")
+    rows, _, length, width = query.shape
     query, key = query.to(value.dtype), key.to(value.dtype)  # float32 after rope under autocast
     flat = [t.transpose(1, 2).reshape(rows * length, -1, width) for t in (query, key, value)]
-    output = _VARLEN_ATTN(*flat, boundaries, boundaries, longest, longest, scale=scaling, **options)
-    return output.view(rows, length, heads, width), None
+    return flat, window - 1 if window is not None and window < longest else None
+
+
+@functools.cache
+def _flash4() -> Callable[..., Any]:
+    """The package's function. Its kernels are kept in the user's folder for temporary files, beside
+    what torch compiles, unless the environment says otherwise."""
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    warnings.filterwarnings("ignore", message=FLASH4_WARNS)
+    try:
+        made: Callable[..., Any] = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
+    except ImportError as error:
+        instead = f"{pip_install('flash4')}, or attention: flash"
+        raise KernelUnavailable("flash4", f"FlashAttention 4: {error}", instead) from error
+    return made
 
 
 def flex_attention(
@@ -237,6 +298,7 @@ _FUNCTIONS: dict[AttentionKind, Callable[..., tuple[Tensor, None]]] = {
     "eager": eager_attention,
     "sdpa": sdpa_attention,
     "flash": flash_attention,
+    "flash4": flash4_attention,
     "flex": flex_attention,
 }
 
@@ -401,7 +463,7 @@ def _probe(
     rows = positions.to(device, torch.int32).expand(2, length).contiguous()
     boundaries = torch.tensor(flat, dtype=torch.int32, device=device)
     batch: Any = SimpleNamespace(
-        tokens=rows, positions=rows, boundaries=boundaries, whole_rows=False
+        tokens=rows, positions=rows, boundaries=boundaries, longest=length, whole_rows=False
     )
     output, _ = _FUNCTIONS[kind](None, *parts, None, **attention_kwargs(kind, batch))
     return [output.detach(), *torch.autograd.grad(output, parts, weights)]

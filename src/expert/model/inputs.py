@@ -28,6 +28,10 @@ class ModelInput(Protocol):
         rows * length repeated. Padding at the end of a row is a document of its own."""
 
     @property
+    def longest(self) -> int:
+        """No document is longer."""
+
+    @property
     def soft_mask(self) -> Tensor | None:
         """bool [rows, length]: places of the soft prompt, whose position is the index into it."""
 

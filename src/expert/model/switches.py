@@ -15,6 +15,7 @@ from expert.planning.run_plan import KernelPlan, RunPlan
 
 ATTENTION = {
     "flash": "flash attention for packed documents (torch)",
+    "flash4": "FlashAttention 4 for packed documents",
     "flex": "FlexAttention with a document mask",
     "sdpa": "SDPA attention",
     "eager": "eager attention",

@@ -252,7 +252,7 @@ def _shape(batch: Any) -> Hashable:
         None if (tensor := getattr(batch, name)) is None else tuple(tensor.shape)
         for name in TENSORS
     )
-    return shapes, batch.whole_rows
+    return shapes, batch.longest, batch.whole_rows
 
 
 def _targets(batch: Any) -> int:
@@ -267,4 +267,5 @@ def _fixed(batch: Any, targets: int) -> SimpleNamespace:
         name: None if (tensor := getattr(batch, name)) is None else tensor.clone()
         for name in TENSORS
     }
-    return SimpleNamespace(**tensors, whole_rows=batch.whole_rows, targets=targets)
+    alike = {"longest": batch.longest, "whole_rows": batch.whole_rows}
+    return SimpleNamespace(**tensors, **alike, targets=targets)

@@ -30,7 +30,7 @@ REMEMBERED: dict[str, TypeAdapter[Any]] = {
     "kernels.compile": TypeAdapter(bool),
     "kernels.fused_blocks": TypeAdapter(bool),
     "kernels.cuda_graphs": TypeAdapter(bool),
-    "kernels.attention": TypeAdapter(Literal["eager", "sdpa", "flash", "flex"]),
+    "kernels.attention": TypeAdapter(Literal["eager", "sdpa", "flash", "flash4", "flex"]),
     "kernels.checkpointing": TypeAdapter(Literal["none", "selective", "full"]),
     "batch.micro_batch": TypeAdapter(PositiveInt),
     "optim.optimizer": TypeAdapter(Literal["adamw_torch", "adamw_torch_fused"]),
@@ -42,7 +42,7 @@ SPEED_OF_A_RUN = (
     *("kernels.compile", "kernels.checkpointing", "kernels.cuda_graphs", "kernels.deterministic"),
     *("kernels.recomputed_blocks", "optim.optimizer", "batch.examples_per_update"),
     *("adapter.rank", "adapter.target_modules", "data.trim", "loader.workers"),
-    "kernels.fused_blocks",
+    *("data.flat", "kernels.fused_blocks"),
 )
 ROWS_ALIKE = 1.25
 """Longer rows have more attention and fill batches otherwise; a mean within a quarter is alike."""

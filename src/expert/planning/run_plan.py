@@ -44,7 +44,7 @@ class KernelPlan(Slice):
     precision: Literal["bf16", "fp16", "fp32"]
     loss_scaling: bool
     tf32: bool
-    attention: Literal["eager", "sdpa", "flash", "flex"]
+    attention: Literal["eager", "sdpa", "flash", "flash4", "flex"]
     fused_loss: bool
     compile: bool
     compile_mode: str
@@ -73,6 +73,8 @@ class DataPlan(Slice):
     """Tokens of a packed sequence: max_seq_length, or less. Plans of older runs do not have it."""
     trim: bool = False
     """Batches are as wide as their fullest sequence, not all of one width."""
+    flat: bool = False
+    """Sequences of a batch lie end to end, without padding between them."""
 
 
 class BatchPlan(Slice):

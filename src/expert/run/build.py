@@ -113,7 +113,9 @@ def check_attention(plan: RunPlan, loaded: LoadedModel, device: torch.device) ->
     from expert.training.recovery import KernelUnavailable
 
     kind = plan.kernels.attention
-    if device.type != "cuda" or kind != "flash" or isinstance(loaded.module, CharGpt):
+    if device.type != "cuda" or kind not in ("flash", "flash4"):
+        return
+    if isinstance(loaded.module, CharGpt):
         return
     config = loaded.causal_lm.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)

@@ -10,7 +10,7 @@ from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.decisions import Decision
 from expert.planning.run_plan import RunPlan
 
-ATTENTION_AFTER = {"flex": "flash", "flash": "sdpa", "sdpa": "eager"}
+ATTENTION_AFTER = {"flex": "flash", "flash4": "flash", "flash": "sdpa", "sdpa": "eager"}
 PLAIN_OPTIMIZER = "adamw_torch"
 SWITCHES = ("fused_loss", "compile", "tf32", "cudnn_benchmark", "cuda_graphs")
 """Kernels that can be left out, and nothing else changes."""

@@ -92,9 +92,9 @@ class BatchArrays:
             target_places=np.empty(shape.places, np.int32),
         )
 
-    def shorter(self, length: int) -> BatchArrays:
-        """The beginning of the same memory as rows of so many places."""
-        shape = BatchShape(self.shape.rows, length, self.shape.max_documents)
+    def shaped(self, rows: int, length: int) -> BatchArrays:
+        """The beginning of the same memory as so many rows of so many places."""
+        shape = BatchShape(rows, length, self.shape.max_documents)
         flat = {
             name: getattr(self, name)[: shape.places]
             for name in ("tokens", "labels", "positions", "soft_mask", "target_places")
@@ -108,22 +108,34 @@ class BatchArrays:
 
 
 def fill_batch(
-    out: BatchArrays, index: PackIndex, bins: Bins, store: FlatDocuments, *, pad_id: int
+    out: BatchArrays,
+    index: PackIndex,
+    bins: Bins,
+    store: FlatDocuments,
+    *,
+    pad_id: int,
+    flat: bool = False,
 ) -> BatchCounts:
     """Fill every array with the documents of `bins`, a bin to a row; rows left over are padding.
+    `flat`: bin after bin in one row.
 
     Padding at the end of a row is a document of its own without labels, so no document ever sees
     another one, and none is longer than a row.
     """
     shape = out.shape
     numbers = np.asarray(bins, dtype=np.int64)
-    too_long = index.length > shape.length and index.longest_of(numbers) > shape.length
-    if len(bins) > shape.rows or too_long:
+    if flat:
+        too_long = int(index.lengths_of(numbers).sum()) > shape.length
+    else:
+        too_long = len(bins) > shape.rows
+    if not flat and index.length > shape.length:
+        too_long |= int(index.lengths_of(numbers).max(initial=0)) > shape.length
+    if too_long:
         what = f"{len(bins)} bins of {index.length} places"
         raise ValueError(f"{what} do not go into {shape.rows} rows of {shape.length}")
     row_starts = np.arange(shape.rows + 1) * shape.length
     out.tokens.fill(pad_id)
-    ends, counts = _fill_rows(out, index, numbers, store)
+    ends, counts = _fill_rows(out, index, numbers, store, flat=flat)
     edges = np.unique(np.concatenate((row_starts, ends)))
     if len(edges) > len(out.boundaries):
         what = f"{len(edges) - 1} documents in a batch"
@@ -135,10 +147,15 @@ def fill_batch(
 
 
 def _fill_rows(
-    out: BatchArrays, index: PackIndex, numbers: NDArray[np.int64], store: FlatDocuments
+    out: BatchArrays,
+    index: PackIndex,
+    numbers: NDArray[np.int64],
+    store: FlatDocuments,
+    *,
+    flat: bool = False,
 ) -> tuple[Numbers, BatchCounts]:
-    """Write the documents of each bin into its row, all but padding and positions. What comes back:
-    where each document ends, and the counts."""
+    """Write the documents of each bin into its row, or all of them end to end; all but padding and
+    positions. What comes back: where each document ends, and the counts."""
     soft, places = index.soft_tokens, out.shape.places
     row_starts = np.arange(len(numbers)) * out.shape.length
     in_bin = index.bin_offsets[numbers + 1] - index.bin_offsets[numbers]
@@ -149,7 +166,7 @@ def _fill_rows(
     ends = np.zeros(len(pieces) + 1, np.int64)
     np.cumsum(stops - starts + soft, out=ends[1:])
     before_row = ends[np.cumsum(in_bin) - in_bin]
-    shifts = np.repeat(row_starts - before_row, in_bin)
+    shifts = np.repeat((before_row if flat else row_starts) - before_row, in_bin)
     begins = ends[:-1] + shifts + soft
     spans, many = store.gather(documents, starts, stops, out=out.tokens, places=begins)
     # A token to train on is the label of the place before it, if that is in the same piece.

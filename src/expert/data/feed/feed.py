@@ -30,6 +30,9 @@ ALIGNMENT = 16  # int32 numbers: every array of a buffer begins on a 64-byte lin
 POLL_SECONDS = 0.2
 TRIMMED_TO = 64
 """Rows that need not all be of one length are cut to multiples of so many places."""
+FLAT_TO = 256
+"""Rows end to end are filled up to a multiple of so many places: tiles of matrix products, and not
+too many different numbers of them."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -45,6 +48,8 @@ class Batch:
     target_places: Tensor
     """Flat places with a label, `targets` of them, then one that has none."""
     counts: BatchCounts
+    longest: int
+    """No document is longer."""
     whole_rows: bool
     """Every row is one document, so that plain causal attention is right."""
     bins: tuple[int, ...]
@@ -175,12 +180,12 @@ class _Slot:
             self.released.record(torch.cuda.current_stream())
 
 
-def _in_shorter_rows(tensors: dict[str, Tensor | None], length: int) -> dict[str, Tensor | None]:
-    """The same memory as rows of so many places; views are made only where they differ, since this
-    is done while the card waits for its next update."""
-    rows, whole = tensors["tokens"].shape  # type: ignore[union-attr]
-    if length == whole:
+def _shaped(tensors: dict[str, Tensor | None], shape: tuple[int, int]) -> dict[str, Tensor | None]:
+    """The same memory as so many rows of so many places; views are made only where they differ,
+    since this is done while the card waits for its next update."""
+    if tensors["tokens"].shape == shape:  # type: ignore[union-attr]
         return tensors
+    rows, length = shape
     found = dict(tensors)
     for name in ("tokens", "labels", "positions", "soft_mask"):
         tensor = tensors[name]
@@ -194,7 +199,7 @@ def _in_shorter_rows(tensors: dict[str, Tensor | None], length: int) -> dict[str
 class _Filled(NamedTuple):
     slot: _Slot
     update: Update
-    lengths: list[int]
+    shapes: list[tuple[int, int]]
     counts: list[BatchCounts]
     bins: list[NDArray[np.int64]]
     seconds: float
@@ -216,14 +221,15 @@ class PackedFeed:
         ready_ahead: int = 2,
         pin: bool = True,
         trim: bool = False,
+        flat: bool = False,
         new_event: Callable[[], Any] | None = None,
         world: World = ALONE,
     ) -> None:
-        """`trim`: rows are as long as the fullest of a batch, not all of one length. `world`: only
-        this rank's share of each update is made."""
+        """`trim`: rows are as long as the fullest of a batch, not all of one length; `flat`: all of
+        a batch are one row, end to end. `world`: only this rank's share of each update is made."""
         self._world = world
         self._new_event = new_event
-        self._trim = trim
+        self._trim, self._flat = trim, flat
         self._works = iter(works)
         self._shape = shape
         self._pad_id = pad_id
@@ -280,13 +286,14 @@ class PackedFeed:
         self._held = slot
         batches = tuple(
             Batch(
-                **_in_shorter_rows(tensors, length),  # type: ignore[arg-type]
+                **_shaped(tensors, shape),  # type: ignore[arg-type]
                 counts=counts,
-                whole_rows=self._whole_rows,
+                longest=min(shape[1], self._shape.length),
+                whole_rows=self._whole_rows and not self._flat,
                 bins=tuple(bins.tolist()),
             )
-            for tensors, length, counts, bins in zip(
-                slot.tensors, filled.lengths, filled.counts, filled.bins, strict=False
+            for tensors, shape, counts, bins in zip(
+                slot.tensors, filled.shapes, filled.counts, filled.bins, strict=False
             )
         )
         return FedUpdate(
@@ -325,10 +332,10 @@ class PackedFeed:
     def _fill(self, slot: _Slot, work: UpdateWork, found_seconds: float) -> _Filled:
         began = time.perf_counter()
         batches = dealt(work.update.bins, self._shape.rows, self._world)
-        lengths = [self._length(work.index, some.bins) for some in batches]
+        shapes = [self._rows_of(work.index, some.bins) for some in batches]
         counts = [
-            self._fill_one(out.shorter(length), work, some)
-            for out, length, some in zip(slot.arrays, lengths, batches, strict=False)
+            self._fill_one(out.shaped(*shape), work, some)
+            for out, shape, some in zip(slot.arrays, shapes, batches, strict=False)
         ]
         if len(counts) < len(batches):
             room = len(slot.arrays)
@@ -336,18 +343,23 @@ class PackedFeed:
         bins = [some.bins for some in batches]
         seconds = found_seconds + time.perf_counter() - began
         slot.send(len(counts), self._stream, self._new_event)
-        return _Filled(slot, work.update, lengths, counts, bins, seconds)
+        return _Filled(slot, work.update, shapes, counts, bins, seconds)
 
     def _fill_one(self, out: BatchArrays, work: UpdateWork, some: Dealt) -> BatchCounts:
-        counts = fill_batch(out, work.index, some.bins, work.store, pad_id=self._pad_id)
+        given = (out, work.index, some.bins, work.store)
+        counts = fill_batch(*given, pad_id=self._pad_id, flat=self._flat)
         if not some.silent:
             return counts
         out.silence()
         return BatchCounts()
 
-    def _length(self, index: PackIndex, bins: NDArray[np.int64]) -> int:
-        """Places in the rows of a batch."""
+    def _rows_of(self, index: PackIndex, bins: NDArray[np.int64]) -> tuple[int, int]:
+        """Rows of a batch and places in each."""
+        rows, length = self._shape.rows, self._shape.length
+        if self._flat:
+            needed = -(-int(index.lengths_of(bins).sum()) // FLAT_TO) * FLAT_TO
+            return 1, min(rows * length, max(FLAT_TO, needed))
         if not self._trim:
-            return self._shape.length
-        needed = -(-index.longest_of(bins) // TRIMMED_TO) * TRIMMED_TO
-        return min(self._shape.length, max(TRIMMED_TO, needed))
+            return rows, length
+        needed = -(-int(index.lengths_of(bins).max(initial=0)) // TRIMMED_TO) * TRIMMED_TO
+        return rows, min(length, max(TRIMMED_TO, needed))

@@ -256,6 +256,7 @@ def on_device(made: PaddedTensors, some: Dealt, device: torch.device, *, soft: b
         soft_mask=sent(made.soft_mask) if soft else None,
         target_places=sent(made.target_places),
         counts=BatchCounts(targets, real_tokens, examples),
+        longest=width,
         whole_rows=True,
         bins=tuple(some.bins.tolist()),
     )

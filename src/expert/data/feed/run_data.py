@@ -189,6 +189,7 @@ def _packed_feed(
         ready_ahead=plan.loader.prefetch,
         pin=plan.loader.pin_memory,
         trim=plan.data.trim,
+        flat=plan.data.flat,
         new_event=new_event,
         world=world,
     )
@@ -259,7 +260,7 @@ def evaluation_shape(
 
 def evaluation_order(plan: RunPlan, index: PackIndex) -> NDArray[np.int64]:
     """The sequences of a split as they are evaluated."""
-    if is_padded(plan) or plan.data.trim:
+    if is_padded(plan) or plan.data.trim or plan.data.flat:
         # Longest first: what does not fit shows at once, and rows of one length pad each other.
         return np.argsort(-index.bin_lengths(), kind="stable")
     return np.arange(index.bins)
@@ -309,6 +310,7 @@ def split_batches(
         whole_rows=shape.whole_rows if shape else has_whole_rows(split),
         pin=plan.loader.pin_memory,
         trim=plan.data.trim,
+        flat=plan.data.flat,
         world=world,
     )
     with feed:

@@ -112,15 +112,15 @@ class PackIndex:
         np.cumsum(self.piece_stop - self.piece_start + self.soft_tokens, out=ends[1:])
         return np.diff(ends[self.bin_offsets])
 
-    def longest_of(self, bins: NDArray[np.integer[Any]]) -> int:
-        """Places taken in the fullest of some bins."""
+    def lengths_of(self, bins: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """Places taken in each of some bins."""
         begins, ends = self.bin_offsets[bins], self.bin_offsets[bins + 1]
         taken = [
             int((self.piece_stop[begin:end] - self.piece_start[begin:end]).sum())
             + self.soft_tokens * int(end - begin)
             for begin, end in zip(begins, ends, strict=True)
         ]
-        return max(taken, default=0)
+        return np.array(taken, dtype=np.int64)
 
     def statistics(self) -> PackStatistics:
         """How well the bins are filled, and what padding would have cost."""

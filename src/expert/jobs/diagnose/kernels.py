@@ -150,6 +150,15 @@ def _packed(device: torch.device, kind: Any) -> tuple[float, float]:
     return worst, attention_tolerance(dtype)
 
 
+def flash4(device: torch.device) -> tuple[float, float]:
+    from expert.core.install import pip_install
+    from expert.planning.machine.host import package_version
+
+    if package_version("flash-attn-4").value is None:
+        raise NotHere(f"flash-attn-4 is not installed ({pip_install('flash4')})")
+    return _packed(device, "flash4")
+
+
 def compile_small(device: torch.device) -> tuple[float, float]:
     import torch
     import torch.nn.functional as F
@@ -267,6 +276,7 @@ TRIALS: dict[str, Trial] = {
     "TF32 matmul": tf32_matmul,
     "SDPA": sdpa,
     "varlen attention": lambda device: _packed(device, "flash"),
+    "FlashAttention 4": flash4,
     "FlexAttention": lambda device: _packed(device, "flex"),
     "fused loss": fused_loss,
     "fused AdamW": fused_adamw,

@@ -169,6 +169,7 @@ FIXES = {
     "torch.compile": "training.config.torch_compile: false, or install a C++ compiler (and "
     "Triton on a card)",
     "varlen attention": "training.config.attention: sdpa",
+    "FlashAttention 4": "training.config.attention: flash",
     "FlexAttention": "training.config.attention: flash",
     "bf16 matmul": "training.config.bf16: false",
     "fused AdamW": "training.config.optim: adamw_torch",
@@ -185,6 +186,7 @@ def needed_kernels(plan: RunPlan) -> frozenset[str]:
         "bf16 matmul": kernels.precision == "bf16",
         "TF32 matmul": kernels.tf32,
         "varlen attention": kernels.attention == "flash",
+        "FlashAttention 4": kernels.attention == "flash4",
         "FlexAttention": kernels.attention == "flex",
         "SDPA": kernels.attention == "sdpa",
         "fused loss": kernels.fused_loss,

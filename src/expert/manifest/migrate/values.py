@@ -25,6 +25,7 @@ CONFIG_VALUES: Mapping[str, Mapping[Any, Any]] = {
     },
     "attention": {
         **dict.fromkeys(("flash_attention_2", "flash_attention_3", "flash_attention"), "flash"),
+        **dict.fromkeys(("flash_attention_4", "fa4"), "flash4"),
         "flex_attention": "flex",
     },
     "adapter_type": {

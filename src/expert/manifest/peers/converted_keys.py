@@ -262,6 +262,7 @@ _ATTENTION = Values(
     "attention",
     {
         **dict.fromkeys((True, "fa2", "fa3", "flash", "flash_attention_2"), "flash"),
+        **dict.fromkeys(("fa4", "flash_attention_4"), "flash4"),
         **dict.fromkeys(("disabled", "eager"), "eager"),
         **dict.fromkeys(("flex", "flex_attention"), "flex"),
         **{"sdpa": "sdpa", "auto": "auto", False: None},

@@ -31,7 +31,7 @@ from expert.manifest.schema.types import (
     Text,
 )
 
-Attention = Literal["eager", "sdpa", "flash", "flex"]
+Attention = Literal["eager", "sdpa", "flash", "flash4", "flex"]
 Checkpointing = Literal["none", "selective", "full"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Cadence = Literal["no", "steps", "epoch"]
@@ -129,7 +129,7 @@ class TrainingConfig(StrictSection):
     use_tf32: Flag | Auto = AUTO
     """TF32 for the float32 products that are left; auto: from compute capability 8.0 on."""
     attention: Attention | Auto = AUTO
-    """Attention kernel; auto: flex or flash when packed, SDPA otherwise, eager never."""
+    """Attention kernel; auto: flash4, flex or flash when packed, SDPA otherwise, eager never."""
     use_sdpa: Flag | Auto = AUTO
     """Torch's fused attention; true without packing sets attention: sdpa."""
     flash_attention_2: Flag | None = None

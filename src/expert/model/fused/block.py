@@ -161,9 +161,10 @@ class GatedMlp(torch.autograd.Function):
         count = len(Kept._fields)
         kept, kept_down = Kept(*all_kept[:count]), Kept(*all_kept[count:])
         down = parts.down.gradients(gradient, kept_down.unscaled, kept_down, wide=False)
-        gated = down.of_input()
+        finish = parts.gate_up.finish(kept)
+        gated, rest = down.sum_of_input(complete=finish.rest is None)
         # Leaves in `gated` what it was the gradient of.
-        of_made = swiglu_backward(made, gated, parts.gate_up.finish(kept))
+        of_made = swiglu_backward(made, gated, finish, rest)
         trained_down = down.of_trained(gated)
         x = torch.empty_like(rows)
         norm(rows, parts.second_norm, parts.epsilon, x)
@@ -291,7 +292,7 @@ def parts_of(block: Any, adapter: str) -> Parts:
     return Parts(
         qkv=pack(qkv, adapter, like),
         out=pack((attention.o_proj,), adapter, like),
-        gate_up=pack((mlp.gate_proj, mlp.up_proj), adapter, like),
+        gate_up=pack((mlp.gate_proj, mlp.up_proj), adapter, like, for_swiglu=True),
         down=pack((mlp.down_proj,), adapter, like),
         first_norm=like,
         second_norm=block.post_attention_layernorm.weight,

@@ -27,6 +27,8 @@ LARGEST = 448.0
 ALIGNED = 16
 """Inputs and outputs are multiples of this."""
 _STEPS = 2**-0.5
+FACTOR = 1 / _STEPS
+"""From those steps to the usual ones."""
 _TILE = 128
 
 
@@ -37,19 +39,17 @@ class Float8Weight:
     codes: Tensor
     scales: Tensor
 
-    def times(self, x: Tensor, low: Tensor, second: Tensor, added_to: Tensor | None) -> Tensor:
-        """x W^T + low second^T + added_to."""
+    def times(self, x: Tensor) -> Tensor:
+        """x W^T, in steps of its own."""
         codes, scales = quantised_rows(x)
         made = _product(codes, scales, self.codes, self.scales * _STEPS, fast=True)
-        return _added(made, low, second, added_to)
+        return made.to(x.dtype)
 
-    def back(self, gradient: Tensor, below: Tensor | None, first: Tensor) -> Tensor:
-        """gradient W + below first."""
+    def back(self, gradient: Tensor) -> Tensor:
+        """gradient W, in steps of its own."""
         codes, scales = quantised_rows(gradient, self.scales)
         ones = torch.full((self.codes.shape[1],), _STEPS, device=gradient.device)
-        made = _product(codes, scales, _turned(self.codes), ones, fast=False)
-        below = gradient.new_empty(len(gradient), 0) if below is None else below
-        return _added(made, below, first[: below.shape[1]].t(), None)
+        return _product(codes, scales, _turned(self.codes), ones, fast=False).to(gradient.dtype)
 
 
 def quantised_rows(x: Tensor, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -94,11 +94,11 @@ def _turned(codes: Tensor) -> Tensor:
     return turned.view(KIND)
 
 
-def _added(made: Tensor, low: Tensor, second: Tensor, residual: Tensor | None) -> Tensor:
+def added(made: Tensor, low: Tensor, second: Tensor, residual: Tensor | None) -> Tensor:
     """made in its usual steps + low second^T + residual, rounded once; in place of `made`."""
     ranks = low.shape[1]
     if not uses_triton(made):
-        wide = made.float() / _STEPS + low.float() @ second.float().t()
+        wide = made.float() * FACTOR + low.float() @ second.float().t()
         wide = wide if residual is None else wide + residual.float()
         return wide.to(low.dtype)
     rows, width = made.shape
@@ -106,7 +106,7 @@ def _added(made: Tensor, low: Tensor, second: Tensor, residual: Tensor | None) -
     kernel(_add)[(-(-rows // tile), -(-width // _TILE))](
         made, low, second, made if residual is None else residual, rows, width, ranks,
         made.stride(0), low.stride(0), second.stride(0), second.stride(1),
-        made.stride(0) if residual is None else residual.stride(0), 1 / _STEPS,
+        made.stride(0) if residual is None else residual.stride(0), FACTOR,
         ADDED=residual is not None, ROWS=tile, COLUMNS=_TILE, RANKS=max(16, power(ranks)),
         LOW=ranks > 0, PRECISION=precision_of(made), num_warps=4,
     )  # fmt: skip

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expert.model.fused.launching import kernel, power, uses_triton, wide_of
+from expert.model.fused.unfinished import Rest, swiglu_of_sums, swiglu_of_sums_backward
 from expert.model.loss_kernel import triton_installed
 
 tl: Any = None  # set by `kernel`
@@ -25,6 +26,8 @@ class Finish(NamedTuple):
 
     scale: Tensor | None = None
     bias: Tensor | None = None
+    rest: Rest | None = None
+    """What is to be added before; only SwiGLU does that, and for outputs without a scale."""
 
     @property
     def is_needed(self) -> bool:
@@ -32,13 +35,13 @@ class Finish(NamedTuple):
 
     def of(self, made: Tensor) -> Tensor:
         """Exactly as kernels read it."""
-        wide = made.to(wide_of(made))
+        wide = made.to(wide_of(made)) if self.rest is None else self.rest.onto(made)
         wide = wide if self.scale is None else wide * self.scale
         return wide if self.bias is None else wide + self.bias
 
     def given(self, made: Tensor) -> dict[str, Any]:
         """The kernels' arguments."""
-        scale, bias = (made if part is None else part for part in self)
+        scale, bias = (made if part is None else part for part in (self.scale, self.bias))
         wanted = {"SCALED": self.scale is not None, "BIASED": self.bias is not None}
         return {"scale": scale, "bias": bias, **wanted}
 
@@ -170,23 +173,32 @@ def swiglu(both: Tensor, out: Tensor, finish: Finish = PLAIN) -> None:
         gate, up = finish.of(both).chunk(2, dim=1)
         out.copy_(F.silu(gate) * up)
         return
+    if finish.rest is not None:
+        swiglu_of_sums(both, finish.rest, finish.bias, out)
+        return
     kernel(_swiglu)[(rows, -(-width // COLUMNS))](
         both, out, width, both.stride(0), out.stride(0), **finish.given(both),
         COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip
 
 
-def swiglu_backward(both: Tensor, gradient: Tensor, finish: Finish = PLAIN) -> Tensor:
+def swiglu_backward(
+    both: Tensor, gradient: Tensor, finish: Finish = PLAIN, of_gradient: Rest | None = None
+) -> Tensor:
     """The gradient of [gate | up] once finished; in place of the given gradient, what `swiglu` had
-    made."""
+    made. `of_gradient`: what is to be added to that gradient before."""
     width = gradient.shape[1]
     if not uses_triton(both):
         gate, up = finish.of(both).chunk(2, dim=1)
         share, wide = torch.sigmoid(gate), gradient.to(gate.dtype)
+        wide = wide if of_gradient is None else of_gradient.onto(gradient)
         of_gate = wide * up * share * (1 + gate * (1 - share))
         made = torch.cat((of_gate, wide * gate * share), dim=1).to(both.dtype)
         gradient.copy_(gate * share * up)
         return made
+    if finish.rest is not None:
+        rests = (gradient, of_gradient)
+        return swiglu_of_sums_backward(both, finish.rest, finish.bias, *rests)
     made = torch.empty_like(both)
     kernel(_swiglu_backward)[(both.shape[0], -(-width // COLUMNS))](
         both, gradient, made, width, both.stride(0), **finish.given(both),

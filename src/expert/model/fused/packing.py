@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from expert.model.fused.float8 import ALIGNED as WHOLE
 from expert.model.fused.float8 import KIND, Float8Weight
 from expert.model.fused.magnitudes import Magnitudes
-from expert.model.fused.product import ALIGNED, Product, ends
+from expert.model.fused.product import ALIGNED, BESIDE, Product, ends
 from expert.model.fused.unpacking import unpacked
 from expert.model.lora.dora import faster_class
 from expert.model.lora.nf4 import is_doubly_quantised
@@ -21,18 +21,19 @@ from expert.model.quantised import Float8Linear, weight_only_class
 
 
 @torch.no_grad()
-def pack(layers: Sequence[Any], adapter: str, like: Tensor) -> Product:
+def pack(layers: Sequence[Any], adapter: str, like: Tensor, *, for_swiglu: bool = False) -> Product:
     """The layers as one product; their own adapters, and weights that are not quantised, become
     views of its matrices. Some or all layers may have no adapter; `like`: a tensor of the dtype to
-    compute in then."""
+    compute in then. `for_swiglu`: of the outputs."""
     bases = [base_of(layer) for layer in layers]
     rows = ends(base.out_features for base in bases)
     adapted = [index for index, layer in enumerate(layers) if has_adapter(layer, adapter)]
     firsts = [layers[index].lora_A[adapter].weight for index in adapted]
     seconds = [layers[index].lora_B[adapter].weight for index in adapted]
     inputs, outputs = bases[0].in_features, rows[-1][1]
-    ranks = -(-sum(first.shape[0] for first in firsts) // ALIGNED) * ALIGNED
     plain, zeros = type(bases[0]) is nn.Linear, (firsts or [like])[0].new_zeros
+    unit = BESIDE if plain else ALIGNED
+    ranks = -(-sum(first.shape[0] for first in firsts) // unit) * unit
     if plain:
         matrix = zeros(outputs + ranks, inputs + ranks)
         first, second = matrix[outputs:, :inputs], matrix[:outputs, inputs:]
@@ -61,6 +62,7 @@ def pack(layers: Sequence[Any], adapter: str, like: Tensor) -> Product:
         bias=_joined([base.bias for base in bases], [end - start for start, end in rows]),
         magnitudes=_magnitudes([layers[index] for index in adapted], places, outputs, adapter),
         dropout=_dropout(layers[adapted[0]], adapter) if adapted else 0.0,
+        for_swiglu=for_swiglu,
     )
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from expert.core.install import pip_install
 from expert.planning.choose.sequences import FULL_ENOUGH
 from expert.planning.draft import KEPT, SET, PlanDraft
+from expert.planning.machine.host import package_version
 from expert.planning.memory.fitting import budget_of
 from expert.planning.memory.memory import chunk_for
 
 FLEX_PAYS_AFTER_SECONDS = 900
 """FlexAttention alone took 36 s to compile on an H200 with 16 cores, and made fused blocks of 0.6B
 1.047x as fast (fused-blocks-h200.json): 36 s are won back after 13 minutes."""
+FLASH4_PAYS_AFTER_SECONDS = 120
+"""FlashAttention 4 compiles its kernels once a machine: loading took 24 s instead of 13 on an H200
+with 16 cores, and 0.6B ran 1.12x as fast: won back after 100 s."""
 AMPERE = (8, 0)
 ADA = (8, 9)
 """The first that multiply FP8."""
@@ -97,14 +102,15 @@ def choose_attention(draft: PlanDraft, fused_seconds: float | None = None) -> No
     known = draft.survey.packed
     full = known is None or known.fill >= FULL_ENOUGH  # FlexAttention needs a fixed width
     long = full and (fused_seconds or 0) > FLEX_PAYS_AFTER_SECONDS
-    _settle_attention(draft, long=long)
+    brief = fused_seconds is not None and fused_seconds < FLASH4_PAYS_AFTER_SECONDS
+    _settle_attention(draft, long=long, brief=brief)
     config, chosen = draft.config, draft["kernels.attention"]
     if config.use_sdpa is True and config.attention == "auto" and chosen != "sdpa":
         text = f"use_sdpa: {chosen} attention keeps packed rows apart; SDPA would need a mask of"
         draft.supersede("kernels.attention", f"{text} every pair of tokens")
 
 
-def _settle_attention(draft: PlanDraft, *, long: bool) -> None:
+def _settle_attention(draft: PlanDraft, *, long: bool, brief: bool) -> None:
     config, path = draft.config, "kernels.attention"
     able, packed = draft.has_capability(AMPERE), draft.packed
     flashes = able and draft["kernels.precision"] != "fp32"
@@ -114,11 +120,17 @@ def _settle_attention(draft: PlanDraft, *, long: bool) -> None:
     if asked == "auto" and config.use_sdpa is True and not packed:
         draft.settle(path, "sdpa", "use_sdpa in the manifest", "manifest")
         return
-    if (asked == "flash" and not flashes) or (asked == "flex" and not able):
+    if (asked in ("flash", "flash4") and not flashes) or (asked == "flex" and not able):
         lacking = f"{draft.card_words} has no kernel for it" if not able else "it needs 16 bits"
         because = f"{asked} was asked for, but {lacking}"
         draft.warn(path, because)
         draft.settle(path, "sdpa", because, "fallback")
+        return
+    without4 = _why_not_flash4(draft)
+    if asked == "flash4" and without4:
+        because = f"flash4 was asked for, but {without4}"
+        draft.warn(path, because)
+        draft.settle(path, "flash", because, "fallback")
         return
     if asked != "auto":
         if asked == "eager":
@@ -130,6 +142,9 @@ def _settle_attention(draft: PlanDraft, *, long: bool) -> None:
     found = _measured_attention(draft)
     if found is not None and (found[0] != "flash" or flashes):
         draft.settle(path, *found, "measurement")
+    elif packed and flashes and draft.target.capability == HOPPER and not (without4 or brief):
+        because = "FlashAttention 4 made runs 1.12x (0.6B) and 1.04x (8B) as fast on an H200"
+        draft.settle(path, "flash4", because, "measurement")
     elif packed and draft.target.capability == HOPPER and (draft["kernels.compile"] or long):
         # docs/benchmarks/training-speed-h200.json: 117,143 against 108,998 tokens/s at 0.6B in one
         # run; at 8B, in two runs, 16,415 against 16,229.
@@ -138,12 +153,24 @@ def _settle_attention(draft: PlanDraft, *, long: bool) -> None:
     elif packed and flashes:
         because = "variable-length flash attention keeps packed documents apart"
         draft.settle(path, "flash", because)
+        if draft.target.capability == HOPPER and without4 and not brief:
+            text = f"FlashAttention 4 would make steps up to 1.12x as fast: {pip_install('flash4')}"
+            draft.advise(path, text)
     elif packed:
         lacking = f"{draft.card_words} has no variable-length kernel"
         lacking = "variable-length flash attention needs 16 bits" if able else lacking
         draft.settle(path, "sdpa", f"{lacking}: SDPA with a document mask")
     else:
         draft.settle(path, "sdpa", "rows are not packed: SDPA picks its fastest kernel")
+
+
+def _why_not_flash4(draft: PlanDraft) -> str:
+    """Why FlashAttention 4 cannot be used; empty where it can."""
+    if not draft.has_capability(HOPPER):
+        return f"{draft.card_words} is older than Hopper"
+    if package_version("flash-attn-4").value is None:
+        return f"it is not installed ({pip_install('flash4')})"
+    return "compiled blocks cannot hold it" if draft["kernels.compile"] else ""
 
 
 def _measured_attention(draft: PlanDraft) -> tuple[str, str] | None:

@@ -27,6 +27,7 @@ PACKAGES = (
     "bitsandbytes",
     "liger-kernel",
     "flash-attn",
+    "flash-attn-4",
     "triton",
     "torchao",
     "accelerate",

@@ -172,7 +172,7 @@ def _evaluated(session: Session) -> list[PreparedSplit]:
 def varies_in_width(plan: RunPlan, device: torch.device) -> bool:
     """Whether a later batch may need more of a card than the first; a CPU has its memory or dies
     of it."""
-    return plan.data.trim and device.type != "cpu"
+    return (plan.data.trim or plan.data.flat) and device.type != "cpu"
 
 
 def full_width_feed(
@@ -185,7 +185,8 @@ def full_width_feed(
     """The steps to come with batches as wide as any can be."""
     from expert.data.feed.run_data import training_feed
 
-    whole = plan.with_values({"data.trim": False}, "to try the widest", "machine")
+    widest = {"data.trim": False, "data.flat": False}
+    whole = plan.with_values(widest, "to try the widest", "machine")
     return training_feed(whole, data, state, device=device, world=world)
 
 

@@ -39,7 +39,8 @@ class MemoryWatch:
         self._plan, self._device, self._gpu, self._emit = plan, device, gpu, emit
         # What is recorded keeps gradients and activations, which would be taken for weights; and
         # where widths vary, the widest batches, which are estimated, may be others.
-        tells = device.type == "cuda" and not (plan.kernels.cuda_graphs or plan.data.trim)
+        varies = plan.data.trim or plan.data.flat
+        tells = device.type == "cuda" and not (plan.kernels.cuda_graphs or varies)
         self._left = UPDATES if tells and plan.memory.workload else 0
         self._work: Workload | None = workload_of(plan) if self._left else None
         if self._left:

@@ -1,0 +1,159 @@
+"""SwiGLU of sums that are not finished: whoever reads a product adds its adapter.
+
+The product of FP8 weights comes rounded and in steps of its own (float8.py), and the adapter's part
+is still to be added. Where SwiGLU reads it next, that costs no pass over memory of its own: of the
+8B shape these are two thirds of all such passes. Sums stay in float32 until SwiGLU has used them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from expert.model.fused.launching import kernel, power, precision_of, wide_of
+
+tl: Any = None  # set by `kernel`
+INLINED = ("_sum",)
+TILE, TILE_BACK = (64, 64), (16, 256)
+"""Rows and columns that one program does: the fastest of 30, forward and backward, on an H200."""
+MOST_RANKS = 128
+"""That one program multiplies with."""
+
+
+class Rest(NamedTuple):
+    """What a sum lacks: sum * factor + low second^T is the whole."""
+
+    low: Tensor
+    second: Tensor
+    factor: float
+
+    def onto(self, made: Tensor) -> Tensor:
+        """Exactly as kernels read it."""
+        wide = wide_of(made)
+        return made.to(wide) * self.factor + self.low.to(wide) @ self.second.to(wide).t()
+
+    def given(self, name: str) -> dict[str, Any]:
+        """The kernels' arguments."""
+        ranks = self.low.shape[1]
+        values = {
+            "low": self.low, "second": self.second, "factor": self.factor, "ranks": ranks,
+            "low_stride": self.low.stride(0), "second_stride": self.second.stride(0),
+            "second_rank": self.second.stride(1), "RANKS": max(16, power(ranks)),
+        }  # fmt: skip
+        return {f"{name}_{key}": value for key, value in values.items()}
+
+
+def swiglu_of_sums(both: Tensor, rest: Rest, bias: Tensor | None, out: Tensor) -> None:
+    """silu(gate) * up of [gate | up] + the rest, into `out`, whose rows may lie apart."""
+    rows, width = out.shape
+    kernel(_swiglu_of_sums)[_programs(rows, width, TILE)](
+        both, out, both if bias is None else bias, rows, width, both.stride(0), out.stride(0),
+        **rest.given("made"), BIASED=bias is not None, ROWS=TILE[0], COLUMNS=TILE[1],
+        PRECISION=precision_of(both), num_warps=4,
+    )  # fmt: skip
+
+
+def swiglu_of_sums_backward(
+    both: Tensor, rest: Rest, bias: Tensor | None, gradient: Tensor, of_gradient: Rest | None
+) -> Tensor:
+    """The gradient of the whole [gate | up]; in place of the given gradient, which may lack a rest
+    too, what `swiglu_of_sums` had made."""
+    rows, width = gradient.shape
+    made = torch.empty_like(both)
+    lacks = of_gradient is not None
+    kernel(_swiglu_of_sums_backward)[_programs(rows, width, TILE_BACK)](
+        both, gradient, made, both if bias is None else bias, rows, width,
+        both.stride(0), gradient.stride(0), **rest.given("made"),
+        **(of_gradient or rest).given("given"), BIASED=bias is not None, LACKS=lacks,
+        ROWS=TILE_BACK[0], COLUMNS=TILE_BACK[1], PRECISION=precision_of(both), num_warps=4,
+    )  # fmt: skip
+    return made
+
+
+def _programs(rows: int, width: int, tile: tuple[int, int]) -> tuple[int, int]:
+    return -(-rows // tile[0]), -(-width // tile[1])
+
+
+# Triton reads the sources of these functions.
+def _sum(  # type: ignore[no-untyped-def]
+    place, low, second, there, row, column, rows, width, factor, ranks, low_stride, second_stride,
+    second_rank, RANKS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What lies at `place`, times the factor, and what it lacks."""
+    total = tl.load(place, mask=there, other=0.0).to(tl.float32) * factor
+    rank = tl.arange(0, RANKS)
+    known = (row < rows) & (rank < ranks)[None, :]
+    left = tl.load(low + row * low_stride + rank[None, :], mask=known, other=0.0)
+    known = (column < width) & (rank < ranks)[:, None]
+    at = second + column * second_stride + rank[:, None] * second_rank
+    right = tl.load(at, mask=known, other=0.0)
+    return tl.dot(left, right, total, input_precision=PRECISION)
+
+
+def _swiglu_of_sums(  # type: ignore[no-untyped-def]
+    both, out, bias, rows, width, both_stride, out_stride, made_low, made_second, made_factor,
+    made_ranks, made_low_stride, made_second_stride, made_second_rank, made_RANKS: tl.constexpr,
+    BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    there = (row < rows) & (column < width)
+    place = both + row * both_stride + column
+    gate = _sum(
+        place, made_low, made_second, there, row, column, rows, width, made_factor, made_ranks,
+        made_low_stride, made_second_stride, made_second_rank, made_RANKS, PRECISION,
+    )  # fmt: skip
+    up = _sum(
+        place + width, made_low, made_second + width * made_second_stride, there, row, column,
+        rows, width, made_factor, made_ranks, made_low_stride, made_second_stride,
+        made_second_rank, made_RANKS, PRECISION,
+    )  # fmt: skip
+    if BIASED:
+        gate += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
+        up += tl.load(bias + width + column, mask=column < width, other=0.0).to(tl.float32)
+    made = gate * tl.sigmoid(gate) * up
+    tl.store(out + row * out_stride + column, made.to(out.dtype.element_ty), mask=there)
+
+
+def _swiglu_of_sums_backward(  # type: ignore[no-untyped-def]
+    both, gradient, out, bias, rows, width, both_stride, gradient_stride,
+    made_low, made_second, made_factor, made_ranks, made_low_stride, made_second_stride,
+    made_second_rank, given_low, given_second, given_factor, given_ranks, given_low_stride,
+    given_second_stride, given_second_rank, made_RANKS: tl.constexpr, given_RANKS: tl.constexpr,
+    BIASED: tl.constexpr, LACKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    there = (row < rows) & (column < width)
+    place = both + row * both_stride + column
+    gate = _sum(
+        place, made_low, made_second, there, row, column, rows, width, made_factor, made_ranks,
+        made_low_stride, made_second_stride, made_second_rank, made_RANKS, PRECISION,
+    )  # fmt: skip
+    up = _sum(
+        place + width, made_low, made_second + width * made_second_stride, there, row, column,
+        rows, width, made_factor, made_ranks, made_low_stride, made_second_stride,
+        made_second_rank, made_RANKS, PRECISION,
+    )  # fmt: skip
+    if BIASED:
+        gate += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
+        up += tl.load(bias + width + column, mask=column < width, other=0.0).to(tl.float32)
+    target = gradient + row * gradient_stride + column
+    if LACKS:
+        of_made = _sum(
+            target, given_low, given_second, there, row, column, rows, width, given_factor,
+            given_ranks, given_low_stride, given_second_stride, given_second_rank, given_RANKS,
+            PRECISION,
+        )  # fmt: skip
+    else:
+        of_made = tl.load(target, mask=there, other=0.0).to(tl.float32)
+    share = tl.sigmoid(gate)
+    of_gate = of_made * up * share * (1 + gate * (1 - share))
+    kind = out.dtype.element_ty
+    place = out + row * both_stride + column
+    tl.store(place, of_gate.to(kind), mask=there)
+    tl.store(place + width, (of_made * gate * share).to(kind), mask=there)
+    tl.store(target, (gate * share * up).to(gradient.dtype.element_ty), mask=there)
