@@ -112,6 +112,7 @@ class Wandb(Remote):
         except (wandb.errors.Error, OSError) as error:
             if mode != "online":
                 raise
+            wandb.teardown(exit_code=1)  # or it takes the run for one that is open
             self.run_there = self._init("offline", identity)
             folder = Path(self.run_there.dir).parent
             self.tell(
@@ -132,8 +133,8 @@ class Wandb(Remote):
         quiet = wandb.Settings(
             silent=True,
             console="off",
-            init_timeout=CLOSING_SECONDS,
-            finish_timeout=CLOSING_SECONDS - 5,
+            init_timeout=CLOSING_SECONDS / 3,
+            finish_timeout=CLOSING_SECONDS / 3,
             disable_git=True,
             disable_code=True,
             x_disable_stats=True,  # events have them
