@@ -251,8 +251,8 @@ def test_one_that_hangs_takes_no_time_from_the_others(desk, monkeypatch):
     stuck = Stuck()
     kind = replace(TRACKERS["tensorboard"], open=lambda run, tell: stuck)
     sink = Tracker(kind, Path("run"), warn=desk.said.append)
-    for each in (sink, desk.sink):
-        each(STEP)
+    sink(STEP)
+    desk.sink(STEP)
     monkeypatch.setattr(trackers, "CLOSING_SECONDS", 0.05)
     close_trackers([sink, desk.sink])
     stuck.free.set()
