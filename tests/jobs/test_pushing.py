@@ -97,10 +97,13 @@ def test_only_public_makes_a_repository_that_everybody_sees(hub, out):
     assert not hub.repositories[NAME].private
 
 
-@each(("public", "words"), [(True, "is-private-on-hub"), (False, "is-public-on-hub")])
+@each(
+    ("public", "words"),
+    [(True, wording("is-private-on-hub")), (False, wording("is-public-on-hub"))],
+)
 def test_a_repository_stays_as_visible_as_it_is(hub, out, public, words):
     push(out, NAME, public=not public)
-    with pytest.raises(CannotPush, match=wording(words)):
+    with pytest.raises(CannotPush, match=words):
         push(out, NAME, public=public)
     hub.repositories.clear()
 
@@ -168,23 +171,23 @@ def test_without_a_token_nothing_is_asked(hub, out, monkeypatch, tmp_path):
 @each(
     ("where", "status", "kind", "words"),
     [
-        ("whoami", 401, CannotPush, "hub-does-not-accept"),
-        ("repos/create", 403, CannotPush, "token-may-not-write"),
-        ("preupload", 403, CannotPush, "token-may-not-write"),
-        ("commit/main", 404, CannotPush, "hub-knows-no"),
-        ("commit/main", 409, HubUnavailable, "was-changed-meanwhile"),
-        ("commit/main", 412, HubUnavailable, "was-changed-meanwhile"),
-        ("commit/main", 503, HubUnavailable, "hub-cannot-take"),
-        ("repos/create", 500, HubUnavailable, "hub-cannot-take"),
-        ("commit/main", 413, CannotPush, "hub-refuses-it"),
-        ("large/", 400, CannotPush, "hub-refuses-it"),
+        ("whoami", 401, CannotPush, wording("hub-does-not-accept")),
+        ("repos/create", 403, CannotPush, wording("token-may-not-write")),
+        ("preupload", 403, CannotPush, wording("token-may-not-write")),
+        ("commit/main", 404, CannotPush, wording("hub-knows-no")),
+        ("commit/main", 409, HubUnavailable, wording("was-changed-meanwhile")),
+        ("commit/main", 412, HubUnavailable, wording("was-changed-meanwhile")),
+        ("commit/main", 503, HubUnavailable, wording("hub-cannot-take")),
+        ("repos/create", 500, HubUnavailable, wording("hub-cannot-take")),
+        ("commit/main", 413, CannotPush, wording("hub-refuses-it")),
+        ("large/", 400, CannotPush, wording("hub-refuses-it")),
     ],
 )
 def test_what_the_hub_answers_is_a_sentence(hub, out, where, status, kind, words):
     hub.repositories.clear()
     hub.objects.clear()
     hub.faults[:] = [(where, status)] * 9  # more often than it is tried
-    with pytest.raises(kind, match=wording(words)):
+    with pytest.raises(kind, match=words):
         push(out, NAME)
     assert all(not there.commits for there in hub.repositories.values())
     hub.faults.clear()

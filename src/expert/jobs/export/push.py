@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_UNAVAILABLE, Damaged, ExpertError
+from expert.core.install import NAME
 from expert.core.interrupts import Interrupted
 from expert.core.judged import weights_of
 from expert.core.publish import DONE, damage
@@ -36,7 +37,7 @@ ORIGIN = "export.json"
 """Where an export came from and how it was judged: it is read before it is pushed."""
 WAITS = (2.0, 8.0, 30.0)
 """Seconds before each further try, where the hub is at fault or out of reach."""
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _LONGEST_WORDS = 300
 
 
@@ -88,7 +89,7 @@ def write_origin(target: Path, folder: RunFolder, choice: Choice, done: Exported
 
 def check_push(repository: str) -> None:
     """Raise where a push would be refused anyway: before minutes are spent on an export."""
-    if not _NAME.fullmatch(repository):
+    if not _REPOSITORY.fullmatch(repository):
         raise CannotPush(
             f"--push: {repository!r} is not the name of a repository  (write user/name or "
             "organisation/name)"
@@ -202,7 +203,7 @@ def _hub_client() -> HfApi:
             "--push: there is no token for the hub  (set HF_TOKEN in the environment, or run hf "
             "auth login)"
         )
-    return HfApi(library_name="expert-trainer", library_version=__version__)
+    return HfApi(library_name=NAME, library_version=__version__)
 
 
 def _tried(action: Callable[[], Any], *, tell: Callable[[str], None]) -> Any:
