@@ -46,7 +46,7 @@ def hub(monkeypatch) -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory) -> Path:
-    to = tmp_path_factory.mktemp("exported") / "out"
+    to: Path = tmp_path_factory.mktemp("exported") / "out"
     export(finished("lora"), to, device="cpu")
     return to
 

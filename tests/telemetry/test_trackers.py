@@ -233,7 +233,8 @@ class Stuck:
 
 @pytest.mark.fault(7)
 def test_a_tracker_that_takes_nothing_keeps_nobody_waiting(monkeypatch):
-    writer, said = Stuck(), []
+    writer = Stuck()
+    said: list[str] = []
     kind = replace(TRACKERS["tensorboard"], open=lambda run, tell: writer)
     sink = Tracker(kind, Path("run"), warn=said.append, waiting=3)
     sink(STEP)

@@ -119,7 +119,7 @@ def _push(
     console: Console, folder: Path, push: str, public: bool, allow_failed: bool, as_json: bool
 ) -> Pushed:
     """List what goes to the hub, upload it, and show where it is."""
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     from expert.jobs.export.push import push as push_job
 

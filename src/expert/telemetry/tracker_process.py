@@ -188,9 +188,7 @@ class Mlflow(Remote):
                 self.identity = self.known
                 return self.known
         experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or self._experiment()
-        self.identity = str(
-            self.client.create_run(experiment, run_name=self.title).info.run_id  # type: ignore[no-untyped-call]
-        )
+        self.identity = str(self.client.create_run(experiment, run_name=self.title).info.run_id)
         return self.identity
 
     def _experiment(self) -> str:

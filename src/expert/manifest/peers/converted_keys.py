@@ -262,7 +262,7 @@ def _tracker(name: str, key: str = "") -> Callable[..., None]:
         if not item.value:
             return
         if key:
-            work.convert(zone, key, item.value, item)
+            _named(work, zone, key, item)
         work.later.append((lambda work, item: _add_tracker(work, item, name), item))
 
     return rule
@@ -276,7 +276,7 @@ def _add_tracker(work: Migration, item: Item, name: str) -> None:
         config["trackers"] = beside(item, [beside(item, "tensorboard")])
     if added in work.seen:
         named = config["trackers"].value
-        if name not in [entry.value for entry in named]:
+        if isinstance(named, list) and name not in [entry.value for entry in named]:
             named.append(beside(item, name))
         work.read_as(item, f"training.config.trackers: {name}")
 
@@ -296,12 +296,19 @@ def _logger(work: Migration, zone: Entries, item: Item) -> None:
         _tracker(name)(work, zone, item)
 
 
+def _named(work: Migration, zone: Entries, key: str, item: Item) -> None:
+    if isinstance(item.value, str):
+        work.convert(zone, key, item.value, item)
+    else:
+        work.refuse(item, "text")
+
+
 def _run_name(work: Migration, zone: Entries, item: Item) -> None:
     """Of a whole manifest it describes the expert."""
     if zone is work.root and work.is_whole:
         zone["run_name"] = item
     elif item.value:
-        work.convert(zone, "tracker_run_name", item.value, item)
+        _named(work, zone, "tracker_run_name", item)
 
 
 def _all(names: str, rule: Callable[..., None]) -> dict[str, Callable[..., None]]:
