@@ -38,6 +38,7 @@ class Hub:
     """Methods and paths."""
     faults: list[tuple[str, int]] = field(default_factory=list)
     """Patterns of `METHOD path`, and the status that the next such request gets."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
     unanswered: Callable[[str], bool] = lambda asked: False
     """Called with every request; whether it gets no answer, and does nothing."""
 
@@ -74,10 +75,12 @@ class _Answers(BaseHTTPRequestHandler):
         if self.hub.unanswered(asked):
             self.close_connection = True
             return None
-        for fault in self.hub.faults:
-            if re.search(fault[0], asked):
+        with self.hub.lock:  # large files come several at a time
+            fault = next((f for f in self.hub.faults if re.search(f[0], asked)), None)
+            if fault is not None:
                 self.hub.faults.remove(fault)
-                return self._send(fault[1], {"error": "told to fail"})
+        if fault is not None:
+            return self._send(fault[1], {"error": "told to fail"})
         if method != "PUT" and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._send(401, {"error": "Invalid credentials"})
         for pattern, answer in _ROUTES.items():

@@ -28,7 +28,12 @@ from tests.wording import wording
 
 NAME = "anna/colours"
 # The hub's client gives httpx its files in a way that httpx would like otherwise.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+# After a fault its threads may still be sending, to connections that are closed meanwhile.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+]
 
 
 @pytest.fixture
