@@ -166,7 +166,7 @@ def _visibility(repository: str, *, is_public: bool) -> str:
         return f"{repository}: is public on the hub  (add --public, or name another repository)"
     return (
         f"{repository}: is private on the hub, and a push does not change that  (leave out "
-        "--public, or change it in the settings of the repository)"
+        "--public, or change it on its page there)"
     )
 
 
