@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo experts test slow-test fault-test gpu-test bench-data check fix clean
+.PHONY: help demo experts test slow-test fault-test gpu-test tracker-test bench-data check fix clean
 
 help:            ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -53,6 +53,14 @@ fault-test: $(READY)  ## every fault of docs/RELIABILITY.md and a table of what 
 gpu-test: $(READY)    ## tests that need a CUDA card; skipped with a reason where there is none
 	@$(BIN)/python -m pytest -q -m gpu
 
+TRACKERS := .venv-trackers
+
+tracker-test:         ## trackers with the real packages, offline, in an environment of their own
+	@test -x $(TRACKERS)/bin/python || $(PYTHON) -m venv $(TRACKERS)
+	@$(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt -e '.[tensorboard,wandb,mlflow,trackio]' pytest
+	@$(TRACKERS)/bin/python -m pytest -q -rs tests/telemetry/test_real_trackers.py
+
 BENCH  := .venv-bench
 DATA   ?= ../shared/data
 
@@ -76,4 +84,4 @@ fix: $(READY)         ## write: formatting and what ruff can fix
 	@$(BIN)/ruff format .
 
 clean:          ## remove what the targets made
-	rm -rf $(VENV) $(BENCH) build .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(BENCH) $(TRACKERS) build .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -319,11 +319,10 @@ def test_a_folder_nobody_wrote_to_is_removed_and_no_other(tmp_path: Path):
     unused, used = (RunFolder.create(tmp_path, name) for name in ("a", "b"))
     with unused.locked():
         pass
-    (unused.path / "curves" / "events").mkdir(parents=True)
     used.write_json("plan.json", {})
     (used.path / "curves").mkdir()
     for folder in (unused, used, RunFolder(tmp_path / "nowhere")):
-        folder.remove_if_unused(["curves"])
+        folder.remove_if_unused()
     assert [path.name for path in tmp_path.iterdir()] == [used.path.name]
     assert (used.path / "curves").is_dir()
 

@@ -171,7 +171,7 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(key, text):
     [
         ("ddp_bucket_cap_mb", wording("superseded-gradients-summed")),
         ("deepspeed", wording("read-another-key-by")),
-        ("training.config.wandb_project", "Superseded: TensorBoard"),
+        ("training.config.wandb_entity", wording("trackers-read-environment")),
         ("loraplus_lr_ratio", wording("refused-lora-not-built")),
         ("chat_template", wording("read-another-key-by")),
     ],

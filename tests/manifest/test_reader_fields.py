@@ -141,7 +141,7 @@ def test_the_wrong_values_cover_every_kind_of_type():
         ("vram_limit", "16 apples", wording("memory-size-such-null")),
         ("bf16", 1, wording("true-false-auto")),
         ("lr_scheduler_kwargs", 1, "an object"),
-        ("trackers", "wandb", '"tensorboard"'),
+        ("trackers", "comet", '"tensorboard", "wandb", "mlflow" or "trackio"'),
     ],
 )
 def test_a_value_out_of_range_says_what_was_expected(key: str, value: Any, expected: str):

@@ -174,6 +174,8 @@ CHANGES: dict[str, Any] = {
     "on_sigusr1": "stop",
     "output_dir": "elsewhere",
     "trackers": [],
+    "tracker_project": "sql",
+    "tracker_run_name": "first",
 }
 COMPANY: dict[str, dict[str, Any]] = {
     "early_stopping_threshold": {"early_stopping_patience": 2},

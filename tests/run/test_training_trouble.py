@@ -336,7 +336,7 @@ def test_a_run_that_starts_over_holds_no_second_model(base, clean, tmp_path, mon
 def test_a_tracker_that_fails_at_the_start_is_reported_and_the_run_continues(
     base, tmp_path, monkeypatch
 ):
-    def refuse(folder, first_step):
+    def refuse(run, tell):
         raise PermissionError(13, "Permission denied")
 
     refused = replace(TRACKERS["tensorboard"], open=refuse)

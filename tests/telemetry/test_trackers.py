@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, written with a stand-in and read back from the real thing."""
+"""Trackers: the thread and the process of each, and TensorBoard's files read back."""
 
 from __future__ import annotations
 
@@ -8,12 +8,24 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from expert.core.install import pip_install
-from expert.telemetry.trackers import TRACKERS, Tracker, TrackerKind, TrackerUnavailable
+from expert.telemetry import trackers
+from expert.telemetry.trackers import (
+    TRACKERS,
+    MakeFiles,
+    ProcessWriter,
+    TensorBoardWriter,
+    Tracker,
+    TrackerKind,
+    close_trackers,
+    open_trackers,
+)
 from tests.core.forking import in_child
+from tests.each import each
 from tests.wording import wording
 
 STEP = {
@@ -29,8 +41,11 @@ STEP = {
 }
 
 
-def kind_with(open) -> TrackerKind:
-    return replace(TRACKERS["tensorboard"], open=open)
+def kind_with(make: MakeFiles) -> TrackerKind:
+    """TensorBoard with other files."""
+    return replace(
+        TRACKERS["tensorboard"], open=lambda run, tell: TensorBoardWriter(run, tell, make)
+    )
 
 
 class FakeWriter:
@@ -65,11 +80,20 @@ class Desk:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.writers: list[FakeWriter] = []
+        self.full = False
         self.sink = Tracker(kind_with(self.make), Path("run"), warn=self.said.append)
+
+    def shown(self, *events: dict[str, Any]) -> list[FakeWriter]:
+        """The writers once they have these events."""
+        for event in events:
+            self.sink(event)
+        self.sink.close()
+        return self.writers
 
     def make(self, folder: Path, first_step: int | None) -> FakeWriter:
         assert folder == Path("run/tensorboard")
         self.writers.append(FakeWriter(first_step))
+        self.writers[-1].full = self.full
         return self.writers[-1]
 
 
@@ -79,8 +103,8 @@ def desk() -> Desk:
 
 
 def test_a_step_becomes_one_point_of_every_curve_it_has_a_value_for(desk):
-    desk.sink(STEP)
-    assert desk.writers[0].scalars == [
+    [writer] = desk.shown(STEP)
+    assert writer.scalars == [
         ("loss/train", 1.5, 10, 1000.0),
         ("rate", 2e-4, 10, 1000.0),
         ("grad_norm", 0.7, 10, 1000.0),
@@ -90,8 +114,10 @@ def test_a_step_becomes_one_point_of_every_curve_it_has_a_value_for(desk):
 
 
 def test_evaluations_have_curves_of_their_own(desk):
-    desk.sink({"event": "eval", "step": 10, "loss": 1.25, "perplexity": 3.5, "best": True})
-    assert desk.writers[0].scalars == [
+    [writer] = desk.shown(
+        {"event": "eval", "step": 10, "loss": 1.25, "perplexity": 3.5, "best": True}
+    )
+    assert writer.scalars == [
         ("loss/eval", 1.25, 10, None),
         ("eval/perplexity", 3.5, 10, None),
     ]
@@ -99,9 +125,10 @@ def test_evaluations_have_curves_of_their_own(desk):
 
 def test_the_loss_on_test_rows_is_not_drawn_into_that_on_validation_rows(desk):
     asked = {"event": "eval", "step": 10, "perplexity": 3.5, "token_accuracy": 0.5}
-    desk.sink({**asked, "loss": 1.25, "split": "validation"})
-    desk.sink({**asked, "loss": 1.5, "split": "test"})
-    assert [(tag, value) for tag, value, _, _ in desk.writers[0].scalars] == [
+    [writer] = desk.shown(
+        {**asked, "loss": 1.25, "split": "validation"}, {**asked, "loss": 1.5, "split": "test"}
+    )
+    assert [(tag, value) for tag, value, _, _ in writer.scalars] == [
         ("loss/eval", 1.25),
         ("eval/perplexity", 3.5),
         ("eval/token_accuracy", 0.5),
@@ -113,8 +140,8 @@ def test_the_loss_on_test_rows_is_not_drawn_into_that_on_validation_rows(desk):
 
 def test_speed_and_memory_of_card_and_host_have_curves(desk):
     facts = {"steps_per_second": 2.5, "peak_reserved_bytes": 7, "cpu_peak_memory_bytes": 9}
-    desk.sink({"event": "step", "step": 1, **facts})
-    assert [(tag, value) for tag, value, _, _ in desk.writers[0].scalars] == [
+    [writer] = desk.shown({"event": "step", "step": 1, **facts})
+    assert [(tag, value) for tag, value, _, _ in writer.scalars] == [
         ("steps_per_second", 2.5),
         ("gpu/peak_memory_bytes", 7.0),
         ("cpu/peak_memory_bytes", 9.0),
@@ -122,8 +149,8 @@ def test_speed_and_memory_of_card_and_host_have_curves(desk):
 
 
 def test_a_loss_that_is_no_number_is_drawn_as_such(desk):
-    desk.sink({"event": "step", "step": 3, "loss": "nan"})
-    [(tag, value, step, _)] = desk.writers[0].scalars
+    [writer] = desk.shown({"event": "step", "step": 3, "loss": "nan"})
+    [(tag, value, step, _)] = writer.scalars
     assert (tag, step) == ("loss/train", 3)
     assert math.isnan(value)
 
@@ -132,15 +159,13 @@ def test_a_loss_that_is_no_number_is_drawn_as_such(desk):
     ("event", "flushes"), [("eval", 1), ("saved", 1), ("finished", 1), ("stopped", 1), ("step", 0)]
 )
 def test_files_are_brought_up_to_date_at_the_moments_that_matter(desk, event, flushes):
-    desk.sink({"event": event, "step": 5})
-    assert desk.writers[0].flushes == flushes
+    [writer] = desk.shown({"event": "started", "step": 0}, {"event": event, "step": 5})
+    assert writer.flushes == flushes
 
 
 def test_after_a_failure_it_says_so_once_and_is_silent(desk):
-    desk.writers[0].full = True
-    for _ in range(3):
-        desk.sink(STEP)
-    desk.sink.close()
+    desk.full = True
+    desk.shown(STEP, STEP, STEP)
     [sentence] = desk.said
     assert wording("no-longer-written-oserror") in sentence
     assert wording("has-all-values") in sentence
@@ -183,7 +208,112 @@ def test_what_it_says_may_come_back_to_it_as_an_event():
 
     sink = Tracker(kind_with(lambda folder, step: writer), Path("x"), warn=tell)
     sink(STEP)
+    sink.close()
     assert len(heard) == 1
+
+
+def test_a_run_that_never_began_opens_nothing(desk):
+    assert desk.shown({"event": "warning", "text": "x"}, {"event": "failed", "step": 0}) == []
+
+
+class Stuck:
+    """A writer that takes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered, self.free = threading.Event(), threading.Event()
+        self.taken: list[int] = []
+
+    def write(self, event) -> None:
+        self.entered.set()
+        self.free.wait()
+        self.taken.append(event["step"])
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.fault(7)
+def test_a_tracker_that_takes_nothing_keeps_nobody_waiting(monkeypatch):
+    writer = Stuck()
+    said: list[str] = []
+    kind = replace(TRACKERS["tensorboard"], open=lambda run, tell: writer)
+    sink = Tracker(kind, Path("run"), warn=said.append, waiting=3)
+    sink(STEP)
+    writer.entered.wait()
+    for step in range(1, 8):
+        sink(STEP | {"step": step})
+    assert [wording("too-slow-and-miss") in text for text in said] == [True]
+    monkeypatch.setattr(trackers, "CLOSING_SECONDS", 0.01)
+    sink.close()
+    assert [wording("not-finished-within") in text for text in said] == [False, True]
+    writer.free.set()
+
+
+def test_one_that_hangs_takes_no_time_from_the_others(desk, monkeypatch):
+    stuck = Stuck()
+    kind = replace(TRACKERS["tensorboard"], open=lambda run, tell: stuck)
+    sink = Tracker(kind, Path("run"), warn=desk.said.append)
+    sink(STEP)
+    desk.sink(STEP)
+    monkeypatch.setattr(trackers, "CLOSING_SECONDS", 0.05)
+    close_trackers([sink, desk.sink])
+    stuck.free.set()
+    assert desk.writers[0].closed
+
+
+def child(code: str) -> TrackerKind:
+    """A tracker whose process runs this."""
+    command = (sys.executable, "-c", f"import json, os, sys, time\n{code}")
+    return replace(
+        TRACKERS["wandb"], open=lambda run, tell: ProcessWriter("wandb", run, tell, command)
+    )
+
+
+@each(
+    ("code", "told"),
+    [
+        ("print(json.dumps({'failed': 'OSError: disk full'}))", "OSError: disk full"),
+        ("print('hello'); sys.exit('no such account')", "ended with code 1: no such account"),
+        ("os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
+        ("sys.stdin.readline(); os._exit(3)", "ended with code 3"),
+    ],
+)
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_the_end_of_a_tracker_s_process_is_said_once_with_its_reason(code, told):
+    said: list[str] = []
+    sink = Tracker(child(code), Path("run"), warn=said.append)
+    for _ in range(3):
+        sink(STEP)
+    sink.close()
+    [sentence] = said
+    assert wording("no-longer-written") + told in sentence.replace("its process ", "")
+
+
+def test_what_the_process_of_a_tracker_says_is_handed_on_and_its_prints_are_not():
+    code = (
+        "print('noise')\n"
+        "for line in sys.stdin:\n"
+        "    if json.loads(line)['event'] == 'close': break\n"
+        "    print(json.dumps({'said': 'offline'}))\n"
+        "print(json.dumps({'closed': True}))"
+    )
+    said: list[str] = []
+    sink = Tracker(child(code), Path("run"), warn=said.append)
+    sink(STEP)
+    sink.close()
+    assert said == ["offline"]
+
+
+def test_a_process_that_hangs_is_ended(monkeypatch):
+    said: list[str] = []
+    sink = Tracker(child("time.sleep(600)"), Path("run"), warn=said.append)
+    sink(STEP)
+    while not isinstance(sink._writer, ProcessWriter):
+        threading.Event().wait(0.01)
+    process = sink._writer._child
+    monkeypatch.setattr(trackers, "CLOSING_SECONDS", 0.05)
+    sink.close()
+    assert process.has_ended
+    assert wording("not-finished-within") in said[0]
 
 
 def test_a_folder_that_cannot_be_made_is_no_reason_to_fail(desk):
@@ -197,34 +327,32 @@ def test_a_folder_that_cannot_be_made_is_no_reason_to_fail(desk):
 
 
 def test_a_full_disk_at_the_end_is_said_not_raised(desk):
-    desk.writers[0].full = True
-    desk.sink.close()
+    desk.full = True
+    desk.shown({"event": "started", "step": 0})
     assert len(desk.said) == 1
 
 
 def test_a_roll_back_hides_the_points_that_were_undone(desk):
-    desk.sink({"event": "rolled_back", "step": 340, "to_step": 300, "skipped": [4]})
-    desk.sink(STEP)
-    first, second = desk.writers
+    undone = {"event": "rolled_back", "step": 340, "to_step": 300, "skipped": [4]}
+    first, second = desk.shown(STEP, undone, STEP)
     assert (first.closed, second.first_step) == (True, 301)
     assert second.scalars
 
 
 def test_a_resumed_run_hides_points_after_its_checkpoint(desk):
-    desk.sink({"event": "resumed", "step": 400, "path": "x"})
-    desk.sink(STEP)
-    first, second = desk.writers
-    assert (first.closed, second.first_step) == (True, 401)
-    assert second.scalars
+    [writer] = desk.shown({"event": "resumed", "step": 400, "path": "x"}, STEP)
+    assert writer.first_step == 401
+    assert writer.scalars
 
 
-def test_a_missing_package_is_reported_in_a_sentence(tmp_path, monkeypatch):
+def test_a_missing_package_is_reported_in_a_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(
-        TrackerUnavailable, match=wording("needs-python-package-tensorboard")
-    ) as caught:
-        Tracker(TRACKERS["tensorboard"], tmp_path, warn=pytest.fail)
-    assert pip_install("tensorboard") in str(caught.value)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    told: list[str] = []
+    assert open_trackers(TRACKERS, Path("run"), told.append) == []
+    for name, text in zip(TRACKERS, told, strict=True):
+        assert wording("needs-python-package", package=TRACKERS[name].package) in text
+        assert pip_install(name) in text
 
 
 def test_tensorboard_reads_what_was_written(tmp_path):
@@ -257,7 +385,11 @@ def test_curves_are_not_written_through_a_link_that_appears_while_a_run_lasts(tm
         return FakeWriter(first_step)
 
     sink = Tracker(kind_with(make), folder.parent, warn=told.append)
+    sink(STEP)
+    while not made:
+        threading.Event().wait(0.01)
     folder.symlink_to(elsewhere)
     sink({"event": "rolled_back", "step": 5, "to_step": 3})
+    sink.close()
     assert len(made) == 1
     assert wording("is-a-link-to-5", folder=folder, elsewhere=elsewhere) in told[0]

@@ -57,6 +57,7 @@ _COMMANDS: dict[str, Any] = {
 IN_ORDER_OF_USE = tuple(_COMMANDS)
 _MORE: dict[str, dict[str, Any]] = {
     "train": {"cls": train.TrainCommand, "epilog": train.TRAIN_EPILOG},
+    "export": {"epilog": export.EXPORT_EPILOG},
     "verify": {"epilog": verify.VERIFY_EPILOG},
     "diagnose": {"epilog": diagnose.DIAGNOSE_EPILOG},
 }

@@ -18,10 +18,20 @@ from expert.cli.show.options import (
     json_option,
 )
 from expert.cli.show.progress import Stages
-from expert.core.text import gib
+from expert.core.errors import EXIT_DAMAGED, EXIT_UNAVAILABLE
+from expert.core.text import counted, gib
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from expert.jobs.export.exported import Exported
+    from expert.jobs.export.push import Pushed
+
+EXPORT_EPILOG = (
+    "Exit codes: 0 exported, and pushed where asked; 2 refused, such as a failed quality gate or a "
+    f"token that may not write; {EXIT_DAMAGED} a file is damaged; {EXIT_UNAVAILABLE} the hub "
+    "cannot be reached or is at fault: the same command continues."
+)
 
 
 class Dtype(StrEnum):
@@ -34,7 +44,9 @@ class Dtype(StrEnum):
 
 def export(
     run: RunFolder,
-    to: Annotated[Path, typer.Option("--to", help="The folder to write; it must not exist.")],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="The folder to write; it must not exist.")
+    ] = None,
     merged: Annotated[
         bool, typer.Option("--merged", help="Merge the adapter into the base weights.")
     ] = False,
@@ -47,6 +59,18 @@ def export(
     allow_failed: Annotated[
         bool, typer.Option("--allow-failed", help="Export even if expert validate failed.")
     ] = False,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            "--push",
+            metavar="USER/NAME",
+            help="Upload the export to the Hugging Face Hub, private; without --to, RUN is an "
+            "export made before.",
+        ),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="With --push: everybody may see it.")
+    ] = False,
     as_json: Annotated[bool, json_option("Print what was written as JSON.")] = False,
 ) -> None:
     """Write the adapter or merged weights with tokenizer and model card, and compare the logits."""
@@ -55,7 +79,22 @@ def export(
 
     if merged and adapter:
         raise typer.BadParameter("--merged and --adapter are two exports: choose one")
+    if public and not push:
+        raise typer.BadParameter("--public goes with --push")
+    if to is None and not push:
+        raise typer.BadParameter("--to is missing: name the folder to write")
     console = make_console(error=as_json, needed=False)
+    if to is None:
+        if merged or adapter or dtype or checkpoint:
+            raise typer.BadParameter("--push without --to uploads an export as it is")
+        pushed = _push(console, run, str(push), public, allow_failed, as_json)
+        if as_json:
+            write_json({"pushed": asdict(pushed)}, needed=False)
+        return
+    if push:
+        from expert.jobs.export.push import check_push
+
+        check_push(push)
     with Stages(console) as stage:
         done = export_job(
             find_trained(run).path,
@@ -67,10 +106,49 @@ def export(
             allow_failed=allow_failed,
             tell=stage,
         )
-    if as_json:
-        write_json({**asdict(done), "warnings": done.warnings()}, needed=False)
-    else:
+    if not as_json:
         show_lines(console, exported_lines(done))
+    sent = {}
+    if push:
+        sent = {"pushed": asdict(_push(console, to, push, public, allow_failed, as_json))}
+    if as_json:
+        write_json({**asdict(done), "warnings": done.warnings(), **sent}, needed=False)
+
+
+def _push(
+    console: Console, folder: Path, push: str, public: bool, allow_failed: bool, as_json: bool
+) -> Pushed:
+    """List what goes to the hub, upload it, and show where it is."""
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    from expert.jobs.export.push import push as push_job
+
+    if as_json or not console.is_terminal:  # elsewhere bars would fill a log
+        disable_progress_bars()
+
+    with Stages(console) as stage:
+
+        def list_files(files: dict[str, int]) -> None:
+            stage()
+            lines = [f"  {gib(size):>10}  {name}" for name, size in files.items()]
+            many = f"{counted(len(files), 'file')}, {gib(sum(files.values()))}"
+            lines.append(f"uploading {many} to {push} ({'public' if public else 'private'}) …")
+            show_lines(console, [(line, "") for line in lines])
+
+        stage("asking the hub")
+        done = push_job(
+            folder,
+            push,
+            public=public,
+            allow_failed=allow_failed,
+            list_files=list_files,
+            tell=lambda text: show_lines(console, [(text, "yellow")]),
+        )
+    if not as_json:
+        others = ", ".join(done.others)
+        more = [(f"warning: also there, and not of this export: {others}", "yellow")]
+        show_lines(console, [(f"✓ pushed: {done.url}", ""), *(more if others else [])])
+    return done
 
 
 def exported_lines(done: Exported) -> list[Line]:

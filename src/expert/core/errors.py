@@ -14,6 +14,7 @@ EXIT_DOES_NOT_FIT = 3
 EXIT_RUN_FAILED = 4
 EXIT_GATE_FAILED = 5
 EXIT_DAMAGED = 65  # EX_DATAERR of sysexits.h
+EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits.h
 EXIT_HUNG = 70  # EX_SOFTWARE of sysexits.h
 EXIT_NO_SPACE = 75  # EX_TEMPFAIL of sysexits.h: it works again when there is room
 EXIT_HANGUP = 129
@@ -29,6 +30,7 @@ EXIT_MEANINGS = {
     EXIT_RUN_FAILED: "the run failed and could not recover; saved checkpoints are kept",
     EXIT_GATE_FAILED: "the expert fails its quality gate; the reasons are listed",
     EXIT_DAMAGED: "a file has other bytes than were written; it is named",
+    EXIT_UNAVAILABLE: "the hub cannot be reached or is at fault; the same command may work later",
     EXIT_HUNG: "the run made no progress and was ended; what it was in is in its run folder",
     EXIT_NO_SPACE: "the disk is too full; the file, its need and what is free are named",
     EXIT_HANGUP: "stopped because the terminal was closed; a run can be resumed",

@@ -7,10 +7,9 @@ import errno
 import json
 import os
 import re
-import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -189,16 +188,13 @@ class RunFolder:
     def lock_file(self) -> Path:
         return self.path / ".lock"
 
-    def remove_if_unused(self, trackers: Iterable[str]) -> None:
+    def remove_if_unused(self) -> None:
         """Take the folder away where no run began in it; anything else is left alone.
 
-        Its lock and the empty folders of trackers are made before the plan is written down.
+        Its lock is made before the plan is written down, and nothing else.
         """
-        empty = set(trackers)
         with suppress(OSError):
-            if {path.name for path in self.path.iterdir()} <= {self.lock_file.name, *empty}:
-                for name in empty:
-                    shutil.rmtree(self.path / name, ignore_errors=True)
+            if {path.name for path in self.path.iterdir()} <= {self.lock_file.name}:
                 self.lock_file.unlink(missing_ok=True)
                 self.path.rmdir()
 

@@ -209,7 +209,5 @@ def _removed_if_unused(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        from expert.telemetry.trackers import TRACKERS
-
-        folder.remove_if_unused(kind.folder for kind in TRACKERS.values())
+        folder.remove_if_unused()
         raise

@@ -144,6 +144,8 @@ class WatchPlan(Slice):
     trackers: list[str]
     output_dir: str
     packaging_checkpoint: str
+    tracker_project: str | None = None
+    tracker_run_name: str | None = None
     hang_seconds: float = 600.0
     """Without progress; 0: never."""
     on_sigusr1: Literal["save", "stop"] = "save"

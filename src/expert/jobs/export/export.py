@@ -33,6 +33,7 @@ from expert.jobs.export.comparison import (
 from expert.jobs.export.exported import Exported, Kind
 from expert.jobs.export.model_card import Known, model_card
 from expert.jobs.export.portable_base import copy_base, portable_base
+from expert.jobs.export.push import write_origin
 from expert.jobs.sample.decoding import end_tokens, generation_config, settle_decoding
 from expert.jobs.validate.saved_verdict import read_verdict
 from expert.manifest.schema.kinds import ADAPTERS
@@ -131,6 +132,7 @@ def export(
         found = _check(source, expected, temporary, prompt_names)
         done = _exported(source, expected, to, temporary, found, remarks)
         _write_card(source, expected, temporary, done)
+        write_origin(temporary, folder, choice, done)
     return done
 
 

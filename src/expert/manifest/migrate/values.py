@@ -171,7 +171,7 @@ def _convert_config(work: Migration, config: Entries) -> None:
 
 
 def _convert_trackers(work: Migration, config: Entries) -> None:
-    """`report_to: wandb`: what is trained does not depend on it."""
+    """`report_to: [wandb, comet]`: what is trained does not depend on those that are not built."""
     trackers = config.get("trackers")
     if trackers is None:
         return
@@ -182,11 +182,13 @@ def _convert_trackers(work: Migration, config: Entries) -> None:
     names = [entry.value for entry in _entries(trackers) if isinstance(entry.value, str)]
     others = [name for name in names if name in OTHER_TRACKERS]
     if others and trackers.path.endswith("report_to"):
-        text = (
-            f"{', '.join(others)} is not supported; TensorBoard files and events.jsonl are written"
-        )
+        kept = [entry for entry in _entries(trackers) if entry.value not in OTHER_TRACKERS]
+        known = ", ".join(str(entry.value) for entry in kept) or "TensorBoard files"
+        text = f"{', '.join(others)} is not supported; {known} and events.jsonl are written"
         work.supersede(trackers, text)
-        del config["trackers"]
+        trackers.value = kept
+        if not kept:
+            del config["trackers"]
 
 
 def _convert_qlora(work: Migration, config: Entries) -> None:

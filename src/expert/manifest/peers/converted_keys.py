@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from expert.manifest.migrate.aliases import (
     ADAM_BETAS,
@@ -17,6 +17,7 @@ from expert.manifest.migrate.aliases import (
 )
 from expert.manifest.migrate.migration import Entries, Migration, beside
 from expert.manifest.peers.distributed import SHARING
+from expert.manifest.schema.kinds import Tracker
 from expert.manifest.text.item import Item, shown
 
 OTHER_METHODS = ("dpo", "ppo", "kto", "rm", "orpo", "ipo", "simpo", "grpo", "gdpo", "rloo")
@@ -254,6 +255,62 @@ def _revision(work: Migration, _: Entries, item: Item) -> None:
         work.later.append((lambda work, item: work.place_in_model("revision", item), item))
 
 
+def _tracker(name: str, key: str = "") -> Callable[..., None]:
+    """A key that switches a tracker on; it may also name its project or the run."""
+
+    def rule(work: Migration, zone: Entries, item: Item) -> None:
+        if not item.value:
+            return
+        if key:
+            _named(work, zone, key, item)
+        work.later.append((lambda work, item: _add_tracker(work, item, name), item))
+
+    return rule
+
+
+def _add_tracker(work: Migration, item: Item, name: str) -> None:
+    """One more than the default; where the file lists its trackers, the list decides."""
+    config, added = work.section("training", "config"), "trackers by other keys"
+    if "trackers" not in config:
+        work.seen.add(added)
+        config["trackers"] = beside(item, [beside(item, "tensorboard")])
+    if added in work.seen:
+        named = config["trackers"].value
+        if isinstance(named, list) and name not in [entry.value for entry in named]:
+            named.append(beside(item, name))
+        work.read_as(item, f"training.config.trackers: {name}")
+
+
+def _logger(work: Migration, zone: Entries, item: Item) -> None:
+    """`logger_name: wandb` of LitGPT, and the `metric_logger` section of torchtune."""
+    fields = item.fields()
+    word = str(fields["_component_"].value if "_component_" in fields else item.value).lower()
+    name = next((name for name in get_args(Tracker) if name in word), None)
+    if name is None:
+        work.supersede(item, "TensorBoard files and events.jsonl are written")
+        return
+    project = fields.get("project")
+    if project is not None:
+        _tracker(name, "tracker_project")(work, zone, project)
+    else:
+        _tracker(name)(work, zone, item)
+
+
+def _named(work: Migration, zone: Entries, key: str, item: Item) -> None:
+    if isinstance(item.value, str):
+        work.convert(zone, key, item.value, item)
+    else:
+        work.refuse(item, "text")
+
+
+def _run_name(work: Migration, zone: Entries, item: Item) -> None:
+    """Of a whole manifest it describes the expert."""
+    if zone is work.root and work.is_whole:
+        zone["run_name"] = item
+    elif item.value:
+        _named(work, zone, "tracker_run_name", item)
+
+
 def _all(names: str, rule: Callable[..., None]) -> dict[str, Callable[..., None]]:
     return dict.fromkeys(names.split(), rule)
 
@@ -305,6 +362,12 @@ CONVERTED: dict[str, Callable[[Migration, Entries, Item], None]] = {
     **_all("use_cpu no_cuda", Values("device", {True: "cpu"})),
     "tokens": _tokens,
     "rope_scaling": _rope_scaling,
+    **_all("wandb_project", _tracker("wandb", "tracker_project")),
+    **_all("mlflow_project mlflow_experiment_name", _tracker("mlflow", "tracker_project")),
+    **_all("trackio_project trackio_project_name", _tracker("trackio", "tracker_project")),
+    **{f"use_{name}": _tracker(name) for name in get_args(Tracker)},
+    **_all("logger_name metric_logger", _logger),
+    **_all("run_name wandb_name wandb_run_name mlflow_run_name trackio_run_name", _run_name),
     **SHARING,
 }
 _ONLY_OUTSIDE = [

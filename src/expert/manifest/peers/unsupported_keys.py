@@ -21,6 +21,7 @@ from expert.manifest.migrate.aliases import (
 )
 from expert.manifest.migrate.migration import Entries, Migration
 from expert.manifest.notices import Kind
+from expert.manifest.peers.converted_keys import CONVERTED
 from expert.manifest.text.item import Item, is_comment, shown
 
 # An entry begins at the margin: its kind, the values that change nothing (false where none are
@@ -92,9 +93,15 @@ superseded: prepared tokens are cached, keyed by rows, tokenizer and settings
 superseded: nothing is uploaded; expert export writes the folder that you can upload
     push_to_hub hub_model_id hub_strategy hub_private_repo hub_token push_dataset_to_hub
     hf_use_auth_token hub_revision hub_*
-superseded: TensorBoard files and events.jsonl are written; other trackers are not supported
-    use_wandb logging_dir run_name plot_loss logger_name metric_logger wandb_* mlflow_* comet_*
-    swanlab_* trackio_* neptune_* otel_* use_otel*
+superseded: this tracker is not supported; trackers has tensorboard, wandb, mlflow and trackio
+    comet_* use_comet swanlab_* use_swanlab neptune_* otel_* use_otel*
+superseded: TensorBoard files are in the run folder, and expert report draws the loss
+    logging_dir plot_loss
+superseded: trackers read accounts, keys and addresses from the environment: WANDB_ENTITY,
+    | WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_SPACE_ID
+    wandb_entity wandb_mode wandb_api_key mlflow_tracking_uri trackio_space_id
+superseded: trackers get the plan, the curves and where the result is; nothing is uploaded
+    hf_mlflow_log_artifacts wandb_* mlflow_* trackio_*
 superseded unless false, true: tokens per second and memory are always in events.jsonl
     log_peak_memory_stats include_tokens_per_second include_num_input_tokens_seen
 superseded unless false, true: the report shows the share of the card's peak
@@ -325,7 +332,7 @@ def _answers(table: str) -> dict[str, PeerAnswer]:
 _ALL = _answers(_TABLE)
 ANSWERS = {key: answer for key, answer in _ALL.items() if not key.endswith("*")}
 FAMILIES = {key[:-1]: answer for key, answer in _ALL.items() if key.endswith("*")}
-_KNOWN_HERE = {*CONFIG_KEYS, *CONFIG_ALIASES, *SPECIAL_NAMES, *LOOSE_DATASET_KEYS}
+_KNOWN_HERE = {*CONFIG_KEYS, *CONFIG_ALIASES, *SPECIAL_NAMES, *LOOSE_DATASET_KEYS, *CONVERTED}
 """Keys of our own, whatever they begin with."""
 # Words that say something else in a description: of a whole manifest they are left alone.
 _PLAIN_WORDS = frozenset(
@@ -342,7 +349,6 @@ _PLAIN_WORDS = frozenset(
         "tokenizer",
         "tokens",
         "profiler",
-        "run_name",
         "task_type",
         "tool_format",
         "relora",

@@ -235,6 +235,10 @@ class TrainingConfig(StrictSection):
     """Where run folders are created; null: runs/ beside the manifest."""
     trackers: list[Tracker] = ["tensorboard"]
     """Metrics for other tools; events.jsonl is always written."""
+    tracker_project: Text | None = None
+    """Project, or experiment, that trackers file the run under; null: the name of the expert."""
+    tracker_run_name: Text | None = None
+    """Name of the run in trackers; null: that of its folder."""
 
     def runs_beside(self, folder: Path) -> Path:
         """Where the run folders of a manifest in `folder` are created."""

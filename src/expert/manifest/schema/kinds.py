@@ -151,4 +151,4 @@ def takes(adapter: str, option: str) -> bool:
 
 # --- trackers: opened in telemetry/trackers.py ---------------------------------------------------
 
-Tracker = Literal["tensorboard"]
+Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]

@@ -201,7 +201,8 @@ def settle_watching(draft: PlanDraft) -> None:
     rising = config.metric_for_best_model == "eval_token_accuracy"
     because = f"higher {config.metric_for_best_model} is {'better' if rising else 'worse'}"
     draft.choose("watch.greater_is_better", "greater_is_better", rising, because, "preset")
-    for key in ("early_stopping_patience", "early_stopping_threshold", "trackers"):
+    trackers = ("trackers", "tracker_project", "tracker_run_name")
+    for key in ("early_stopping_patience", "early_stopping_threshold", *trackers):
         draft.pass_on(f"watch.{key}", key)
     for key in ("on_not_finite", "max_skipped_updates", "on_loss_spike", "max_rollbacks"):
         draft.pass_on(f"stability.{key}", key)

@@ -95,7 +95,7 @@ MOVES_NO_WEIGHT = {
             *("save_every_epochs", "save_total_limit", "evaluation_strategy", "eval_steps"),
             *("eval_every_epochs", "load_best_model_at_end", "metric_for_best_model"),
             *("greater_is_better", "early_stopping_patience", "early_stopping_threshold"),
-            *("output_dir", "trackers"),
+            *("output_dir", "trackers", "tracker_project", "tracker_run_name"),
         ),
         _NOT_IN_A_STEP,
     ),

@@ -190,7 +190,7 @@ def open_session(
     from expert.run.build import device_of
     from expert.run.session.checkpoints import Checkpoints
     from expert.run.session.identity import BaseWeights
-    from expert.telemetry.trackers import open_trackers
+    from expert.telemetry.trackers import close_trackers, open_trackers
     from expert.training.state import TrainState
     from expert.training.stopping import Signals
 
@@ -205,8 +205,7 @@ def open_session(
             trackers = open_trackers(plan.watch.trackers, folder.path, warnings)
             log = EventLog(folder.events, (*sinks, *trackers))
             closing.callback(log.close)
-            for tracker in trackers:
-                closing.callback(tracker.close)
+            closing.callback(close_trackers, trackers)
             emit = log.emit
         signals = closing.enter_context(
             Signals(

@@ -24,7 +24,10 @@ Option = tuple[str, Any, Any]
 """A key of the manifest, its value at the start of the run, and its value now."""
 
 # Keys that change nothing of what is learned, by their last step.
-_OF_NO_ACCOUNT = frozenset({"output_dir", "logging_steps", "trackers", "pretokenized_cache"})
+_OF_NO_ACCOUNT = frozenset(
+    {"output_dir", "logging_steps", "pretokenized_cache"}
+    | {"trackers", "tracker_project", "tracker_run_name"}
+)
 _CONFIG = "training.config."
 _TELLING = ("started", "data", "finished")
 

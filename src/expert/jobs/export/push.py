@@ -1,0 +1,278 @@
+"""`expert export --push`: an exported folder to the hub, as one commit or not at all.
+
+The token is the hub client's own: HF_TOKEN, or where `hf auth login` keeps it. What was uploaded
+before an end stays with the hub, and is not sent again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import EXIT_UNAVAILABLE, Damaged, ExpertError
+from expert.core.install import NAME
+from expert.core.interrupts import Interrupted
+from expert.core.judged import weights_of
+from expert.core.publish import DONE, damage
+from expert.core.secrets import redacted
+from expert.core.stored_json import object_in
+from expert.core.version import __version__
+from expert.jobs.export.checks import CannotExport
+from expert.jobs.export.exported import Exported
+from expert.jobs.validate.saved_verdict import read_verdict
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+    from expert.core.rundir import RunFolder
+    from expert.run.stored.choose_checkpoint import Choice
+
+ORIGIN = "export.json"
+"""Where an export came from and how it was judged: it is read before it is pushed."""
+WAITS = (2.0, 8.0, 30.0)
+"""Seconds before each further try, where the hub is at fault or out of reach."""
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_LONGEST_WORDS = 300
+
+
+class CannotPush(ExpertError):
+    """The hub, or this program, refuses what was asked; something has to be changed first."""
+
+
+class HubUnavailable(ExpertError):
+    """The hub is out of reach, at fault or busy: the same command may work later."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushed:
+    """What was pushed, and where it is."""
+
+    repository: str
+    url: str
+    """Of the commit."""
+    private: bool
+    files: dict[str, int]
+    """Bytes by name."""
+    others: list[str]
+    """Files that were in the repository before, and are not of this export."""
+
+
+def write_origin(target: Path, folder: RunFolder, choice: Choice, done: Exported) -> None:
+    """Write down in an export what it was made of, without any path of this machine."""
+    verdict = read_verdict(folder)
+    judged = verdict if verdict is not None and not verdict.outdated else None
+    because = ""
+    if judged is not None and judged.passed is False:
+        because = f"the quality gate failed: {judged.reasons}"
+    elif judged is not None and judged.is_too_small:
+        because = f"the quality gate passed on only {judged.cases} of {judged.of} cases"
+    record = {
+        "expert": __version__,
+        "run": folder.path.name,
+        "checkpoint": done.checkpoint,
+        "weights": weights_of(choice.path),
+        "kind": done.kind,
+        "dtype": done.dtype,
+        "gate": {"passed": judged.passed if judged is not None else None, "refused": because},
+    }
+    text = json.dumps(record, indent=2, ensure_ascii=False)
+    (target / ORIGIN).write_text(redacted(text) + "\n", encoding="utf-8")
+
+
+def check_push(repository: str) -> None:
+    """Raise where a push would be refused anyway: before minutes are spent on an export."""
+    if not _REPOSITORY.fullmatch(repository):
+        raise CannotPush(
+            f"--push: {repository!r} is not the name of a repository  (write user/name or "
+            "organisation/name)"
+        )
+    api = _hub_client()
+    with _in_words(repository):
+        api.whoami()
+
+
+def refuse_unfit(folder: Path, *, allow_failed: bool) -> None:
+    """Raise where a folder is not an export as it was written, or failed its quality gate."""
+    origin = object_in(folder / ORIGIN)
+    if not origin or not (folder / DONE).is_file():
+        raise CannotPush(
+            f"{folder}: is not an export that can be pushed: {ORIGIN} or {DONE} is missing  "
+            "(make one with expert export RUN --to FOLDER)"
+        )
+    fault = damage(folder)
+    if fault:
+        raise Damaged(f"{folder}: {fault}  (export it again)")
+    gate = origin.get("gate")
+    refused = str(gate.get("refused") or "") if isinstance(gate, dict) else "it has no verdict"
+    if refused and not allow_failed:
+        raise CannotExport(
+            f"{folder}: {refused}  (train longer, or push it anyway with --allow-failed)"
+        )
+
+
+def contents(folder: Path) -> dict[str, int]:
+    """The files of an export with their sizes, as they will be named on the hub."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
+
+
+def push(
+    folder: Path,
+    repository: str,
+    *,
+    public: bool = False,
+    allow_failed: bool = False,
+    list_files: Callable[[dict[str, int]], None] = lambda files: None,
+    tell: Callable[[str], None] = lambda what: None,
+) -> Pushed:
+    """Upload an exported folder; a new repository is private unless `public`."""
+    refuse_unfit(folder, allow_failed=allow_failed)
+    files = contents(folder)
+    try:
+        check_push(repository)
+        list_files(files)
+        api = _hub_client()
+        with _in_words(repository):
+            _tried(
+                lambda: api.create_repo(repository, private=not public, exist_ok=True), tell=tell
+            )
+            there = _tried(lambda: api.model_info(repository), tell=tell)
+        if bool(there.private) is public:
+            raise CannotPush(_visibility(repository, is_public=not public))
+        known = {each.rfilename for each in there.siblings or ()}
+        url = _upload(api, folder, repository, files, tell)
+    except Interrupted as end:
+        end.left = f"nothing was pushed; expert export {folder} --push {repository} continues"
+        raise
+    return Pushed(
+        repository=repository,
+        url=url,
+        private=not public,
+        files=files,
+        others=sorted(known - {*files, ".gitattributes"}),
+    )
+
+
+def _visibility(repository: str, *, is_public: bool) -> str:
+    if is_public:
+        return f"{repository}: is public on the hub  (add --public, or name another repository)"
+    return (
+        f"{repository}: is private on the hub, and a push does not change that  (leave out "
+        "--public, or change it on its page there)"
+    )
+
+
+def _upload(
+    api: HfApi,
+    folder: Path,
+    repository: str,
+    files: dict[str, int],
+    tell: Callable[[str], None],
+) -> str:
+    """The URL of the one commit that has all files; what the hub has already is not sent again."""
+    from huggingface_hub import CommitOperationAdd
+
+    parts = [CommitOperationAdd(path_in_repo=n, path_or_fileobj=str(folder / n)) for n in files]
+    origin = object_in(folder / ORIGIN)
+    message = f"{origin.get('run', folder.name)}: {origin.get('checkpoint')}, {origin.get('kind')}"
+
+    with _in_words(repository):
+        made = _tried(
+            lambda: api.create_commit(repository, operations=parts, commit_message=message),
+            tell=tell,
+        )
+    return str(made.commit_url)
+
+
+def _hub_client() -> HfApi:
+    """The hub's own client, where it has a token and is not told to stay offline."""
+    from huggingface_hub import HfApi, constants, get_token
+
+    if constants.HF_HUB_OFFLINE:
+        raise CannotPush("--push: HF_HUB_OFFLINE is set  (unset it to push)")
+    if not get_token():
+        raise CannotPush(
+            "--push: there is no token for the hub  (set HF_TOKEN in the environment, or run hf "
+            "auth login)"
+        )
+    return HfApi(library_name=NAME, library_version=__version__)
+
+
+def _tried(action: Callable[[], Any], *, tell: Callable[[str], None]) -> Any:
+    """The result of an action that is repeated where the hub is at fault or out of reach."""
+    for wait in WAITS:
+        try:
+            return action()
+        except Exception as error:
+            if not isinstance(_worded(error, ""), HubUnavailable):
+                raise
+            tell(f"the hub does not answer, next try in {wait:g} s")
+            time.sleep(wait)
+    return action()
+
+
+@contextmanager
+def _in_words(repository: str) -> Iterator[None]:
+    """Errors of the hub and its client as sentences."""
+    try:
+        yield
+    except ExpertError:
+        raise
+    except Exception as error:
+        worded = _worded(error, repository)
+        if worded is None:
+            raise
+        raise worded from error
+
+
+def _worded(error: BaseException, repository: str) -> ExpertError | None:
+    """What an error of the hub means; None where it is not one."""
+    import httpx
+    from huggingface_hub import constants
+
+    again = "  (repeat the command: what was uploaded is not sent again)"
+    found: BaseException | None = error
+    while found is not None:  # the client wraps what happens while it uploads
+        response: Any = getattr(found, "response", None)
+        code = getattr(response, "status_code", None)
+        said = redacted(str(getattr(found, "server_message", "") or ""))[:_LONGEST_WORDS]
+        said = f": {said}" if said else ""
+        if code == 401:
+            return CannotPush(
+                "the hub does not accept the token (401)  (set HF_TOKEN to a valid one, or run hf "
+                "auth login)"
+            )
+        if code == 403:
+            return CannotPush(
+                f"{repository}: the token may not write there (403){said}  (give it write access, "
+                "or name a repository of yours)"
+            )
+        if code == 404:
+            return CannotPush(
+                f"{repository}: the hub knows no such account or repository, or the token may not "
+                "see it (404)"
+            )
+        if code in (409, 412):
+            return HubUnavailable(f"{repository}: was changed meanwhile ({code}){said}{again}")
+        if code == 429 or (code is not None and code >= 500):
+            return HubUnavailable(f"the hub cannot take it now ({code}){said}{again}")
+        if code is not None:
+            return CannotPush(f"{repository}: the hub refuses it ({code}){said}")
+        if isinstance(found, httpx.TransportError | ConnectionError | TimeoutError):
+            why = redacted(str(found))[:_LONGEST_WORDS] or type(found).__name__
+            return HubUnavailable(f"{constants.ENDPOINT} cannot be reached: {why}{again}")
+        found = found.__cause__
+    why = redacted(f"{type(error).__name__}: {error}")[:_LONGEST_WORDS]
+    if isinstance(error, ValueError):  # such as a model card whose head is not YAML
+        return CannotPush(f"{repository}: the client of the hub refuses it: {why}")
+    if isinstance(error, RuntimeError):  # of the library that sends large files
+        return HubUnavailable(f"{repository}: the upload broke off: {why}{again}")
+    return None

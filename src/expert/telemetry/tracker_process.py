@@ -1,0 +1,338 @@
+"""The process of a tracker whose package is somebody else's: events come in as lines of JSON.
+
+It answers with `{"said": …}`, what a user should know, `{"failed": …}`, and `{"closed": true}`. It
+ends when it is told to, or when the run is gone. Keys and tokens come from the environment, or from
+where the package's own login keeps them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import uuid
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+from expert.core.errors import ExpertError
+from expert.core.events import read_events
+from expert.core.files import write_text_atomically
+from expert.core.links import refuse_links
+from expert.core.secrets import redacted
+from expert.core.stored_json import object_in
+from expert.telemetry.trackers import CLOSING_SECONDS, OPENED_BY, Tell, points
+
+ENDINGS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+LONGEST_SENTENCE = 500
+
+
+class Remote(ABC):
+    """A run as a tracker knows it: named like its folder, filed under a project, and continued
+    where its folder says which one it is."""
+
+    name = ""
+
+    def __init__(self, run: Path, tell: Tell) -> None:
+        self.run, self.tell = run, tell
+        self.folder = run / "trackers"
+        plan = object_in(run / "plan.json")
+        watch = plan.get("watch", {})
+        self.project = str(watch.get("tracker_project") or plan.get("expert") or run.parent.name)
+        self.title = str(watch.get("tracker_run_name") or run.name)
+        refuse_links(self.folder / f"{self.name}.json", below=run)
+        self.folder.mkdir(exist_ok=True)
+        known = object_in(self.folder / f"{self.name}.json").get("id")
+        self.known = known if isinstance(known, str) else None
+        self.keep(self.open())
+        self.ending = "FAILED"  # a run that is gone without a word
+
+    def keep(self, identity: str) -> None:
+        """Write down which run of the tracker this one is."""
+        if identity != self.known:
+            text = json.dumps({"id": identity, "project": self.project}, indent=2)
+            write_text_atomically(self.folder / f"{self.name}.json", text + "\n")
+
+    def beside(self, name: str) -> Path:
+        """A folder for all runs, beside theirs."""
+        store = self.run.absolute().parent / name
+        refuse_links(store, below=store.parent)
+        return store
+
+    def write(self, event: Mapping[str, Any]) -> None:
+        """One event of the run."""
+        kind = event.get("event", "")
+        if kind in ("started", "fell_back"):
+            self.configure(_settings(self.run))
+        values = points(event)
+        if values:
+            self.log(values, int(event["step"]), float(event.get("time") or 0))
+        self.ending = ENDINGS.get(kind, "FAILED" if kind in OPENED_BY else self.ending)
+        if kind == "finished":
+            facts = {"final": event.get("final"), "run": str(self.run)}
+            self.refer({name: str(value) for name, value in facts.items() if value})
+
+    @abstractmethod
+    def open(self) -> str:
+        """Open or continue the run; what it is found by again."""
+
+    @abstractmethod
+    def configure(self, settings: Mapping[str, Any]) -> None:
+        """The plan, as it is now."""
+
+    @abstractmethod
+    def log(self, values: Mapping[str, float], step: int, when: float) -> None:
+        """Values of curves at a step."""
+
+    @abstractmethod
+    def refer(self, facts: Mapping[str, str]) -> None:
+        """Where the result is: by its path, nothing is uploaded."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is left, and how the run ended."""
+
+
+class Wandb(Remote):
+    """Weights & Biases; offline where WANDB_MODE says so, or where it cannot be reached."""
+
+    name = "wandb"
+
+    def open(self) -> str:
+        import wandb
+
+        mode, identity = os.environ.get("WANDB_MODE", "online"), self.known or uuid.uuid4().hex[:12]
+        try:
+            self.run_there = self._init(mode, identity)
+        except (wandb.errors.Error, OSError) as error:
+            if mode != "online":
+                raise
+            wandb.teardown(exit_code=1)  # or it takes the run for one that is open
+            self.run_there = self._init("offline", identity)
+            folder = Path(self.run_there.dir).parent
+            self.tell(
+                f"W&B cannot be used ({_brief(error)}); its curves are written offline  "
+                f"(upload them with: wandb sync {folder})"
+            )
+        # Rows are numbered by all events there were: a continued run adds to its rows, also to
+        # those of an offline folder that was never uploaded.
+        events = read_events(self.run / "events.jsonl") if self.known else ()
+        self.rows = sum(1 for event in events if points(event))
+        self.run_there.define_metric("step")
+        self.run_there.define_metric("*", step_metric="step")
+        return identity
+
+    def _init(self, mode: str, identity: str) -> Any:
+        import wandb
+
+        quiet = wandb.Settings(
+            silent=True,
+            console="off",
+            init_timeout=CLOSING_SECONDS / 3,
+            finish_timeout=CLOSING_SECONDS / 3,
+            disable_git=True,
+            disable_code=True,
+            x_disable_stats=True,  # events have them
+            x_disable_meta=True,  # the command line may hold a secret
+            x_save_requirements=False,
+            symlink=False,
+        )
+        return wandb.init(
+            dir=str(self.beside("wandb").parent),  # it has links, which a run folder has not
+            project=os.environ.get("WANDB_PROJECT") or self.project,
+            name=self.title,
+            id=identity,
+            resume="allow" if mode == "online" else None,
+            mode=mode,
+            settings=quiet,
+        )
+
+    def configure(self, settings: Mapping[str, Any]) -> None:
+        self.run_there.config.update(dict(settings), allow_val_change=True)
+
+    def log(self, values: Mapping[str, float], step: int, when: float) -> None:
+        self.run_there.log({"step": step, "time": when, **values}, step=self.rows)
+        self.rows += 1
+
+    def refer(self, facts: Mapping[str, str]) -> None:
+        self.run_there.summary.update(dict(facts))
+
+    def close(self) -> None:
+        self.run_there.finish(exit_code=int(self.ending != "FINISHED"))
+
+
+class Mlflow(Remote):
+    """MLflow at MLFLOW_TRACKING_URI; without that, files beside the run folders."""
+
+    name = "mlflow"
+
+    def open(self) -> str:
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+        store = os.environ.get("MLFLOW_TRACKING_URI")
+        if not store:
+            os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+            store = self.beside("mlflow").as_uri()
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+
+        self.client = MlflowClient(tracking_uri=store)
+        if self.known:
+            with suppress(MlflowException):  # it is in another store, or was removed
+                self.client.update_run(self.known, status="RUNNING")
+                self.identity = self.known
+                return self.known
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or self._experiment()
+        self.identity = str(self.client.create_run(experiment, run_name=self.title).info.run_id)
+        return self.identity
+
+    def _experiment(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self.project
+        found = self.client.get_experiment_by_name(name)
+        if found is None:
+            with suppress(MlflowException):  # another run has made it meanwhile
+                return str(self.client.create_experiment(name))
+            found = self.client.get_experiment_by_name(name)
+        assert found is not None, f"experiment {name} cannot be made"
+        return str(found.experiment_id)
+
+    def configure(self, settings: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param, RunTag
+
+        there = self.client.get_run(self.identity).data.params  # which cannot be changed
+        flat = {key: str(value)[:5000] for key, value in _flat(settings)}
+        new = [Param(key, value) for key, value in flat.items() if key not in there]
+        tags = [
+            RunTag(f"changed.{key}", value)
+            for key, value in flat.items()
+            if there.get(key, value) != value
+        ]
+        for start in range(0, max(len(new), len(tags)), 100):
+            part = slice(start, start + 100)
+            self.client.log_batch(self.identity, params=new[part], tags=tags[part])
+
+    def log(self, values: Mapping[str, float], step: int, when: float) -> None:
+        from mlflow.entities import Metric
+
+        stamp = int(when * 1000)
+        metrics = [Metric(key, value, stamp, step) for key, value in values.items()]
+        self.client.log_batch(self.identity, metrics=metrics)
+
+    def refer(self, facts: Mapping[str, str]) -> None:
+        for name, value in facts.items():
+            self.client.set_tag(self.identity, f"{name}_folder", value)
+
+    def close(self) -> None:
+        self.client.set_terminated(self.identity, self.ending)
+
+
+class Trackio(Remote):
+    """Trackio: a database in TRACKIO_DIR, or the Space of TRACKIO_SPACE_ID. What it cannot do it
+    says by warnings."""
+
+    name = "trackio"
+
+    def open(self) -> str:
+        warnings.showwarning = lambda message, *_, **__: self.tell(f"Trackio: {_brief(message)}")
+        warnings.simplefilter("once", UserWarning)
+        import trackio
+
+        name = self.known or self.title
+        self.run_there = trackio.init(
+            project=self.project,
+            name=name,
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,  # events have them
+            auto_log_cpu=False,
+        )
+        self.last_step = 0
+        return name
+
+    def configure(self, settings: Mapping[str, Any]) -> None:
+        self.run_there.config.update(_flat(settings))  # goes with the first values
+
+    def log(self, values: Mapping[str, float], step: int, when: float) -> None:
+        self.last_step = max(step, self.last_step)
+        self.run_there.log(dict(values), step=step)
+
+    def refer(self, facts: Mapping[str, str]) -> None:
+        named = {f"{name}_folder": value for name, value in facts.items()}
+        self.run_there.log(named, step=self.last_step)
+
+    def close(self) -> None:
+        self.run_there.finish()
+
+
+REMOTES: dict[str, Callable[[Path, Tell], Remote]] = {
+    each.name: each for each in (Wandb, Mlflow, Trackio)
+}
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    """The plan of a run, whose secrets were taken out when it was written; no reasons, no lists of
+    decisions."""
+    plan = object_in(run / "plan.json")
+    return {
+        key: value
+        for key, value in plan.items()
+        if isinstance(value, Mapping | str | int | float) and key != "decisions"
+    }
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        elif value is not None:
+            yield f"{above}{key}", value if isinstance(value, int | float | str) else str(value)
+
+
+def _brief(error: object) -> str:
+    """One line, without secrets."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return redacted(lines[0])[:LONGEST_SENTENCE]
+
+
+def main(name: str, run: str) -> None:
+    """Write what comes on standard input until it ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a package prints is no answer
+
+    def answer(**fact: Any) -> None:
+        answers.write(json.dumps(fact) + "\n")
+        answers.flush()
+
+    # They are meant for the run, whose last events are to be written.
+    for each in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
+        if hasattr(signal, each):
+            signal.signal(getattr(signal, each), signal.SIG_IGN)
+    try:
+        with redirect_stdout(sys.stderr):
+            remote = REMOTES[name](Path(run), lambda text: answer(said=text))
+            for line in sys.stdin:
+                event = json.loads(line)
+                if event.get("event") == "close":
+                    break
+                remote.write(event)
+            limit = threading.Timer(CLOSING_SECONDS, os._exit, (1,))
+            limit.daemon = True
+            limit.start()
+            remote.close()
+        answer(closed=True)
+    except Exception as error:  # noqa: BLE001 - whatever a package raises is its failure, in words
+        own = isinstance(error, ExpertError)
+        answer(failed=_brief(error) if own else f"{type(error).__name__}: {_brief(error)}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(0)  # packages wait at the end for what was given up above
