@@ -10,7 +10,7 @@ from expert.core.text import visible
 
 MAX_TEXT = 2_000
 """Characters shown of one text; a row or an error may have a million."""
-_NO_CONTENT = {"meta", "br", "hr"}
+_NO_CONTENT = {"meta", "br", "hr", "input", "link"}
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;", "`": "&#96;"}
 _HTML_PLACES = re.compile("[&<>\"'`]")
 
