@@ -129,9 +129,11 @@ class Hub:
     async def _wait(self, changed: asyncio.Event) -> bool:
         """Until something changed, the server ends or it is time for a sign of life."""
         waits = [asyncio.ensure_future(one.wait()) for one in (changed, self.closing)]
-        done, rest = await asyncio.wait(
-            waits, timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED
-        )
-        for one in rest:
-            one.cancel()
-        return bool(done)
+        try:
+            done, _ = await asyncio.wait(
+                waits, timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            return bool(done)
+        finally:
+            for one in waits:
+                one.cancel()

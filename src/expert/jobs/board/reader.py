@@ -15,8 +15,8 @@ from expert.core.links import open_plain
 WHOLE_BYTES = 1_500_000
 """A file up to this long is read line by line: about 2,500 log lines, 0.1 s."""
 CHUNK = 8 * 2**20
-STEP, START = b'{"event": "step"', b'{"event": "'
-_NOT_STEP = re.compile(rb'\n\{"event": "(?!step")[^\n]*')
+_NOT_STEP = re.compile(rb'\n(?!\{"event": "step")[^\n]+')
+"""Also lines of another writer, in whatever order: each of them is looked at."""
 _SUMS = ("tokens", "targets", "examples", "seconds", "updates")
 _PEAKS = ("peak_reserved_bytes", "peak_allocated_bytes", "gpu_memory_bytes",
           "gpu_process_memory_bytes", "cpu_peak_memory_bytes")  # fmt: skip
@@ -27,7 +27,7 @@ MOST_OTHERS = 5_000
 class EventReader:
     """One shared reader of a run. `look` takes in what was written since."""
 
-    def __init__(self, path: Path, most: int = 1_000) -> None:
+    def __init__(self, path: Path, most: int = 600) -> None:
         self.path = path
         self.most = most
         """Log lines kept: up to twice as many, then every two become one."""
@@ -78,19 +78,16 @@ class EventReader:
 
     def _skim(self, stream: BinaryIO, size: int) -> None:
         """A long file: every event that is no log line, and of those every n-th by its place."""
-        stride = max(1, (size - self._position) // (2 * self.most))
+        stride = max(1, (size - self._position) // self.most)
         wanted = self._position + stride
         rest = b""
         while raw := stream.read(min(CHUNK, size - self._position - len(rest))):
             chunk = rest + raw
             end = chunk.rfind(b"\n") + 1
             whole, rest = b"\n" + chunk[:end], chunk[end:]
-            if whole.count(b"\n") - 1 != whole.count(b"\n" + START):
-                self._take(chunk[:end])  # lines of another writer: each is looked at
-            else:
-                is_last = self._position + end + len(rest) >= size
-                wanted = self._pick(whole, wanted, stride, is_last=is_last)
-                self._position += end
+            is_last = self._position + len(chunk) >= size
+            wanted = self._pick(whole, wanted, stride, is_last=is_last)
+            self._position += end
             if len(rest) > MAX_LINE_BYTES:
                 self._position += len(rest)
                 self.damaged, rest = self.damaged + 1, b""
