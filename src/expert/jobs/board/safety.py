@@ -10,7 +10,7 @@ import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qs, quote, urlencode
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -98,7 +98,8 @@ class Guard:
         query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if method == "GET" and "token" in query and self._is_token(query["token"][0]):
             rest = urlencode({key: values for key, values in query.items() if key != "token"}, True)
-            return scope["path"] + (f"?{rest}" if rest else "")
+            # Quoted: a browser drops tabs, and "/<tab>/x" would be another site.
+            return "/" + quote(scope["path"].lstrip("/\\")) + (f"?{rest}" if rest else "")
         if not self._is_known(headers.get("cookie", "")):
             raise Refused(401, "no token")
         if method == "POST":
@@ -206,7 +207,6 @@ def _welcome(place: str) -> str:
     go with a redirect that another site began."""
     from expert.insight.page.markup import tag
 
-    place = "/" + place.lstrip("/\\")
     again = tag("meta", http_equiv="refresh", content=f"0;url={place}")
     return f"<!DOCTYPE html>\n{tag('html', tag('head', again), lang='en')}"
 

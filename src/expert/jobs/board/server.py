@@ -58,6 +58,7 @@ def make_app(board: Board, *, token: str, host: str = "127.0.0.1") -> Guard:
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={
         Refused: _refused, ExpertError: _refused, OSError: _refused, 404: _nothing, 405: _nothing,
     })  # fmt: skip
+    app.router.redirect_slashes = False
     app.state.board = board
     return Guard(app, token=token, host=host, read_only=board.read_only)
 
