@@ -59,9 +59,11 @@ async def body_of(request: Request) -> dict[str, Any]:
 
 async def stream(request: Request, key: str, make: Callable[[], Any]) -> Response:
     """A view as server-sent events."""
-    from starlette.responses import StreamingResponse
+    from starlette.responses import Response, StreamingResponse
 
     hub = board_of(request).hub
+    if request.method == "HEAD":  # whether the board is there; a stream would not end
+        return Response(media_type="text/event-stream")
     if hub.streams >= MOST_STREAMS:
         raise Refused(503, "Too many pages are open.")
     view = await hub.open(key, make)

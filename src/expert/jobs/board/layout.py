@@ -60,7 +60,7 @@ def _document(title: str, body: Markup, *, script: bool = True) -> str:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", f"{title} – expert board"),
-        tag("link", rel="icon", href="data:,"),
+        tag("link", rel="icon", href="/static/icon.svg"),
         tag("link", rel="stylesheet", href="/static/report.css"),
         tag("link", rel="stylesheet", href="/static/board.css"),
         tag("script", src="/static/board.js", defer="") if script else None,

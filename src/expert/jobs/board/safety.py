@@ -208,7 +208,8 @@ def _welcome(place: str) -> str:
     from expert.insight.page.markup import tag
 
     again = tag("meta", http_equiv="refresh", content=f"0;url={place}")
-    return f"<!DOCTYPE html>\n{tag('html', tag('head', again), lang='en')}"
+    icon = tag("link", rel="icon", href="data:,")
+    return f"<!DOCTYPE html>\n{tag('html', tag('head', again, icon), lang='en')}"
 
 
 def _page(status: int, why: str) -> str:

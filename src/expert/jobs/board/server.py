@@ -34,6 +34,7 @@ HEADER_SECONDS = 10.0
 STATIC = {
     "report.css": ("expert.insight.page", "style.css", "text/css"),
     "board.css": ("expert.jobs.board", "static/board.css", "text/css"),
+    "icon.svg": ("expert.jobs.board", "static/icon.svg", "image/svg+xml"),
     "board.js": ("expert.jobs.board", "static/board.js", "text/javascript"),
 }
 
@@ -117,6 +118,7 @@ def listen(host: str, port: int, token: str) -> Address:
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         opened.bind((host, port))
+        opened.listen(128)  # whoever opens the address before the server is up waits for it
     except OSError as error:
         opened.close()
         raise NoBoard(
