@@ -16,9 +16,9 @@ from tests.insight.pages import HOSTILE, hostile_run, started, step_event, usual
 pytestmark = needs_browser
 ONE, TWO = "one-20260101-120000", "two-20260101-120000"
 ROWS = "".join(
-    json.dumps({"prompt": f"What is {a} plus {b}?", "response": str(a + b)}) + "\n"
-    for a in range(12) for b in range(12)
-)  # fmt: skip
+    json.dumps({"prompt": f"Is {number} a number?", "response": "yes"}) + "\n"
+    for number in range(150)
+)
 
 
 def two_runs(folder: Path) -> Path:

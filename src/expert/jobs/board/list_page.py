@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 from expert.core.text import duration, loss
 from expert.insight.page.charts import sparkline
@@ -48,7 +50,7 @@ def list_page(view: View, *, read_only: bool) -> str:
     states += [tag("option", "killed" if s == "gone" else s, value=s) for s in STATES]
     tools = tag(
         "div",
-        tag("input", type="search", id="filter", placeholder="Filter by name, model or tag",
+        tag("input", type="search", id="filter", placeholder="Filter: name, model, tag",
             aria_label="Filter runs by name, model or tag", autocomplete="off"),
         tag("select", *states, id="state", aria_label="Filter by state"),
         tag("button", "Compare", type="button", id="compare", disabled="",
@@ -70,7 +72,7 @@ def _order(run: Summary) -> tuple[bool, float, str]:
 def _card(run: Summary, notes: Notes) -> Markup:
     status, found = run.status, run.found
     words = [found.name, run.state, found.where, *notes.tags]
-    facts: list[Markup | None] = []
+    facts: list[Markup] = []
     if status is not None:
         words += [str(status.model or ""), str(status.device or ""), str(status.expert or "")]
         facts = _facts(run)
@@ -78,11 +80,12 @@ def _card(run: Summary, notes: Notes) -> Markup:
               aria_label=f"Select {found.name} to compare")  # fmt: skip
     title = tag("a", found.name, href=f"/run/{found.id}")
     model = f"{status.model} on {status.device}" if status and status.model else found.where
-    about = [tag("small", run.problem or model, class_="about")]
-    if notes.text:
-        about.append(tag("small", notes.text.splitlines()[0], class_="note"))
     tags = [tag("span", one, class_="tag") for one in notes.tags]
-    head = tag("div", box, tag("h2", title), state_pill(run.state), *tags, class_="row")
+    note = tag("small", notes.text.splitlines()[0], class_="note") if notes.text else None
+    head = tag("div", box, tag("h2", title), class_="name")
+    about = [tag("div", state_pill(run.state), tag("small", run.problem or model), class_="row")]
+    if tags or note:
+        about.append(tag("div", *tags, note, class_="row"))
     curve = sparkline(run.losses, f"loss of {found.name}")
     bar = progress_bar(run.progress, f"progress of {found.name}")
     return tag(
@@ -93,27 +96,29 @@ def _card(run: Summary, notes: Notes) -> Markup:
     )  # fmt: skip
 
 
-def _facts(run: Summary) -> list[Markup | None]:
+def _facts(run: Summary) -> list[Markup]:
     """Step, loss, speed and what is left, as far as they are known."""
     status = run.status
     assert status is not None
     of = f" / {status.total_steps:,}" if status.total_steps else ""
     last = next((value for _, value in reversed(run.losses) if value is not None), None)
     left = status.eta_seconds if run.state == "running" else None
-    speed, gpu = status.tokens_per_second, status.gpu_utilization
-    best = status.best_eval_loss
+    numbers: dict[str, tuple[Any, Any]] = {
+        "step": (status.step, lambda n: f"{n:,}{of}"),
+        "loss": (last, loss),
+        "best validation": (status.best_eval_loss, loss),
+        "tokens/s": (status.tokens_per_second, "{:,.0f}".format),
+        "GPU": (status.gpu_utilization, "{:.0f} %".format),
+        "left": (left, duration),
+    }
     return [
-        fact("step", f"{status.step:,}{of}" if status.step is not None else None),
-        fact("loss", loss(last) if last is not None else None),
-        fact("best validation", loss(best) if isinstance(best, int | float) else None),
-        fact("tokens/s", f"{speed:,.0f}" if isinstance(speed, int | float) else None),
-        fact("GPU", f"{gpu:.0f} %" if isinstance(gpu, int | float) else None),
-        fact("left", duration(left) if isinstance(left, int | float) else None),
-    ]
+        fact(name, write(value)) if isinstance(value, int | float) else tag("span", class_="fact")
+        for name, (value, write) in numbers.items()
+    ]  # fmt: skip
 
 
-def _counts(runs: object) -> Markup:
-    count = Counter(run.state for run in runs)  # type: ignore[attr-defined]
+def _counts(runs: Iterable[Summary]) -> Markup:
+    count = Counter(run.state for run in runs)
     words = [f"{number} {'killed' if state == 'gone' else state}" for state, number in
              sorted(count.items(), key=lambda pair: -pair[1])]  # fmt: skip
     return tag("span", ", ".join(words), id="counts", class_="soft")

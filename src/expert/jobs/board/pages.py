@@ -63,7 +63,8 @@ async def _run(request: Request) -> Response:
     board = board_of(request)
     view = await _view(board, request.path_params["id"])
     found = view.found
-    tools = [] if board.read_only else run_tools(found, board.jobs.of(found.id))
+    state = (await run_in_threadpool(board.summaries.of, found)).state
+    tools = [] if board.read_only else run_tools(found, state, board.jobs.of(found.id))
     html = run_page(view, read_notes(found.path), tools, read_only=board.read_only)
     return HTMLResponse(html)
 

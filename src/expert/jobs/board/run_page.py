@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
 from expert.core.text import counted, duration, loss, times
 from expert.insight.findings.finding import Finding, worst_first
-from expert.insight.page.blocks import Page, PageSection, Words
+from expert.insight.page.blocks import Figure, Page, PageSection, Words
 from expert.insight.page.comparison import comparison_section
 from expert.insight.page.contents import Report, make_page
 from expert.insight.page.curves import learning_section, speed_sections
@@ -36,6 +37,8 @@ SKIPPED = (
     "A long run: a point of a curve stands for several log lines, and sums are estimated from "
     "them. expert report reads every line."
 )
+FIRST = ("verdict", "learning", "findings", "validation", "speed", "time", "story")
+"""Who watches a run wants its curves before the table of all its numbers."""
 NOT_A_STATE = "The run is still running; this page shows it as of when the page was made."
 
 
@@ -114,7 +117,8 @@ class RunView(View):
             if section.name == "findings":
                 drawn = findings_html(found.findings)
             parts[section.name] = drawn
-        return {**parts, "order": " ".join(parts)}
+        order = sorted(parts, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+        return {**parts, "order": " ".join(order)}
 
 
 def run_page(view: RunView, notes: Notes, tools: Sequence[object], *, read_only: bool) -> str:
@@ -135,20 +139,25 @@ def run_page(view: RunView, notes: Notes, tools: Sequence[object], *, read_only:
     )
 
 
-def run_tools(found: Found, jobs: Sequence[Job]) -> list[Markup]:
-    """What can be done with a run as it stands; the script shows those of its state."""
+def run_tools(found: Found, state: str, jobs: Sequence[Job]) -> list[Markup]:
+    """What can be done with a run as it stands; the script shows others when that changes."""
     at = f"/run/{found.id}"
+
+    def tool(words: str, action: str, states: str, **more: str) -> Markup:
+        hidden = None if state in states.split() else ""
+        return button(words, f"{at}/{action}", data_for=states, hidden=hidden, **more)
+
     sure = "Stop this run? It finishes its step and saves a checkpoint; resume continues after it."
+    ended = "finished stopped"
+    base, merged = '{"base": true}', '{"merged": true}'
     tools = [
-        button("Stop", f"{at}/stop", data_for="running", data_confirm=sure),
-        button("Resume", f"{at}/resume", data_for="stopped failed gone", class_="primary"),
-        button("Validate", f"{at}/validate", data_for="finished stopped"),
-        button("Validate against the base", f"{at}/validate", data_for="finished stopped",
-               data_body='{"base": true}'),
-        button("Export adapter", f"{at}/export", data_for="finished stopped"),
-        button("Export merged", f"{at}/export", data_for="finished stopped",
-               data_body='{"merged": true}'),
-    ]  # fmt: skip
+        tool("Stop", "stop", "running", data_confirm=sure),
+        tool("Resume", "resume", "stopped failed gone", class_="primary"),
+        tool("Validate", "validate", ended),
+        tool("Validate against the base", "validate", ended, data_body=base),
+        tool("Export adapter", "export", ended),
+        tool("Export merged", "export", ended, data_body=merged),
+    ]
     running = [job for job in jobs if job.state == "running"]
     links = [tag("a", f"{job.what} is running", href=f"/job/{job.id}") for job in running]
     return [*tools, *links]
@@ -159,12 +168,15 @@ def compare_page(views: Sequence[RunView], *, read_only: bool) -> str:
     runs = [facts_of(diagnose_record(view.record())) for view in views]
     links = [tag("a", view.found.name, href=f"/run/{view.found.id}", class_="tag")
              for view in views]  # fmt: skip
+    section = comparison_section(runs)
+    first = [block for block in section.inside if isinstance(block, Words | Figure)]
+    rest = [block for block in section.inside if block not in first]
     return page(
         "Compare",
         tag("p", tag("a", "Runs", href="/"), " / compare", class_="crumbs"),
         tag("div", tag("h1", f"{counted(len(runs), 'run')} compared"), class_="title"),
         tag("div", *links, class_="row"),
-        section_html(comparison_section(runs)),
+        section_html(replace(section, inside=(*first, *rest))),
         read_only=read_only,
     )
 
@@ -187,11 +199,16 @@ def _status(summary: Summary) -> Markup:
     facts = [fact(name, write(value)) for name, (value, write) in numbers.items()
              if isinstance(value, int | float)]  # fmt: skip
     because = tag("span", status.because, class_="soft") if status.because else None
+    fell = None
+    if status.fallbacks:
+        words = f"{counted(len(status.fallbacks), 'fallback')}: {status.fallbacks[-1]}"
+        fell = tag("p", tag("a", words, href="#story"), class_="words tone-warning")
     model = f"{status.model} on {status.device}" if status.model else ""
     return tag(
         "div",
         tag("div", state_pill(summary.state), tag("span", model, class_="soft"), because,
             class_="row", role="status"),
+        fell,
         tag("div", *facts, class_="facts"),
         progress_bar(summary.progress, "progress"),
         id="status",

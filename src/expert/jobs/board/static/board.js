@@ -138,6 +138,9 @@ function afterwards() {
   document.querySelectorAll("[data-for]").forEach((each) => {
     each.hidden = !each.dataset.for.split(" ").includes(state);
   });
+  const done = document.querySelector("#status .progress")?.getAttribute("aria-valuenow");
+  const title = document.title.replace(/^\d+ % · /, "");
+  document.title = state === "running" && done ? `${done} % · ${title}` : title;
 }
 
 function filter() {
