@@ -202,6 +202,7 @@ def test_a_tiny_run_from_start_to_finish_by_clicks_stopped_and_resumed(tmp_path)
         find(driver, "#status .pill", "running")
         board.stop(signal.SIGKILL)
         with served(work) as second:
+            said(driver)  # the stream that was cut off
             driver.get(second.url)
             click(driver, "article.run h2 a")
             find(driver, "#status .pill", "finished")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from expert.insight.page.blocks import Figure
-from expert.insight.page.html import block_html
 from expert.insight.page.comparison import comparison_section
+from expert.insight.page.html import block_html
 from expert.jobs.board.live import Hub, Pace, View
 from expert.jobs.board.notes import FILE, MOST_TAGS, Notes, read_notes
 from expert.jobs.board.places import Places
@@ -21,7 +21,16 @@ from expert.jobs.board.run_page import manifest_change
 from expert.jobs.diagnose.diagnose import diagnose_run
 from expert.jobs.report import facts_of
 from tests.each import each
-from tests.insight.pages import HOSTILE, START, Tags, hostile_run, started, step_event, usual, write_run
+from tests.insight.pages import (
+    HOSTILE,
+    START,
+    Tags,
+    hostile_run,
+    started,
+    step_event,
+    usual,
+    write_run,
+)
 from tests.jobs.board.boards import Asked
 
 ONE, TWO = "one-20260101-120000", "two-20260101-120000"
@@ -76,7 +85,10 @@ def test_the_comparison_is_that_of_the_report(folder):
         assert block_html(block) in page or block_html(wide) in page
 
 
-@each("query", ["", "?run=x", "?run=x&run=x", "?run=a&run=b", "?" + "&".join(f"run={n}" for n in range(9))])
+@each(
+    "query",
+    ["", "?run=x", "?run=x&run=x", "?run=a&run=b", "?" + "&".join(f"run={n}" for n in range(9))],
+)
 def test_a_comparison_needs_several_runs_that_are_there(query, tmp_path):
     assert Asked(tmp_path).get(f"/compare{query}").status_code in (400, 404)
 

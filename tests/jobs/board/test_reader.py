@@ -141,7 +141,9 @@ def test_of_a_long_file_all_but_log_lines_is_read_and_these_now_and_then(
         events.append(step_event(step))
         if step % 100 == 0:
             events.append(eval_event(step))
-    path = written(tmp_path / "events.jsonl", [*events, {"time": 1.0, "event": "odd"}, step_event(801)])
+    path = written(
+        tmp_path / "events.jsonl", [*events, {"time": 1.0, "event": "odd"}, step_event(801)]
+    )
     reader = EventReader(path, most=40)
     assert reader.look()
     kinds = [event["event"] for event in reader.events]

@@ -156,7 +156,7 @@ class Jobs:
         if trainer_of(folder) is not None:
             raise NotDone(f"{run.name} is running")
         words = shlex.split(command_of_run(folder))
-        words = words[words.index("train"):]
+        words = words[words.index("train") :]
         if NO_FILE in words:
             raise NotDone(f"{run.name}: its manifest is not where it was  (put it back, or resume "
                           "it with expert train --manifest FILE --resume)")  # fmt: skip

@@ -108,4 +108,3 @@ def fact(name: str, value: object) -> Markup | None:
 
 def title_row(title: str, *beside: object) -> Markup:
     return tag("div", tag("h1", title), tag("div", *beside, class_="row"), class_="title")
-

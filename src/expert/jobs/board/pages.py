@@ -177,4 +177,3 @@ async def _stop_job(request: Request) -> Response:
         raise Refused(404, "There is no such command.")
     await run_in_threadpool(interrupt, job.holder)
     return JSONResponse({"done": "Asked to stop."})
-

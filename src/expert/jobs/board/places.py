@@ -120,8 +120,14 @@ class Places:
                     yield Found(_name_of(folder / name), "manifest", folder / name, root)
                     break
             if depth < DEPTH:
-                waiting += [(folder / name, depth + 1) for name, is_dir in inside.items() if is_dir
-                            and not name.startswith(".") and name not in NOT_LOOKED_INTO]  # fmt: skip
+                folders = [
+                    name for name, is_dir in inside.items() if is_dir and _is_looked_into(name)
+                ]
+                waiting += [(folder / name, depth + 1) for name in folders]
+
+
+def _is_looked_into(name: str) -> bool:
+    return not name.startswith(".") and name not in NOT_LOOKED_INTO
 
 
 def is_inside(path: Path, root: Path) -> bool:

@@ -194,4 +194,5 @@ def _is_sum(key: str, value: Any) -> bool:
 
 def _number(event: Event, key: str) -> float | None:
     value = event.get(key)
-    return float(value) if type(value) in (int, float) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None

@@ -30,7 +30,7 @@ from expert.jobs.board.summaries import Summaries, Summary
 from expert.jobs.diagnose.diagnose import diagnose_record
 from expert.jobs.report import facts_of
 
-STATUS_SHARE, CURVES_SHARE, WHOLE_SHARE = 0.001, 0.004, 0.003
+STATUS_SHARE, CURVES_SHARE, WHOLE_SHARE = 0.002, 0.0035, 0.002
 """Of a core: the numbers on top, the curves, and the diagnosis with all the rest."""
 LEAST_SECONDS = 2.0
 SKIPPED = (
@@ -74,6 +74,8 @@ class RunView(View):
             self.folder.refuse_foreign()
         if not self._status.due():
             return parts
+        if not self.parts:
+            self._summaries.of(self.found)  # reads all of a long run, once
         summary: Summary = self._status.run(lambda: self._summaries.of(self.found))
         if summary.problem:
             raise ExpertError(summary.problem)
@@ -129,9 +131,8 @@ def run_page(view: RunView, notes: Notes, tools: Sequence[object], *, read_only:
     return page(
         name,
         tag("p", tag("a", "Runs", href="/"), f" / {view.found.where}", class_="crumbs"),
-        tag("div", tag("h1", name), class_="title"),
+        tag("div", tag("h1", name), tag("div", *tools, class_="row"), class_="title"),
         Markup(view.html("status")),
-        tag("div", *tools, class_="row actions") if tools else None,
         _notes(view.found, notes, read_only=read_only),
         tag("nav", *links, class_="sections", aria_label="sections of this run"),
         live(view, f"/live/run/{view.found.id}"),
@@ -311,4 +312,3 @@ def _notes(found: Found, notes: Notes, *, read_only: bool) -> Markup | None:
     )  # fmt: skip
     summary = tag("summary", "Tags and notes ", *tags)
     return tag("details", summary, text, form, class_="notes")
-

@@ -43,7 +43,7 @@ UPLOADS = "/upload/"
 """Paths whose body is a file: longer, and slower, than others. Their route counts the bytes."""
 
 
-class Refused(Exception):  # noqa: N818 - an answer rather than an error
+class Refused(Exception):
     """A request that is not answered: the status, and why."""
 
     def __init__(self, status: int, why: str) -> None:

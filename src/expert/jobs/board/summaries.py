@@ -55,7 +55,7 @@ class Summaries:
             # Whether the trainer still lives is not in any file.
             if known is not None and known[0] == files and known[1].state != "running":
                 return known[1]
-            made = self._made(found, same=known is not None and known[0] == files)
+            made = self._made(found)
             self._known[found.path] = (files, made)
             if made.state != "running":
                 self._readers.pop(found.path, None)
@@ -68,7 +68,7 @@ class Summaries:
                 self._known.pop(path)
                 self._readers.pop(path, None)
 
-    def _made(self, found: Found, *, same: bool) -> Summary:
+    def _made(self, found: Found) -> Summary:
         folder = RunFolder(found.path)
         reader = self._readers.setdefault(found.path, EventReader(folder.events, LINES))
         try:
