@@ -145,12 +145,12 @@ class Jobs:
         threading.Thread(target=_wait, args=(process, job), daemon=True).start()
         return job
 
-    def start_training(self, manifest: Path, *, root: Path, subject: str) -> Job:
+    def start_training(self, manifest: Path, root: Path, subject: str) -> Job:
         command = ["train", "--manifest", str(manifest)]
         about = manifest.parent.name
         return self.start("train", command, root=root, about=about, subject=subject)
 
-    def resume(self, run: Path, *, root: Path, subject: str) -> Job:
+    def resume(self, run: Path, root: Path, subject: str) -> Job:
         """The command that `expert watch` and the trainer itself name."""
         folder = RunFolder.open(run)
         if trainer_of(folder) is not None:
@@ -162,12 +162,12 @@ class Jobs:
                           "it with expert train --manifest FILE --resume)")  # fmt: skip
         return self.start("train", words, root=root, about=run.name, subject=subject)
 
-    def validate(self, run: Path, *, root: Path, subject: str, base: bool) -> Job:
+    def validate(self, run: Path, root: Path, subject: str, *, base: bool) -> Job:
         more = ["--baseline", "base"] if base else []
         command = ["validate", "--expert", str(run), *more]
         return self.start("validate", command, root=root, about=run.name, subject=subject)
 
-    def export(self, run: Path, *, root: Path, subject: str, merged: bool) -> Job:
+    def export(self, run: Path, root: Path, subject: str, *, merged: bool) -> Job:
         """Into exports/ beside the runs, under a name that is free."""
         parent = root / "exports"
         refuse_links(parent, below=root)

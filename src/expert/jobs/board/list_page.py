@@ -74,7 +74,7 @@ def _order(run: Summary) -> tuple[bool, float, str]:
 def _card(run: Summary, notes: Notes) -> Markup:
     status, found = run.status, run.found
     words = [found.name, run.state, found.where, *notes.tags]
-    facts: list[Markup] = []
+    facts: list[Markup | None] = []
     if status is not None:
         words += [str(status.model or ""), str(status.device or ""), str(status.expert or "")]
         facts = _facts(run)
@@ -98,7 +98,7 @@ def _card(run: Summary, notes: Notes) -> Markup:
     )  # fmt: skip
 
 
-def _facts(run: Summary) -> list[Markup]:
+def _facts(run: Summary) -> list[Markup | None]:
     """Step, loss, speed and what is left, as far as they are known."""
     status = run.status
     assert status is not None

@@ -40,7 +40,8 @@ def read_notes(run: Path) -> Notes:
 def notes_in(told: dict[str, Any]) -> Notes:
     """Tags and text of an object, as far as they are what they should be."""
     tags, text = told.get("tags"), told.get("note")
-    words = [" ".join(str(one).split())[:TAG_LENGTH] for one in tags] if _is_list(tags) else []
+    given = tags if isinstance(tags, list) and all(isinstance(one, str) for one in tags) else []
+    words = [" ".join(one.split())[:TAG_LENGTH] for one in given]
     kept = tuple(dict.fromkeys(word for word in words if word))[:MOST_TAGS]
     return Notes(kept, text[:NOTE_LENGTH] if isinstance(text, str) else "")
 
@@ -52,7 +53,3 @@ def write_notes(run: Path, notes: Notes) -> None:
     with alone(file):
         told = {"tags": list(notes.tags), "note": notes.text}
         write_text_atomically(file, json_text(told, indent=2) + "\n")
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)

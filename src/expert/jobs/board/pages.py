@@ -4,6 +4,7 @@ with where to go, or with the problem in words."""
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.concurrency import run_in_threadpool
@@ -130,9 +131,7 @@ async def _train(request: Request) -> Response:
     board = board_of(request)
     await body_of(request)
     found = board.found(request, "manifest")
-    job = await run_in_threadpool(
-        board.jobs.start_training, found.path, root=found.root, subject=found.id
-    )
+    job = await run_in_threadpool(board.jobs.start_training, found.path, found.root, found.id)
     return JSONResponse({"go": f"/job/{job.id}"})
 
 
@@ -141,21 +140,22 @@ async def _act(request: Request) -> Response:
     board = board_of(request)
     given = await body_of(request)
     found = board.found(request, "run")
-    jobs, about = board.jobs, {"root": found.root, "subject": found.id}
+    jobs = board.jobs
     match request.path_params["action"]:
         case "stop":
             await run_in_threadpool(stop_run, found.path)
             return JSONResponse({"done": "Asked to stop: it finishes its step and saves."})
         case "resume":
-            job = await run_in_threadpool(jobs.resume, found.path, **about)
+            work = partial(jobs.resume, found.path, found.root, found.id)
         case "validate":
             base = given.get("base") is True
-            job = await run_in_threadpool(jobs.validate, found.path, base=base, **about)
+            work = partial(jobs.validate, found.path, found.root, found.id, base=base)
         case "export":
             merged = given.get("merged") is True
-            job = await run_in_threadpool(jobs.export, found.path, merged=merged, **about)
+            work = partial(jobs.export, found.path, found.root, found.id, merged=merged)
         case _:
             raise Refused(404, "There is no such action.")
+    job = await run_in_threadpool(work)
     return JSONResponse({"go": f"/job/{job.id}"})
 
 

@@ -194,5 +194,4 @@ def _is_sum(key: str, value: Any) -> bool:
 
 def _number(event: Event, key: str) -> float | None:
     value = event.get(key)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None
+    return float(value) if isinstance(value, int | float) else None
