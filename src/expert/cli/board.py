@@ -28,10 +28,11 @@ def board(
 ) -> None:
     """Show all runs live in a browser; start, stop, compare and validate them there."""
     from expert.jobs.board import server
+    from expert.jobs.board.actions import TOKEN
 
     server.needs_packages()
     made = server.make_board(folders or [Path()], read_only=read_only)
-    token = os.environ.get(server.TOKEN) or server.new_token()
+    token = os.environ.get(TOKEN) or server.new_token()
     address = server.listen(host, port, token)
     console = make_console(needed=False)
     warning = server.warning_about(host)

@@ -28,6 +28,7 @@ from expert.core.stored_json import object_in
 from expert.core.text import json_text
 from expert.run.stored.resume_command import NO_FILE, command_of_run
 
+TOKEN = "EXPERT_BOARD_TOKEN"
 FOLDER = ".expert-board"
 """In the folder that the board was given: records and output of what its pages started."""
 MOST_AT_ONCE = 6
@@ -132,7 +133,7 @@ class Jobs:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, "NO_COLOR": "1", "COLUMNS": "110", "PYTHONUNBUFFERED": "1"},
+                    env=_environment(),
                     start_new_session=True,  # no Ctrl-C, no closed terminal of the board's
                 )
             holder = Holder(pid=process.pid, host=socket.gethostname(),
@@ -226,6 +227,12 @@ def stop_run(run: Path) -> None:
     if holder is None:
         raise NotDone(f"{run.name} is not running")
     interrupt(holder)
+
+
+def _environment() -> dict[str, str]:
+    """That of the board, without its token; output is for a page."""
+    kept = {name: value for name, value in os.environ.items() if name != TOKEN}
+    return {**kept, "NO_COLOR": "1", "COLUMNS": "110", "PYTHONUNBUFFERED": "1"}
 
 
 def _wait(process: subprocess.Popen[bytes], job: Job) -> None:

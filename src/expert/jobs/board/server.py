@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-TOKEN = "EXPERT_BOARD_TOKEN"
 MOST_CONNECTIONS = 120
 HEADER_SECONDS = 10.0
 """A connection that has not sent a request by then is closed."""
