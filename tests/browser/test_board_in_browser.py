@@ -172,21 +172,38 @@ def test_two_tabs_follow_a_run_and_outlive_a_restart_of_the_server(tmp_path):
             find(driver, "#connection", "restarted")
 
 
-def test_a_tiny_run_from_start_to_finish_by_clicks_stopped_and_resumed(tmp_path):
-    from expert.jobs.new.new_expert import new_expert
-
+def test_from_an_empty_folder_to_an_exported_expert_by_clicks_stopped_and_resumed(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(ROWS, encoding="utf-8")
     work = tmp_path / "work"
     work.mkdir()
-    new_expert("adder", data=rows, into=work)
-    manifest = work / "adder" / "manifest.json"
-    told = json.loads(manifest.read_text(encoding="utf-8"))
-    told["training"]["config"] |= {"epochs": 5, "logging_steps": 1, "trackers": []}
-    manifest.write_text(json.dumps(told), encoding="utf-8")
     with ended(work), served(work) as board, browser(tmp_path / "profile") as driver:
         driver.get(board.url)
-        click(driver, "nav a", "Start")
+        click(driver, "a.button", "Start a run")
+        click(driver, "a.button", "Make one from a file of rows")
+        find(driver, "input[type=file]").send_keys(str(rows))
+        assert find(driver, "input[name=name]").get_attribute("value") == "rows"
+        click(driver, "button", "Make the expert")
+        find(driver, "#plan .cards", "45")  # steps: 5 epochs of 9
+        assert overflow(driver) <= 0
+        field = find(driver, "input[name=epochs]")
+        field.clear()
+        field.send_keys("4")
+        find(driver, "#plan .cards", "36")
+        field = find(driver, "input[name=batch_size]")
+        field.clear()
+        field.send_keys("many")
+        find(driver, "#plan pre", "batch_size")
+        field.clear()
+        field.send_keys("16")
+        find(driver, "#plan .cards", "36")
+        find(driver, "#rows pre", "Is 0 a number?")
+        click(driver, ".fields summary")
+        field = find(driver, "input[name=logging_steps]")
+        field.clear()
+        field.send_keys("1")
+        find(driver, "#plan .cards", "36")
+        assert said(driver) == []
         click(driver, "button", "Start training")
         click(driver, "a.button", "Open the run")
         find(driver, "#figure-loss")

@@ -133,7 +133,7 @@ class Jobs:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=_environment(),
+                    env=environment(),
                     start_new_session=True,  # no Ctrl-C, no closed terminal of the board's
                 )
             holder = Holder(pid=process.pid, host=socket.gethostname(),
@@ -145,11 +145,6 @@ class Jobs:
             self._known[name] = job
         threading.Thread(target=_wait, args=(process, job), daemon=True).start()
         return job
-
-    def start_training(self, manifest: Path, root: Path, subject: str) -> Job:
-        command = ["train", "--manifest", str(manifest)]
-        about = manifest.parent.name
-        return self.start("train", command, root=root, about=about, subject=subject)
 
     def resume(self, run: Path, root: Path, subject: str) -> Job:
         """The command that `expert watch` and the trainer itself name."""
@@ -229,7 +224,7 @@ def stop_run(run: Path) -> None:
     interrupt(holder)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """That of the board, without its token; output is for a page."""
     kept = {name: value for name, value in os.environ.items() if name != TOKEN}
     return {**kept, "NO_COLOR": "1", "COLUMNS": "110", "PYTHONUNBUFFERED": "1"}

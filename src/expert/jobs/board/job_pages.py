@@ -87,14 +87,17 @@ def start_page(manifests: Sequence[Found], jobs: Sequence[Job]) -> str:
             "article",
             tag("div", tag("h2", one.name), tag("small", f"{one.where}/{one.path.name}"),
                 class_="who"),
-            button("Start training", f"/manifest/{one.id}/train", class_="primary"),
+            tag("div", tag("a", "Plan and settings", href=f"/manifest/{one.id}"),
+                button("Start training", f"/manifest/{one.id}/train", class_="primary"),
+                class_="row"),
             class_="card run short",
         )
         for one in sorted(manifests, key=lambda one: one.name)
     ]  # fmt: skip
     if not cards:
-        text = "There is no manifest in these folders yet. expert new NAME --from ROWS makes one."
-        cards = [tag("div", tag("p", text), class_="card empty")]
+        link = tag("a", "Make one from a file of rows", href="/new", class_="button")
+        text = "There is no manifest in these folders yet."
+        cards = [tag("div", tag("p", text), link, class_="card empty")]
     lines = [
         tag("li", pill(job.state, TONES[job.state]),
             tag("a", f"{job.what} {job.about}", href=f"/job/{job.id}"),

@@ -11,7 +11,11 @@ from expert.insight.page.markup import Markup, tag
 if TYPE_CHECKING:
     from expert.jobs.board.live import View
 
-NAV: tuple[tuple[str, str, str], ...] = (("/", "Runs", "runs"), ("/start", "Start", "start"))
+NAV: tuple[tuple[str, str, str], ...] = (
+    ("/", "Runs", "runs"),
+    ("/start", "Start", "start"),
+    ("/new", "New", "new"),
+)
 """Address, words and name of every page in the navigation. A page adds its line here."""
 STATE_TONES = {"running": "note", "finished": "good", "stopped": "warning", "failed": "error",
                "gone": "error", "unreadable": "plain"}  # fmt: skip

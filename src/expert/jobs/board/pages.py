@@ -15,6 +15,14 @@ from expert.jobs.board.actions import interrupt, stop_run
 from expert.jobs.board.board import board_of, body_of, stream
 from expert.jobs.board.job_pages import JobView, job_page, start_page
 from expert.jobs.board.list_page import ListView, list_page
+from expert.jobs.board.manifest_page import (
+    manifest_page,
+    plan_html,
+    rows_html,
+    start_with,
+    written_config,
+)
+from expert.jobs.board.new_page import make_expert, new_page, receive, remove
 from expert.jobs.board.notes import notes_in, read_notes, write_notes
 from expert.jobs.board.run_page import RunView, compare_page, run_page, run_tools
 from expert.jobs.board.safety import Refused
@@ -39,6 +47,11 @@ def routes() -> list[Route]:
         Route("/start", _start),
         Route("/job/{id}", _job),
         Route("/live/job/{id}", _live_job),
+        Route("/new", _new),
+        Route("/upload/rows", _upload, methods=["POST"]),
+        Route("/manifest/{id}", _manifest),
+        Route("/manifest/{id}/plan", _plan, methods=["POST"]),
+        Route("/manifest/{id}/rows", _rows, methods=["POST"]),
         Route("/manifest/{id}/train", _train, methods=["POST"]),
         Route("/run/{id}/notes", _notes, methods=["POST"]),
         Route("/run/{id}/{action}", _act, methods=["POST"]),
@@ -99,11 +112,28 @@ async def _view(board: Board, name: str) -> RunView:
 
 
 async def _start(request: Request) -> Response:
+    board = _that_changes(request)
+    await asyncio.to_thread(board.places.look, now=True)
+    return HTMLResponse(start_page(board.places.manifests(), board.jobs.all()))
+
+
+async def _new(request: Request) -> Response:
+    board = _that_changes(request)
+    return HTMLResponse(new_page(board.places.roots))
+
+
+async def _manifest(request: Request) -> Response:
+    found = _that_changes(request).found(request, "manifest")
+    written = await run_in_threadpool(written_config, found.path)
+    return HTMLResponse(manifest_page(found, written))
+
+
+def _that_changes(request: Request) -> Board:
+    """For pages that are there to act."""
     board = board_of(request)
     if board.read_only:
         raise Refused(403, "This board is read-only.")
-    await asyncio.to_thread(board.places.look, now=True)
-    return HTMLResponse(start_page(board.places.manifests(), board.jobs.all()))
+    return board
 
 
 async def _job(request: Request) -> Response:
@@ -128,11 +158,39 @@ def _job_view(request: Request) -> tuple[str, type]:
 
 
 async def _train(request: Request) -> Response:
-    board = board_of(request)
-    await body_of(request)
+    board, given = board_of(request), await body_of(request)
     found = board.found(request, "manifest")
-    job = await run_in_threadpool(board.jobs.start_training, found.path, found.root, found.id)
-    return JSONResponse({"go": f"/job/{job.id}"})
+    return JSONResponse({"go": await run_in_threadpool(start_with, board.jobs, found, given)})
+
+
+async def _plan(request: Request) -> Response:
+    given = await body_of(request)
+    found = board_of(request).found(request, "manifest")
+    return JSONResponse({"html": await run_in_threadpool(plan_html, found.path, given)})
+
+
+async def _rows(request: Request) -> Response:
+    await body_of(request)
+    found = board_of(request).found(request, "manifest")
+    return JSONResponse({"html": await run_in_threadpool(rows_html, found.path)})
+
+
+async def _upload(request: Request) -> Response:
+    """A file of rows, and an expert made from it."""
+    places, asked = board_of(request).places, request.query_params
+    try:
+        root = places.roots[int(asked.get("root", "0"))]
+    except (ValueError, IndexError):
+        raise Refused(400, "There is no such folder on this board.") from None
+    rows = await receive(request.stream(), root, asked.get("file", ""))
+    try:
+        name, model = asked.get("name", ""), asked.get("model", "")
+        manifest = await run_in_threadpool(make_expert, rows, root, name, model)
+    finally:
+        remove(rows)
+    await asyncio.to_thread(places.look, now=True)
+    found = next(one for one in places.manifests() if one.path == manifest)
+    return JSONResponse({"go": f"/manifest/{found.id}"})
 
 
 async def _act(request: Request) -> Response:

@@ -30,7 +30,7 @@ from expert.jobs.board.summaries import Summaries, Summary
 from expert.jobs.diagnose.diagnose import diagnose_record
 from expert.jobs.report import facts_of
 
-STATUS_SHARE, CURVES_SHARE, WHOLE_SHARE = 0.002, 0.0035, 0.002
+STATUS_SHARE, CURVES_SHARE, WHOLE_SHARE = 0.0015, 0.0025, 0.0015
 """Of a core: the numbers on top, the curves, and the diagnosis with all the rest."""
 LEAST_SECONDS = 2.0
 SKIPPED = (

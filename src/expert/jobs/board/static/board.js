@@ -224,15 +224,102 @@ async function send(form) {
   if (told?.go) location.href = told.go;
 }
 
+// --- a manifest: the plan beside the form, as one types -------------------------------------
+
+function changedFields() {
+  const set = {};
+  byId("settings").querySelectorAll("[data-was]").forEach((field) => {
+    if (field.value !== field.dataset.was) set[field.name] = field.value;
+  });
+  return { set, gpu: byId("settings").elements.gpu.value };
+}
+
+let asked = 0;
+async function plan() {
+  const turn = ++asked;
+  const place = byId("plan");
+  place.classList.add("stale");
+  const told = await post(`/manifest/${byId("settings").dataset.manifest}/plan`, changedFields());
+  if (turn !== asked) return; // something was typed since
+  if (told) place.innerHTML = told.html;
+  place.classList.remove("stale");
+}
+
+async function planAndRows() {
+  const form = byId("settings");
+  if (!form) return;
+  let timer = null;
+  form.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(plan, 500);
+    byId("start").dataset.body = JSON.stringify(changedFields());
+  });
+  await plan();
+  const told = await post(`/manifest/${form.dataset.manifest}/rows`);
+  if (told) byId("rows").innerHTML = told.html;
+}
+
+// --- a file of rows -------------------------------------------------------------------------
+
+async function upload(form) {
+  const { file, name, model, root } = form.elements;
+  const chosen = file.files[0];
+  const query = new URLSearchParams({ file: chosen.name, name: name.value, model: model.value });
+  if (root) query.set("root", root.value);
+  const button = form.querySelector("button");
+  const said = byId("said");
+  button.disabled = true;
+  said.hidden = false;
+  said.textContent = "Sending, and looking at the rows…";
+  try {
+    const answer = await fetch(`${form.dataset.upload}?${query}`, {
+      method: "POST",
+      headers: { "content-type": "application/octet-stream", "x-expert-board": "1" },
+      body: chosen,
+    });
+    const told = await answer.json();
+    if (answer.ok) location.href = told.go;
+    else said.textContent = told.problem;
+  } catch {
+    said.textContent = "The file could not be sent.";
+  }
+  button.disabled = false;
+}
+
+function nameByFile(form) {
+  const { file, name } = form.elements;
+  const chosen = file.files[0];
+  if (!chosen) return;
+  form.querySelector(".drop b").textContent = chosen.name;
+  const plain = chosen.name.replace(/\.[^.]*$/, "").replace(/[^A-Za-z0-9_.-]+/g, "-");
+  if (!name.value) name.value = plain.replace(/^[-.]+/, "");
+}
+
+document.addEventListener("change", (event) => {
+  if (event.target.name === "file") nameByFile(event.target.form);
+});
+document.addEventListener("dragover", (event) => {
+  if (byId("said")) event.preventDefault();
+});
+document.addEventListener("drop", (event) => {
+  const field = document.querySelector("input[type=file]");
+  if (!field) return;
+  event.preventDefault();
+  field.files = event.dataTransfer.files;
+  nameByFile(field.form);
+});
+
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-action]");
   if (button) act(button);
   else if (event.target.closest("#compare")) compare();
 });
 document.addEventListener("submit", (event) => {
-  if (!event.target.dataset.action) return;
+  const { action, upload: place } = event.target.dataset;
+  if (!action && !place && event.target.id !== "settings") return;
   event.preventDefault();
-  send(event.target);
+  if (action) send(event.target);
+  else if (place) upload(event.target);
 });
 document.addEventListener("input", (event) => {
   if (event.target.closest("#filter, #state, article.run")) filter();
@@ -250,3 +337,4 @@ document.addEventListener("mouseout", (event) => {
 });
 afterwards();
 follow();
+planAndRows();
