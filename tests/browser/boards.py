@@ -118,7 +118,9 @@ def click(driver: Any, selector: str, containing: str = "") -> None:
 
     for _ in range(20):
         try:
-            find(driver, selector, containing).click()
+            found = find(driver, selector, containing)
+            driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
+            found.click()
             return
         except StaleElementReferenceException:
             continue

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from expert.core.links import LinkRefused
 from expert.core.rundir import Holder, RunFolder, process_of
 from expert.jobs.board import actions
 from expert.jobs.board.actions import FOLDER, Jobs, NotDone, interrupt, stop_run, trainer_of
@@ -110,7 +111,7 @@ def test_a_command_runs_in_a_session_of_its_own_and_its_output_and_code_are_kept
 def test_a_command_that_fails_says_so_with_its_output(tmp_path):
     asked = Asked(tmp_path)
     (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "manifest.yaml").write_text("nam: x\n", encoding="utf-8")
+    (tmp_path / "bad" / "manifest.yaml").write_text("base: x\n", encoding="utf-8")
     place = f"/manifest/{asked.id_of('bad', 'manifest')}/train"
     go = asked.post(place).json()["go"]
     job = asked.board.jobs.get(go.rpartition("/")[2])
@@ -170,6 +171,6 @@ def test_a_forged_record_of_a_command_is_left_out(tmp_path):
 def test_the_folder_of_commands_may_not_be_a_link(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / FOLDER).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(Exception, match="is a link"):
+    with pytest.raises(LinkRefused):
         Jobs([tmp_path]).start("train", [], root=tmp_path, about="a", subject="a")
     assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -66,6 +66,6 @@ async def stream(request: Request, key: str, make: Callable[[], Any]) -> Respons
         return Response(media_type="text/event-stream")
     if hub.streams >= MOST_STREAMS:
         raise Refused(503, "Too many pages are open.")
-    view = await hub.open(key, make)
+    view = await hub.view(key, make)
     told = hub.stream(view, request.query_params.get("seen", ""))
     return StreamingResponse(told, media_type="text/event-stream")

@@ -83,7 +83,7 @@ class Hub:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._opening: dict[str, asyncio.Lock] = {}
 
-    async def open(self, key: str, make: Callable[[], View]) -> View:
+    async def view(self, key: str, make: Callable[[], View]) -> View:
         """The view of that name with all its pieces."""
         async with self._opening.setdefault(key, asyncio.Lock()):
             view = self.views.get(key)

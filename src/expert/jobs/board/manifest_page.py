@@ -63,7 +63,7 @@ def manifest_page(found: Found, written: Mapping[str, Any]) -> str:
     start = button("Start training", f"/manifest/{found.id}/train", class_="primary", id="start")
     form = tag(
         "form", tag("label", "Plan for the card", gpu), *first, more, id="settings",
-        data_manifest=found.id, class_="card fields", aria_label="settings of the training",
+        data_manifest=found.id, class_="card fields", aria_label="training settings",
     )  # fmt: skip
     note = "Values here are for the run that you start; the manifest stays as it is."
     return page(

@@ -64,7 +64,7 @@ def routes() -> list[Route]:
 
 async def _list(request: Request) -> Response:
     board = board_of(request)
-    view = await board.hub.open("runs", lambda: ListView(board.places, board.summaries))
+    view = await board.hub.view("runs", lambda: ListView(board.places, board.summaries))
     return HTMLResponse(list_page(view, read_only=board.read_only))
 
 
@@ -106,7 +106,7 @@ async def _view(board: Board, name: str) -> RunView:
     found = board.places.get(name, "run")
     if found is None:
         raise Refused(404, "There is no such run in the folders of this board.")
-    view = await board.hub.open(f"run {name}", lambda: RunView(found, board.summaries))
+    view = await board.hub.view(f"run {name}", lambda: RunView(found, board.summaries))
     assert isinstance(view, RunView)
     return view
 
@@ -138,7 +138,7 @@ def _that_changes(request: Request) -> Board:
 
 async def _job(request: Request) -> Response:
     board = board_of(request)
-    view = await board.hub.open(*_job_view(request))
+    view = await board.hub.view(*_job_view(request))
     return HTMLResponse(job_page(view, read_only=board.read_only))
 
 
@@ -150,7 +150,7 @@ def _job_view(request: Request) -> tuple[str, type]:
     board = board_of(request)
     job = board.jobs.get(request.path_params["id"])
     if job is None:
-        raise Refused(404, "There is no such command.")
+        raise Refused(404, "That command is not known here.")
     return f"job {job.id}", lambda: JobView(job, board.places)  # type: ignore[return-value]
 
 
@@ -232,6 +232,6 @@ async def _stop_job(request: Request) -> Response:
     job = board_of(request).jobs.get(request.path_params["id"])
     await body_of(request)
     if job is None:
-        raise Refused(404, "There is no such command.")
+        raise Refused(404, "That command is not known here.")
     await run_in_threadpool(interrupt, job.holder)
     return JSONResponse({"done": "Asked to stop."})

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.files import read_bytes
 from expert.core.install import pip_install
 from expert.insight.page.markup import tag
 from expert.jobs.board.board import Board, board_of
@@ -75,7 +76,7 @@ async def _static(request: Request) -> Response:
 
 @cache
 def _file(package: str, path: str) -> bytes:
-    return files(package).joinpath(path).read_bytes()
+    return read_bytes(Path(str(files(package).joinpath(path))))
 
 
 async def _refused(request: Request, error: Exception) -> Response:
