@@ -141,6 +141,16 @@ def harmless(html: str) -> None:
     assert all(attributes.get("src") for name, attributes in tags.found if name == "script")
 
 
+def test_the_answer_of_the_baseline_stands_beside_that_of_the_expert(folder):
+    case = {"id": "a", "prompt": "p", "expected": "e", "answer": "ours", "passed": True}
+    baseline = {"accuracy": 0.0, "cases": [{**case, "answer": "theirs", "passed": False}]}
+    validation = {"accuracy": 1.0, "cases": [case], "baseline": baseline}
+    (folder / "runs" / ONE / "validation.json").write_text(json.dumps(validation))
+    asked = Asked(folder)
+    page = asked.page(f"/run/{asked.id_of(ONE)}")
+    assert "<dt>answer</dt><dd>ours</dd><dt>baseline answer</dt><dd>theirs</dd>" in page
+
+
 # --- folders -------------------------------------------------------------------------------------
 
 

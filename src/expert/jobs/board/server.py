@@ -133,6 +133,11 @@ def listen(host: str, port: int, token: str) -> Address:
 
 def run_board(board: Board, address: Address) -> None:
     """Answer until Ctrl-C; runs and commands that pages started continue."""
+    make_server(board, address).run(sockets=[address.socket])
+
+
+def make_server(board: Board, address: Address) -> Any:
+    """uvicorn with limits on how much, how many and how long."""
     import uvicorn
 
     app = make_app(board, token=address.token, host=address.host)
@@ -150,7 +155,7 @@ def run_board(board: Board, address: Address) -> None:
     )
     server = _server_class()(config)
     server.board = board
-    server.run(sockets=[address.socket])
+    return server
 
 
 def needs_packages() -> None:
