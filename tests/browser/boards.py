@@ -107,8 +107,9 @@ def until(found: Callable[[], Any], what: str, driver: Any = None) -> Any:
         result = found()
         if result:
             return result
-        shown = driver.find_element("tag name", "body").text[:1500] if driver else ""
-        assert time.monotonic() < ends, f"waited for {what}\n{shown}"
+        if time.monotonic() > ends:
+            shown = driver.find_element("tag name", "body").text[:1500] if driver else ""
+            raise AssertionError(f"waited for {what}\n{shown}")
         time.sleep(0.1)
 
 

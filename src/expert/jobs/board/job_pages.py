@@ -23,9 +23,10 @@ TONES = {"running": "note", "finished": "good", "failed": "error", "ended": "pla
 class JobView(View):
     """How a command stands, what it wrote, and the run that it trains."""
 
-    def __init__(self, job: Job, places: Places) -> None:
+    def __init__(self, job: Job, places: Places, *, read_only: bool) -> None:
         super().__init__()
         self.job = job
+        self._read_only = read_only
         self._places = places
         self._run: Found | None = None
         self._over = False
@@ -47,7 +48,7 @@ class JobView(View):
         elif job.state != "running":
             link = tag("a", "Runs", href="/", class_="button")
         stop = None
-        if job.state == "running":
+        if job.state == "running" and not self._read_only:
             stop = button("Stop", f"/job/{job.id}/stop", data_confirm="Stop this command?")
         meaning = EXIT_MEANINGS.get(job.exit_code or 0, "") if job.exit_code else ""
         return tag(

@@ -23,8 +23,9 @@ STATES = ("running", "finished", "stopped", "failed", "gone")
 class ListView(View):
     """One piece for every run, newest first, those that run before all."""
 
-    def __init__(self, places: Places, summaries: Summaries) -> None:
+    def __init__(self, places: Places, summaries: Summaries, *, read_only: bool) -> None:
         super().__init__()
+        self._read_only = read_only
         self._places, self._summaries = places, summaries
         self._pace = Pace(SHARE)
 
@@ -42,7 +43,7 @@ class ListView(View):
         parts = {f"run-{run.found.id}": _card(run, notes) for run, notes in runs}
         order = " ".join(parts) or "nothing"
         if not runs:
-            parts["nothing"] = _nothing(self._places)
+            parts["nothing"] = _nothing(self._places, read_only=self._read_only)
         return {**parts, "counts": _counts(run for run, _ in runs), "order": order}
 
 
@@ -126,8 +127,8 @@ def _counts(runs: Iterable[Summary]) -> Markup:
     return tag("span", ", ".join(words), id="counts", class_="soft")
 
 
-def _nothing(places: Places) -> Markup:
+def _nothing(places: Places, *, read_only: bool) -> Markup:
     where = ", ".join(str(root) for root in places.roots)
-    text = f"No run yet in {where}. Start one here, or with expert train; it appears by itself."
-    link = tag("a", "Start a run", href="/start", class_="button")
+    text = f"No run yet in {where}. One that is started appears by itself."
+    link = None if read_only else tag("a", "Start a run", href="/start", class_="button")
     return tag("div", tag("p", text), link, id="nothing", class_="card empty")

@@ -4,6 +4,7 @@ with where to go, or with the problem in words."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -64,13 +65,17 @@ def routes() -> list[Route]:
 
 async def _list(request: Request) -> Response:
     board = board_of(request)
-    view = await board.hub.view("runs", lambda: ListView(board.places, board.summaries))
+    view = await board.hub.view("runs", lambda: _runs(board))
     return HTMLResponse(list_page(view, read_only=board.read_only))
 
 
 async def _live_list(request: Request) -> Response:
     board = board_of(request)
-    return await stream(request, "runs", lambda: ListView(board.places, board.summaries))
+    return await stream(request, "runs", lambda: _runs(board))
+
+
+def _runs(board: Board) -> ListView:
+    return ListView(board.places, board.summaries, read_only=board.read_only)
 
 
 async def _run(request: Request) -> Response:
@@ -146,12 +151,12 @@ async def _live_job(request: Request) -> Response:
     return await stream(request, *_job_view(request))
 
 
-def _job_view(request: Request) -> tuple[str, type]:
+def _job_view(request: Request) -> tuple[str, Callable[[], JobView]]:
     board = board_of(request)
     job = board.jobs.get(request.path_params["id"])
     if job is None:
         raise Refused(404, "That command is not known here.")
-    return f"job {job.id}", lambda: JobView(job, board.places)  # type: ignore[return-value]
+    return f"job {job.id}", lambda: JobView(job, board.places, read_only=board.read_only)
 
 
 # --- actions -------------------------------------------------------------------------------------
