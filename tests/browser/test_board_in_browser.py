@@ -40,9 +40,8 @@ def ended(work: Path):
 
 def overflow(driver) -> int:
     """Pixels by which a page is wider than its window."""
-    return driver.execute_script(
-        "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    )
+    root = "document.documentElement"
+    return int(driver.execute_script(f"return {root}.scrollWidth - {root}.clientWidth"))
 
 
 def test_every_page_is_whole_on_a_screen_and_on_a_phone_light_and_dark(tmp_path):

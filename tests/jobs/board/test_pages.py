@@ -8,6 +8,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -243,7 +244,7 @@ class Counted(View):
         return self.now
 
 
-async def told(stream) -> dict[str, str]:
+async def told(stream: Any) -> Any:
     async for line in stream:
         if line.startswith(b"data: "):
             return json.loads(line[6:])

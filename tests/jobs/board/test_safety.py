@@ -219,7 +219,7 @@ def test_no_address_leads_out_of_the_folders(place, asked):
 
 
 def test_a_host_for_the_network_goes_by_addresses_and_its_own_name():
-    guard = Guard(None, token="t", host="0.0.0.0", read_only=True)  # type: ignore[arg-type]
+    guard = Guard(None, token="t", host="0.0.0.0", read_only=True)
     assert guard.is_own("192.168.1.5:7373")
     assert not guard.is_own("evil.example:7373")
     assert is_loopback("127.0.0.1")
