@@ -26,7 +26,7 @@ def board(
     ] = False,
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
-    """Show all runs live in a browser; start, stop, compare and validate them there."""
+    """Show all runs live in a browser, and start, stop and compare them there."""
     from expert.jobs.board import server
     from expert.jobs.board.actions import TOKEN
 
