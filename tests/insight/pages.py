@@ -155,7 +155,7 @@ def figures_of(page: Page) -> dict[str, Figure]:
 class Tags(HTMLParser):
     """Every tag with its attributes, the text, and the tags left open."""
 
-    EMPTY = ("meta", "br", "hr")
+    EMPTY = ("meta", "br", "hr", "input", "link")
 
     def __init__(self, html: str) -> None:
         super().__init__()

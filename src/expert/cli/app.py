@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from expert.cli import (
     benchmark,
+    board,
     dataset,
     diagnose,
     export,
@@ -45,6 +46,7 @@ _COMMANDS: dict[str, Any] = {
     "train": train.train,
     "launch": launch.launch,
     "watch": watch.watch,
+    "board": board.board,
     "sample": sample.sample,
     "validate": validate.validate,
     "export": export.export,

@@ -174,7 +174,7 @@ class StoredEvents(Iterator[Event]):
             return
         with _opened(path) as stream:
             for line, _ in _lines(stream):
-                event = _event_of(line)
+                event = event_of(line)
                 if event is not None:
                     yield event
                 elif line.endswith(b"\n") and line.strip():
@@ -198,7 +198,7 @@ def follow(
         ending = stop()
         for line in _whole_lines(path, position):
             position = line[0]
-            event = _event_of(line[1])
+            event = event_of(line[1])
             if event is not None:
                 yield event
         if ending:
@@ -257,7 +257,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _event_of(line: bytes) -> Event | None:
+def event_of(line: bytes) -> Event | None:
     """The event of a line; None where it is none, or where a field is not what it is called: all
     readers rely on the kinds of the fields below."""
     try:

@@ -82,7 +82,7 @@ class Holder:
             return not has_locks
         if not is_alive(self.pid):
             return False
-        process = _started(self.pid)
+        process = process_of(self.pid)
         if not process or not self.process:  # not Linux: a number may have been given away
             return not has_locks
         return process == self.process and self.pid != os.getpid()
@@ -438,7 +438,7 @@ def _write(path: Path) -> os.stat_result:
     """Name this process as the holder."""
     pid = os.getpid()
     since = time.strftime("%Y-%m-%d %H:%M:%S")
-    holder = Holder(pid=pid, host=socket.gethostname(), since=since, process=_started(pid))
+    holder = Holder(pid=pid, host=socket.gethostname(), since=since, process=process_of(pid))
     try:
         # Without O_TRUNC the end of a longer name stays behind, and the file then names nobody.
         with open(open_plain(path, os.O_RDWR | os.O_TRUNC), "w", encoding="utf-8") as stream:
@@ -463,7 +463,7 @@ def _unwritable(path: Path, error: OSError) -> RunFolderError:
     )
 
 
-def _started(pid: int) -> str:
+def process_of(pid: int) -> str:
     """Boot and start time of a process; "" where the system does not tell."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -69,14 +69,19 @@ def read_run(folder: Path) -> RunRecord:
     run.refuse_foreign()
     stored = read_events(run.events)
     events = tuple(stored)
+    return record_of(run, events, stored.damaged)
+
+
+def record_of(run: RunFolder, events: tuple[Event, ...], damaged_lines: int) -> RunRecord:
+    """The record of a run whose events were read."""
     validation = object_in(run.validation) if run.validation.is_file() else None
     return RunRecord(
-        folder=folder,
+        folder=run.path,
         manifest=object_in(run.manifest),
         plan=object_in(run.plan),
         environment=object_in(run.environment),
         events=events,
-        damaged_lines=stored.damaged,
+        damaged_lines=damaged_lines,
         validation=validation,
         outdated=outdated(validation, run) if validation is not None else "",
     )

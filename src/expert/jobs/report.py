@@ -114,17 +114,18 @@ def gather(
     """Everything a page is made of, read from the folders."""
     found = diagnose_run(place)
     return Report(
-        run=_facts(found),
+        run=facts_of(found),
         verdict=found.verdict,
         learning=found.learning,
         findings=found.findings,
         ladder=_ladder(found.run, ladder),
-        others=tuple(_facts(diagnose_run(other)) for other in compare),
+        others=tuple(facts_of(diagnose_run(other)) for other in compare),
         made=now,
     )
 
 
-def _facts(found: Diagnosis) -> RunFacts:
+def facts_of(found: Diagnosis) -> RunFacts:
+    """What a page shows of a diagnosed run."""
     return RunFacts(
         record=found.run,
         anatomy=found.anatomy,

@@ -34,6 +34,9 @@ ROOM_ON_A_PHONE = 4
 LABEL_SHARE = 0.12
 """A part of a bar at least this wide has its number written into it."""
 
+SPARK_LOG_FROM = 30.0
+"""A small curve that spans more than this factor is drawn by its logarithm."""
+
 
 def draw(chart: Chart) -> Markup:
     """The figure as HTML and SVG."""
@@ -50,6 +53,20 @@ def draw(chart: Chart) -> Markup:
             return _histogram(chart)
         case Timeline():
             return _marks(chart)
+
+
+def sparkline(points: Sequence[Point], words: str) -> Markup:
+    """A small curve without axes; `words` say it to whoever cannot see it."""
+    known = [value for _, value in points if value is not None]
+    if len(known) < 2:
+        return tag("span", class_="spark")
+    thin = thinned(points, 60)
+    x = scale_of([place for place, _ in thin], tight=True)
+    y = scale_of(known, log=min(known) > 0 and max(known) / min(known) > SPARK_LOG_FROM, tight=True)
+    box = f"0 0 {SIZE} {SIZE}"
+    drawn = path(_path(thin, x, y), class_="line c1")
+    about = {"role": "img", "aria_label": words, "preserveAspectRatio": "none"}
+    return tag("svg", drawn, class_="spark", viewBox=box, **about)
 
 
 # --- the frame -----------------------------------------------------------------------------------

@@ -61,14 +61,15 @@ def page_html(page: Page) -> str:
             ),
         ),
         tag("nav", *links, aria_label="sections"),
-        tag("main", *(_section(section) for section in page.sections)),
+        tag("main", *(section_html(section) for section in page.sections)),
         tag("footer", page.footer),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def _section(section: PageSection) -> Markup:
-    inside = tag("div", *(_block(block) for block in _paired(section.inside)), class_="grid")
+def section_html(section: PageSection) -> Markup:
+    """A section with its heading, as the report and the board show it."""
+    inside = tag("div", *(block_html(block) for block in _paired(section.inside)), class_="grid")
     return tag("section", tag("h2", section.title), inside, id=section.name)
 
 
@@ -86,7 +87,8 @@ def _paired(blocks: Sequence[Block]) -> list[Block]:
     ]
 
 
-def _block(block: Block) -> Markup:
+def block_html(block: Block) -> Markup:
+    """One block of a section."""
     match block:
         case Figure():
             return _figure(block)
@@ -101,7 +103,7 @@ def _block(block: Block) -> Markup:
         case CaseExample():
             return _example(block)
         case Folded():
-            inside = tag("div", *(_block(inner) for inner in block.inside), class_="grid")
+            inside = tag("div", *(block_html(inner) for inner in block.inside), class_="grid")
             opened = "open" if block.shown else None
             return tag("details", tag("summary", block.title), inside, open=opened)
 

@@ -10,8 +10,9 @@ from expert.core.text import visible
 
 MAX_TEXT = 2_000
 """Characters shown of one text; a row or an error may have a million."""
-_NO_CONTENT = {"meta", "br", "hr"}
+_NO_CONTENT = {"meta", "br", "hr", "input", "link"}
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;", "`": "&#96;"}
+_STYLE = re.compile(r"[a-z0-9.:;%-]+")
 _HTML_PLACES = re.compile("[&<>\"'`]")
 
 
@@ -38,7 +39,10 @@ def tag(name: str, /, *inside: object, **attributes: Any) -> Markup:
     """An element. Text inside is escaped, None is left out; `class_` and `aria_label` are names."""
     parts = [f"<{name}"]
     for key, value in attributes.items():
-        if value is not None:
+        if key == "style":  # hundreds of labels and columns are placed by one
+            assert _STYLE.fullmatch(value), "a style holds names and numbers only"
+            parts.append(f' style="{value}"')
+        elif value is not None:
             parts.append(f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"')
     parts.append(">")
     if name in _NO_CONTENT:

@@ -13,7 +13,7 @@ SHOWN_CASES = 20
 """Of each kind; validation.json has all."""
 OPEN_CASES = 3
 """Of the wrong ones and of the correct ones, shown without a click."""
-TEXTS = ("id", "prompt", "expected", "answer", "reason")
+TEXTS = ("id", "prompt", "expected", "answer", "baseline answer", "reason")
 WORDS = (("wrong", False), ("correct", True))
 Case = Mapping[str, Any]
 
@@ -27,7 +27,7 @@ class Validated:
         self.facts = facts
         self.gate = passed if isinstance(passed, bool) else None
         self.reasons = "; ".join(str(reason) for reason in listed(gate.get("reasons")))
-        self.cases: list[Case] = [mapping(case) for case in listed(facts.get("cases"))]
+        self.cases: list[Case] = _beside_the_baseline(facts)
         self.is_plain_text = facts.get("cases") == []
         self.has_no_gate = self.gate is None and "passed" in gate
         self.accuracy = number(facts.get("accuracy"))
@@ -98,6 +98,14 @@ class Validated:
             passed = sum(case.get("passed") is True for case in self.cases)
             note = "open text" if self.is_open_text else f"{passed:,} correct"
             yield Tile(name="Cases", value=f"{len(self.cases):,}", note=note)
+
+
+def _beside_the_baseline(facts: Mapping[str, Any]) -> list[Case]:
+    """The cases, each with what the baseline answered where there was one."""
+    others = [mapping(case) for case in listed(mapping(facts.get("baseline")).get("cases"))]
+    answers = {str(case.get("id")): case.get("answer") for case in others}
+    cases = [mapping(case) for case in listed(facts.get("cases"))]
+    return [{**case, "baseline answer": answers.get(str(case.get("id")))} for case in cases]
 
 
 def validation_sections(run: RunFacts) -> list[PageSection]:

@@ -69,7 +69,12 @@ def diagnose_run(place: Path | None) -> Diagnosis:
     folder = RunFolder(place) if place is not None else None
     if folder is None or not folder.events.is_file():
         folder = find_trained(place)
-    run = read_run(folder.path)
+    return diagnose_record(read_run(folder.path))
+
+
+def diagnose_record(run: RunRecord) -> Diagnosis:
+    """The diagnosis of a run that was read."""
+    folder = RunFolder(run.folder)
     status = status_by(run.events, folder, damaged_lines=run.damaged_lines)
     go_on = ""
     if status.state in ENDED_BEFORE:

@@ -157,8 +157,9 @@ def _evals(known: dict[Any, Any], event: Event) -> dict[Any, Any]:
     """The losses on the validation rows by step, after this event; what was undone is gone."""
     kind, step = event["event"], event.get("step")
     if kind == "eval" and event.get("split", "validation") == "validation":
-        before = {at: loss for at, loss in known.items() if at != step}
-        return {**before, step: event.get("loss")}
+        known.pop(step, None)  # the newest last; in place: a run has thousands
+        known[step] = event.get("loss")
+        return known
     if kind in ("resumed", "rolled_back"):
         step = event.get("to_step", step)
         if isinstance(step, int):

@@ -1,0 +1,45 @@
+"""`expert board`: all runs as live pages in a browser."""
+
+from __future__ import annotations
+
+import os
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from expert.cli.show.display import make_console, show, write_line
+
+PORT = 7373
+
+
+def board(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FOLDER…]", help="Folders with runs and manifests; default: ."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = PORT,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Pages show everything and change nothing.")
+    ] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """Show all runs live in a browser, and start, stop and compare them there."""
+    from expert.jobs.board import server
+    from expert.jobs.board.actions import TOKEN
+
+    server.needs_packages()
+    made = server.make_board(folders or [Path()], read_only=read_only)
+    token = os.environ.get(TOKEN) or server.new_token()
+    address = server.listen(host, port, token)
+    console = make_console(needed=False)
+    warning = server.warning_about(host)
+    if warning:
+        show(console, f"warning: {warning}", "yellow")
+    write_line(address.url, needed=False)  # whole: `show` hides what looks like a secret
+    show(console, "Ctrl-C ends the board; runs continue.")
+    if open_it:
+        webbrowser.open(address.url)
+    server.run_board(made, address)

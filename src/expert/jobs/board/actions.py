@@ -1,0 +1,257 @@
+"""What a page can do: it starts the command line, as a process of its own that outlives the board,
+and sends the signal of Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from expert.core.errors import ExpertError
+from expert.core.files import write_text_atomically
+from expert.core.links import open_plain, refuse_links
+from expert.core.publish import is_alive
+from expert.core.rundir import Holder, RunFolder, holder_of, process_of
+from expert.core.stored_json import object_in
+from expert.core.text import json_text
+from expert.run.stored.resume_command import NO_FILE, command_of_run
+
+TOKEN = "EXPERT_BOARD_TOKEN"
+FOLDER = ".expert-board"
+"""In the folder that the board was given: records and output of what its pages started."""
+MOST_AT_ONCE = 6
+TAIL_BYTES = 60_000
+KEPT_JOBS = 100
+
+
+class NotDone(ExpertError):
+    """An action that was refused, in words for the page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A command that a page started."""
+
+    id: str
+    what: str
+    """train, resume, validate, export…"""
+    about: str
+    """The name of its run or manifest."""
+    subject: str
+    """The id of that, on the board."""
+    command: tuple[str, ...]
+    holder: Holder
+    """Its process, by which it is known again after the board was started anew."""
+    folder: Path = field(compare=False)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.id}.log"
+
+    @property
+    def words(self) -> str:
+        """The command as a person would type it."""
+        return shlex.join(["expert", *self.command])
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, and where it ended while no board was there to see it."""
+        code = object_in(self.folder / f"{self.id}.end.json").get("code")
+        return code if isinstance(code, int) else None
+
+    @property
+    def state(self) -> str:
+        if self.exit_code is None and self.is_running:
+            return "running"
+        return {0: "finished", None: "ended"}.get(self.exit_code, "failed")
+
+    @property
+    def is_running(self) -> bool:
+        return is_process(self.holder)
+
+    def output(self) -> str:
+        """The end of what it wrote."""
+        try:
+            with open(open_plain(self.log, os.O_RDONLY), "rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                stream.seek(max(0, size - TAIL_BYTES))
+                return stream.read(TAIL_BYTES).decode("utf-8", "replace")
+        except (OSError, ExpertError):
+            return ""
+
+
+class Jobs:
+    """Everything that pages of these folders started, also before this board."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self._roots = tuple(roots)
+        self._known: dict[str, Job] = {}
+        self._lock = threading.Lock()
+        for root in roots:
+            self._known |= {job.id: job for job in _recorded(root / FOLDER)}
+
+    def all(self) -> list[Job]:
+        return sorted(self._known.values(), key=lambda job: job.holder.since, reverse=True)
+
+    def get(self, name: str) -> Job | None:
+        return self._known.get(name)
+
+    def of(self, subject: str) -> list[Job]:
+        """Those about one run or manifest, newest first."""
+        return [job for job in self.all() if job.subject == subject]
+
+    def start(
+        self, what: str, command: Sequence[str], *, root: Path, about: str, subject: str
+    ) -> Job:
+        """Start `expert COMMAND` so that nothing that happens to the board reaches it."""
+        with self._lock:
+            running = [job for job in self._known.values() if job.is_running]
+            if len(running) >= MOST_AT_ONCE:
+                raise NotDone(f"{len(running)} commands run already  (wait for one, or stop one)")
+            if any(job.subject == subject and job.what == what for job in running):
+                raise NotDone(f"expert {what} of {about} runs already")
+            folder = root / FOLDER
+            refuse_links(folder, below=root)
+            folder.mkdir(exist_ok=True)
+            name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+            with open(open_plain(folder / f"{name}.log", flags, 0o600), "wb") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "expert", *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment(),
+                    start_new_session=True,  # no Ctrl-C, no closed terminal of the board's
+                )
+            holder = Holder(pid=process.pid, host=socket.gethostname(),
+                            since=time.strftime("%Y-%m-%d %H:%M:%S"),
+                            process=process_of(process.pid))  # fmt: skip
+            job = Job(id=name, what=what, about=about, subject=subject, command=tuple(command),
+                      holder=holder, folder=folder)  # fmt: skip
+            _record(job)
+            self._known[name] = job
+        threading.Thread(target=_wait, args=(process, job), daemon=True).start()
+        return job
+
+    def resume(self, run: Path, root: Path, subject: str) -> Job:
+        """The command that `expert watch` and the trainer itself name."""
+        folder = RunFolder.open(run)
+        if trainer_of(folder) is not None:
+            raise NotDone(f"{run.name} is running")
+        words = shlex.split(command_of_run(folder))
+        words = words[words.index("train") :]
+        if NO_FILE in words:
+            raise NotDone(f"{run.name}: its manifest is not where it was  (put it back, or resume "
+                          "it with expert train --manifest FILE --resume)")  # fmt: skip
+        return self.start("train", words, root=root, about=run.name, subject=subject)
+
+    def validate(self, run: Path, root: Path, subject: str, *, base: bool) -> Job:
+        more = ["--baseline", "base"] if base else []
+        command = ["validate", "--expert", str(run), *more]
+        return self.start("validate", command, root=root, about=run.name, subject=subject)
+
+    def export(self, run: Path, root: Path, subject: str, *, merged: bool) -> Job:
+        """Into exports/ beside the runs, under a name that is free."""
+        parent = root / "exports"
+        refuse_links(parent, below=root)
+        kind = "merged" if merged else "adapter"
+        name = next(
+            path for number in range(1, 1000)
+            if not (path := parent / f"{run.name}-{kind}{f'-{number}' if number > 1 else ''}"
+                    ).exists()
+        )  # fmt: skip
+        more = ["--merged"] if merged else []
+        command = ["export", str(run), "--to", str(name), *more]
+        return self.start("export", command, root=root, about=run.name, subject=subject)
+
+
+def trainer_of(folder: RunFolder) -> Holder | None:
+    """The process that trains in a run folder, if it is of this machine and surely that one."""
+    holder = holder_of(folder.lock_file)
+    return holder if holder is not None and is_process(holder) else None
+
+
+def is_process(holder: Holder) -> bool:
+    """Whether a process still runs, and is not another one that was given its number."""
+    if holder.host != socket.gethostname() or not is_alive(holder.pid):
+        return False
+    return bool(holder.process) and process_of(holder.pid) == holder.process
+
+
+def interrupt(holder: Holder) -> None:
+    """Ctrl-C for a process: the first asks it to finish its step and save, the second to end at
+    once. Whoever holds that number by then gets no signal."""
+    if holder.host != socket.gethostname():
+        raise NotDone(f"it runs on {holder.host}: stop it there")
+    opened = None
+    try:
+        if hasattr(os, "pidfd_open"):
+            opened = os.pidfd_open(holder.pid)
+        if not is_process(holder) or holder.pid == os.getpid():
+            raise NotDone("it does not run any more")
+        if opened is not None:
+            signal.pidfd_send_signal(opened, signal.SIGINT)
+        else:
+            os.kill(holder.pid, signal.SIGINT)
+    except ProcessLookupError:
+        raise NotDone("it does not run any more") from None
+    except PermissionError:
+        raise NotDone(f"{holder.name} belongs to another user") from None
+    finally:
+        if opened is not None:
+            os.close(opened)
+
+
+def stop_run(run: Path) -> None:
+    """Ctrl-C for the trainer of a run, found by the lock that it holds."""
+    folder = RunFolder(run)
+    holder = holder_of(folder.lock_file)
+    if holder is None:
+        raise NotDone(f"{run.name} is not running")
+    interrupt(holder)
+
+
+def environment() -> dict[str, str]:
+    """That of the board, without its token; output is for a page."""
+    kept = {name: value for name, value in os.environ.items() if name != TOKEN}
+    return {**kept, "NO_COLOR": "1", "COLUMNS": "110", "PYTHONUNBUFFERED": "1"}
+
+
+def _wait(process: subprocess.Popen[bytes], job: Job) -> None:
+    code = process.wait()
+    with suppress(OSError):
+        write_text_atomically(job.folder / f"{job.id}.end.json", json.dumps({"code": code}))
+
+
+def _record(job: Job) -> None:
+    told = {**asdict(job), "folder": None}
+    write_text_atomically(job.folder / f"{job.id}.json", json_text(told, indent=2) + "\n")
+
+
+def _recorded(folder: Path) -> list[Job]:
+    """Jobs of earlier boards, the newest of them; what is not a record is left out."""
+    if not folder.is_dir() or folder.is_symlink():
+        return []
+    files = sorted(path for path in folder.glob("*.json") if not path.name.endswith(".end.json"))
+    found = []
+    for path in files[-KEPT_JOBS:]:
+        told: dict[str, Any] = object_in(path)
+        with suppress(KeyError, TypeError, ValueError):
+            words = {key: str(told[key]) for key in ("what", "about", "subject")}
+            holder = Holder(**told["holder"])
+            command = tuple(str(word) for word in told["command"])
+            found.append(Job(id=path.stem, command=command, holder=holder, folder=folder, **words))
+    return found

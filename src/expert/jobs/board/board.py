@@ -1,0 +1,71 @@
+"""What every page of the board works with, and what a request brings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from expert.jobs.board.actions import Jobs
+from expert.jobs.board.live import MOST_STREAMS, Hub
+from expert.jobs.board.places import Found, Kind, Places
+from expert.jobs.board.safety import Refused
+from expert.jobs.board.summaries import Summaries
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+
+@dataclass
+class Board:
+    """What every page works with; a request finds it as `request.app.state.board`."""
+
+    places: Places
+    read_only: bool = False
+    summaries: Summaries = field(default_factory=Summaries)
+    hub: Hub = field(default_factory=Hub)
+    jobs: Jobs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.jobs = Jobs(self.places.roots)
+
+    def found(self, request: Request, kind: Kind) -> Found:
+        """The run or manifest that an address names."""
+        one = self.places.get(request.path_params["id"], kind)
+        if one is None:
+            raise Refused(404, f"There is no such {kind} in the folders of this board.")
+        return one
+
+
+def board_of(request: Request) -> Board:
+    board: Board = request.app.state.board
+    return board
+
+
+async def body_of(request: Request) -> dict[str, Any]:
+    """The JSON object of a POST; the guard has limited its length."""
+    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise Refused(415, "The board takes JSON.")
+    try:
+        given = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        raise Refused(400, "That is not JSON.") from None
+    if not isinstance(given, dict):
+        raise Refused(400, "The board takes a JSON object.")
+    return given
+
+
+async def stream(request: Request, key: str, make: Callable[[], Any]) -> Response:
+    """A view as server-sent events."""
+    from starlette.responses import Response, StreamingResponse
+
+    hub = board_of(request).hub
+    if request.method == "HEAD":  # whether the board is there; a stream would not end
+        return Response(media_type="text/event-stream")
+    if hub.streams >= MOST_STREAMS:
+        raise Refused(503, "Too many pages are open.")
+    view = await hub.view(key, make)
+    told = hub.stream(view, request.query_params.get("seen", ""))
+    return StreamingResponse(told, media_type="text/event-stream")

@@ -1,0 +1,121 @@
+"""What pages started: the list of manifests to start, and a command with its output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from expert.core.errors import EXIT_MEANINGS
+from expert.core.rundir import holder_of
+from expert.core.text import visible
+from expert.insight.page.markup import Markup, escape, tag
+from expert.jobs.board.actions import Job
+from expert.jobs.board.layout import button, live, page, pill, title_row
+from expert.jobs.board.live import View
+from expert.jobs.board.places import Found, Places
+
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+SHOWN_LINES = 300
+SHOWN_JOBS = 20
+TONES = {"running": "note", "finished": "good", "failed": "error", "ended": "plain"}
+
+
+class JobView(View):
+    """How a command stands, what it wrote, and the run that it trains."""
+
+    def __init__(self, job: Job, places: Places, *, read_only: bool) -> None:
+        super().__init__()
+        self.job = job
+        self._read_only = read_only
+        self._places = places
+        self._run: Found | None = None
+        self._over = False
+
+    def refresh(self) -> dict[str, str]:
+        if self._over:
+            return {}
+        self._over = not self.job.is_running
+        if self._run is None:
+            self._run = self._find_run()
+        lines = output_lines(self.job.output())
+        return {"job": self._head(), "log": _log(lines), "order": "job log"}
+
+    def _head(self) -> Markup:
+        job = self.job
+        link = None
+        if self._run is not None:
+            link = tag("a", "Open the run", href=f"/run/{self._run.id}", class_="button")
+        elif job.state != "running":
+            link = tag("a", "Runs", href="/", class_="button")
+        stop = None
+        if job.state == "running" and not self._read_only:
+            stop = button("Stop", f"/job/{job.id}/stop", data_confirm="Stop this command?")
+        meaning = EXIT_MEANINGS.get(job.exit_code or 0, "") if job.exit_code else ""
+        return tag(
+            "div",
+            tag("div", pill(job.state, TONES[job.state], data_state=job.state),
+                tag("span", meaning, class_="soft"), link, stop, class_="row", role="status"),
+            id="job",
+        )  # fmt: skip
+
+    def _find_run(self) -> Found | None:
+        """The run that is about this command: the one it was for, or that its process holds."""
+        self._places.look()
+        for one in self._places.runs():
+            holder = holder_of(one.path / ".lock")
+            if one.id == self.job.subject or (holder and holder.pid == self.job.holder.pid):
+                return one
+        return None
+
+
+def job_page(view: View, *, read_only: bool) -> str:
+    assert isinstance(view, JobView)
+    job = view.job
+    return page(
+        f"{job.what} {job.about}",
+        tag("p", tag("a", "Runs", href="/"), f" / {job.what}", class_="crumbs"),
+        title_row(f"{job.what} {job.about}"),
+        tag("p", job.words, class_="code"),
+        live(view, f"/live/job/{job.id}"),
+        read_only=read_only,
+    )
+
+
+def start_page(manifests: Sequence[Found], jobs: Sequence[Job]) -> str:
+    """Every manifest of the folders with a button, and what was started before."""
+    cards = [
+        tag(
+            "article",
+            tag("div", tag("h2", one.name), tag("small", f"{one.where}/{one.path.name}"),
+                class_="who"),
+            tag("div", tag("a", "Plan and settings", href=f"/manifest/{one.id}"),
+                button("Start training", f"/manifest/{one.id}/train", class_="primary"),
+                class_="row"),
+            class_="card run short",
+        )
+        for one in sorted(manifests, key=lambda one: one.name)
+    ]  # fmt: skip
+    if not cards:
+        link = tag("a", "Make one from a file of rows", href="/new", class_="button")
+        text = "There is no manifest in these folders yet."
+        cards = [tag("div", tag("p", text), link, class_="card empty")]
+    lines = [
+        tag("li", pill(job.state, TONES[job.state]),
+            tag("a", f"{job.what} {job.about}", href=f"/job/{job.id}"),
+            tag("small", job.holder.since), class_="row")
+        for job in jobs[:SHOWN_JOBS]
+    ]  # fmt: skip
+    before = [tag("h2", "Started here"), tag("ul", *lines, class_="plain")] if lines else []
+    return page("Start", title_row("Start"), *cards, *before, here="start")
+
+
+def output_lines(text: str) -> list[str]:
+    """The last lines of a terminal's output, without what only a terminal understands."""
+    plain = _CONTROL.sub("", text)
+    lines = [line.rpartition("\r")[2] for line in plain.replace("\r\n", "\n").split("\n")]
+    return [visible(line) for line in lines if line.strip()][-SHOWN_LINES:]
+
+
+def _log(lines: Sequence[str]) -> Markup:
+    text = Markup("\n".join(escape(line) for line in lines) or "Nothing was written yet.")
+    return tag("pre", text, id="log", class_="log", tabindex="0", aria_label="output")

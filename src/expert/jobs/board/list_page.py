@@ -1,0 +1,134 @@
+"""All runs of the folders: how each stands, its loss, and what people wrote about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from expert.core.text import duration, loss
+from expert.insight.page.charts import sparkline
+from expert.insight.page.markup import Markup, tag
+from expert.jobs.board.layout import fact, live, page, progress_bar, state_pill, title_row
+from expert.jobs.board.live import Pace, View
+from expert.jobs.board.notes import Notes, read_notes
+from expert.jobs.board.places import Places
+from expert.jobs.board.summaries import Summaries, Summary
+
+SHARE = 1 / 300
+"""Of a core that the list may take."""
+STATES = ("running", "finished", "stopped", "failed", "gone")
+
+
+class ListView(View):
+    """One piece for every run, newest first, those that run before all."""
+
+    def __init__(self, places: Places, summaries: Summaries, *, read_only: bool) -> None:
+        super().__init__()
+        self._read_only = read_only
+        self._places, self._summaries = places, summaries
+        self._pace = Pace(SHARE)
+
+    def refresh(self) -> dict[str, str]:
+        if not self.parts:
+            return self._made()  # reads all runs, once
+        return self._pace.run(self._made) if self._pace.due() else {}
+
+    def _made(self) -> dict[str, str]:
+        self._places.look()
+        found = self._places.runs()
+        self._summaries.forget({one.path for one in found})
+        runs = [(self._summaries.of(one), read_notes(one.path)) for one in found]
+        runs.sort(key=lambda pair: _order(pair[0]))
+        parts = {f"run-{run.found.id}": _card(run, notes) for run, notes in runs}
+        order = " ".join(parts) or "nothing"
+        if not runs:
+            parts["nothing"] = _nothing(self._places, read_only=self._read_only)
+        return {**parts, "counts": _counts(run for run, _ in runs), "order": order}
+
+
+def list_page(view: View, *, read_only: bool) -> str:
+    """The page of all runs; filters and the comparison are the script's."""
+    states = [tag("option", "all states", value="")]
+    states += [tag("option", "killed" if s == "gone" else s, value=s) for s in STATES]
+    tools = tag(
+        "div",
+        tag("input", type="search", id="filter", placeholder="Filter: name, model, tag",
+            aria_label="Filter runs by name, model or tag", autocomplete="off"),
+        tag("select", *states, id="state", aria_label="Filter by state"),
+        tag("button", "Compare", type="button", id="compare", disabled="",
+            title="Select two runs or more"),
+        class_="row tools",
+    )  # fmt: skip
+    counts = Markup(view.html("counts"))
+    return page(
+        "Runs", title_row("Runs", counts), tools, live(view, "/live/runs"),
+        here="runs", read_only=read_only,
+    )  # fmt: skip
+
+
+def _order(run: Summary) -> tuple[bool, float, str]:
+    last = run.status.last_event if run.status is not None else None
+    return (run.state != "running", -(last or 0.0), run.found.name)
+
+
+def _card(run: Summary, notes: Notes) -> Markup:
+    status, found = run.status, run.found
+    words = [found.name, run.state, found.where, *notes.tags]
+    facts: list[Markup | None] = []
+    if status is not None:
+        words += [str(status.model or ""), str(status.device or ""), str(status.expert or "")]
+        facts = _facts(run)
+    box = tag("input", type="checkbox", name="run", value=found.id,
+              aria_label=f"Select {found.name} to compare")  # fmt: skip
+    title = tag("a", found.name, href=f"/run/{found.id}")
+    model = f"{status.model} on {status.device}" if status and status.model else found.where
+    tags = [tag("span", one, class_="tag") for one in notes.tags]
+    note = tag("small", notes.text.splitlines()[0], class_="note") if notes.text else None
+    head = tag("div", box, tag("h2", title), class_="name")
+    about = [tag("div", state_pill(run.state), tag("small", run.problem or model), class_="row")]
+    if tags or note:
+        about.append(tag("div", *tags, note, class_="row"))
+    curve = sparkline(run.losses, f"loss of {found.name}")
+    bar = progress_bar(run.progress, f"progress of {found.name}")
+    return tag(
+        "article", tag("div", head, *about, class_="who"), curve,
+        tag("div", *facts, class_="facts"), bar,
+        class_="run card", id=f"run-{found.id}", data_words=" ".join(words).lower(),
+        data_state=run.state,
+    )  # fmt: skip
+
+
+def _facts(run: Summary) -> list[Markup | None]:
+    """Step, loss, speed and what is left, as far as they are known."""
+    status = run.status
+    assert status is not None
+    of = f" / {status.total_steps:,}" if status.total_steps else ""
+    last = next((value for _, value in reversed(run.losses) if value is not None), None)
+    left = status.eta_seconds if run.state == "running" else None
+    numbers: dict[str, tuple[Any, Any]] = {
+        "step": (status.step, lambda n: f"{n:,}{of}"),
+        "loss": (last, loss),
+        "best validation": (status.best_eval_loss, loss),
+        "tokens/s": (status.tokens_per_second, "{:,.0f}".format),
+        "GPU": (status.gpu_utilization, "{:.0f} %".format),
+        "left": (left, duration),
+    }
+    return [
+        fact(name, write(value)) if isinstance(value, int | float) else tag("span", class_="fact")
+        for name, (value, write) in numbers.items()
+    ]  # fmt: skip
+
+
+def _counts(runs: Iterable[Summary]) -> Markup:
+    count = Counter(run.state for run in runs)
+    words = [f"{number} {'killed' if state == 'gone' else state}" for state, number in
+             sorted(count.items(), key=lambda pair: -pair[1])]  # fmt: skip
+    return tag("span", ", ".join(words), id="counts", class_="soft")
+
+
+def _nothing(places: Places, *, read_only: bool) -> Markup:
+    where = ", ".join(str(root) for root in places.roots)
+    text = f"No run yet in {where}. One that is started appears by itself."
+    link = None if read_only else tag("a", "Start a run", href="/start", class_="button")
+    return tag("div", tag("p", text), link, id="nothing", class_="card empty")

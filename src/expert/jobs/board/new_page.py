@@ -1,0 +1,91 @@
+"""A file of rows becomes an expert: it is dropped here, and `expert new` recognises it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from expert.core.links import open_plain, refuse_links
+from expert.core.text import gib
+from expert.insight.page.markup import tag
+from expert.jobs.board.actions import FOLDER, NotDone
+from expert.jobs.board.job_pages import output_lines
+from expert.jobs.board.layout import page, title_row
+from expert.jobs.board.manifest_page import run_command
+
+MOST_BYTES = 2 * 2**30
+IDLE_SECONDS = 20.0
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,60}")
+_MODEL = re.compile(r"[A-Za-z0-9][\w./-]{0,120}")
+
+
+def new_page(roots: Sequence[Path]) -> str:
+    """The form; the script sends the file as it is."""
+    places = [tag("option", root.name or str(root), value=str(place))
+              for place, root in enumerate(roots)]  # fmt: skip
+    where = tag("label", "In the folder", tag("select", *places, name="root"))
+    form = tag(
+        "form",
+        tag("label", tag("b", "Drop a file of rows here"), tag("small", "JSONL, CSV, Parquet, "
+            "Excel or text; or click to choose one"), tag("input", type="file", name="file",
+            required=""), class_="drop"),
+        tag("label", "Name of the expert", tag("input", name="name", required="",
+            pattern="[A-Za-z0-9][A-Za-z0-9_.\\-]*", autocomplete="off")),
+        tag("label", "Base model", tag("input", name="model", value="tiny", autocomplete="off"),
+            tag("small", "a name such as Qwen/Qwen3-0.6B, or a folder; tiny is built in, to try "
+                "things out")),
+        where if len(roots) > 1 else None,
+        tag("button", "Make the expert", class_="primary"),
+        tag("pre", "", id="said", hidden="", role="status"),
+        data_upload="/upload/rows", class_="card fields new",
+    )  # fmt: skip
+    return page("New", title_row("New expert"), form, here="new")
+
+
+async def receive(parts: AsyncIterator[bytes], root: Path, name: str) -> Path:
+    """Write a file that is sent into a folder of its own below the board's; nothing is overwritten
+    and no more is taken than there may be."""
+    folder = root / FOLDER / f"rows-{secrets.token_hex(6)}"
+    refuse_links(folder, below=root)
+    folder.mkdir(parents=True)
+    file = folder / (re.sub(r"[^\w.-]+", "-", name).strip(".-")[-80:] or "rows.jsonl")
+    seen = 0
+    try:
+        with open(open_plain(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            while True:
+                try:
+                    async with asyncio.timeout(IDLE_SECONDS):
+                        part = await anext(parts, None)
+                except TimeoutError:
+                    raise NotDone("the file stopped arriving") from None
+                if part is None:
+                    return file
+                seen += len(part)
+                if seen > MOST_BYTES:
+                    raise NotDone(f"at most {gib(MOST_BYTES)} can be sent; name the file with "
+                                  "expert new --from")  # fmt: skip
+                await asyncio.to_thread(stream.write, part)
+    except BaseException:
+        remove(file)
+        raise
+
+
+def remove(file: Path) -> None:
+    shutil.rmtree(file.parent, ignore_errors=True)
+
+
+def make_expert(rows: Path, root: Path, name: str, model: str) -> Path:
+    """`expert new`: its manifest, or its own words about what is wrong."""
+    if not _NAME.fullmatch(name) or not _MODEL.fullmatch(model) or ".." in model:
+        raise NotDone("name: letters, digits, dots and dashes; model: a name or a hub id")
+    words = ["new", name, "--from", str(rows), "--model", model, "--output", str(root)]
+    code, out, said = run_command(words)
+    manifest = root / name / "manifest.json"
+    if code != 0 or not manifest.is_file():
+        raise NotDone("\n".join(output_lines(said or out)[:30]))
+    return manifest

@@ -1,0 +1,242 @@
+"""Every address of the board. A page is a GET that opens a view; an action is a POST that answers
+with where to go, or with the problem in words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import HTMLResponse, JSONResponse
+from starlette.routing import Route
+
+from expert.jobs.board.actions import interrupt, stop_run
+from expert.jobs.board.board import board_of, body_of, stream
+from expert.jobs.board.job_pages import JobView, job_page, start_page
+from expert.jobs.board.list_page import ListView, list_page
+from expert.jobs.board.manifest_page import (
+    manifest_page,
+    plan_html,
+    rows_html,
+    start_with,
+    written_config,
+)
+from expert.jobs.board.new_page import make_expert, new_page, receive, remove
+from expert.jobs.board.notes import notes_in, read_notes, write_notes
+from expert.jobs.board.run_page import RunView, compare_page, run_page, run_tools
+from expert.jobs.board.safety import Refused
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from expert.jobs.board.board import Board
+
+MOST_COMPARED = 6
+
+
+def routes() -> list[Route]:
+    """All pages and actions; those of a further page are added here."""
+    return [
+        Route("/", _list),
+        Route("/live/runs", _live_list),
+        Route("/run/{id}", _run),
+        Route("/live/run/{id}", _live_run),
+        Route("/compare", _compare),
+        Route("/start", _start),
+        Route("/job/{id}", _job),
+        Route("/live/job/{id}", _live_job),
+        Route("/new", _new),
+        Route("/upload/rows", _upload, methods=["POST"]),
+        Route("/manifest/{id}", _manifest),
+        Route("/manifest/{id}/plan", _plan, methods=["POST"]),
+        Route("/manifest/{id}/rows", _rows, methods=["POST"]),
+        Route("/manifest/{id}/train", _train, methods=["POST"]),
+        Route("/run/{id}/notes", _notes, methods=["POST"]),
+        Route("/run/{id}/{action}", _act, methods=["POST"]),
+        Route("/job/{id}/stop", _stop_job, methods=["POST"]),
+    ]
+
+
+# --- pages ---------------------------------------------------------------------------------------
+
+
+async def _list(request: Request) -> Response:
+    board = board_of(request)
+    view = await board.hub.view("runs", lambda: _runs(board))
+    return HTMLResponse(list_page(view, read_only=board.read_only))
+
+
+async def _live_list(request: Request) -> Response:
+    board = board_of(request)
+    return await stream(request, "runs", lambda: _runs(board))
+
+
+def _runs(board: Board) -> ListView:
+    return ListView(board.places, board.summaries, read_only=board.read_only)
+
+
+async def _run(request: Request) -> Response:
+    board = board_of(request)
+    view = await _view(board, request.path_params["id"])
+    found = view.found
+    state = (await run_in_threadpool(board.summaries.of, found)).state
+    tools = [] if board.read_only else run_tools(found, state, board.jobs.of(found.id))
+    html = run_page(view, read_notes(found.path), tools, read_only=board.read_only)
+    return HTMLResponse(html)
+
+
+async def _live_run(request: Request) -> Response:
+    board = board_of(request)
+    found = board.found(request, "run")
+    make = lambda: RunView(found, board.summaries)  # noqa: E731
+    return await stream(request, f"run {found.id}", make)
+
+
+async def _compare(request: Request) -> Response:
+    board = board_of(request)
+    names = list(dict.fromkeys(request.query_params.getlist("run")))
+    if not 2 <= len(names) <= MOST_COMPARED:
+        raise Refused(400, f"Select 2 to {MOST_COMPARED} runs to compare.")
+    views = [await _view(board, name) for name in names]
+    html = await run_in_threadpool(compare_page, views, read_only=board.read_only)
+    return HTMLResponse(html)
+
+
+async def _view(board: Board, name: str) -> RunView:
+    """The view of a run; looked for once more where it may be new."""
+    await asyncio.to_thread(board.places.look)
+    found = board.places.get(name, "run")
+    if found is None:
+        raise Refused(404, "There is no such run in the folders of this board.")
+    view = await board.hub.view(f"run {name}", lambda: RunView(found, board.summaries))
+    assert isinstance(view, RunView)
+    return view
+
+
+async def _start(request: Request) -> Response:
+    board = _that_changes(request)
+    await asyncio.to_thread(board.places.look, now=True)
+    return HTMLResponse(start_page(board.places.manifests(), board.jobs.all()))
+
+
+async def _new(request: Request) -> Response:
+    board = _that_changes(request)
+    return HTMLResponse(new_page(board.places.roots))
+
+
+async def _manifest(request: Request) -> Response:
+    found = _that_changes(request).found(request, "manifest")
+    written = await run_in_threadpool(written_config, found.path)
+    return HTMLResponse(manifest_page(found, written))
+
+
+def _that_changes(request: Request) -> Board:
+    """For pages that are there to act."""
+    board = board_of(request)
+    if board.read_only:
+        raise Refused(403, "This board is read-only.")
+    return board
+
+
+async def _job(request: Request) -> Response:
+    board = board_of(request)
+    view = await board.hub.view(*_job_view(request))
+    return HTMLResponse(job_page(view, read_only=board.read_only))
+
+
+async def _live_job(request: Request) -> Response:
+    return await stream(request, *_job_view(request))
+
+
+def _job_view(request: Request) -> tuple[str, Callable[[], JobView]]:
+    board = board_of(request)
+    job = board.jobs.get(request.path_params["id"])
+    if job is None:
+        raise Refused(404, "That command is not known here.")
+    return f"job {job.id}", lambda: JobView(job, board.places, read_only=board.read_only)
+
+
+# --- actions -------------------------------------------------------------------------------------
+
+
+async def _train(request: Request) -> Response:
+    board, given = board_of(request), await body_of(request)
+    found = board.found(request, "manifest")
+    return JSONResponse({"go": await run_in_threadpool(start_with, board.jobs, found, given)})
+
+
+async def _plan(request: Request) -> Response:
+    given = await body_of(request)
+    found = board_of(request).found(request, "manifest")
+    return JSONResponse({"html": await run_in_threadpool(plan_html, found.path, given)})
+
+
+async def _rows(request: Request) -> Response:
+    await body_of(request)
+    found = board_of(request).found(request, "manifest")
+    return JSONResponse({"html": await run_in_threadpool(rows_html, found.path)})
+
+
+async def _upload(request: Request) -> Response:
+    """A file of rows, and an expert made from it."""
+    places, asked = board_of(request).places, request.query_params
+    try:
+        root = places.roots[int(asked.get("root", "0"))]
+    except (ValueError, IndexError):
+        raise Refused(400, "There is no such folder on this board.") from None
+    rows = await receive(request.stream(), root, asked.get("file", ""))
+    try:
+        name, model = asked.get("name", ""), asked.get("model", "")
+        manifest = await run_in_threadpool(make_expert, rows, root, name, model)
+    finally:
+        remove(rows)
+    await asyncio.to_thread(places.look, now=True)
+    found = next(one for one in places.manifests() if one.path == manifest)
+    return JSONResponse({"go": f"/manifest/{found.id}"})
+
+
+async def _act(request: Request) -> Response:
+    """Stop, resume, validate or export a run."""
+    board = board_of(request)
+    given = await body_of(request)
+    found = board.found(request, "run")
+    jobs = board.jobs
+    match request.path_params["action"]:
+        case "stop":
+            await run_in_threadpool(stop_run, found.path)
+            return JSONResponse({"done": "Asked to stop: it finishes its step and saves."})
+        case "resume":
+            work = partial(jobs.resume, found.path, found.root, found.id)
+        case "validate":
+            base = given.get("base") is True
+            work = partial(jobs.validate, found.path, found.root, found.id, base=base)
+        case "export":
+            merged = given.get("merged") is True
+            work = partial(jobs.export, found.path, found.root, found.id, merged=merged)
+        case _:
+            raise Refused(404, "There is no such action.")
+    job = await run_in_threadpool(work)
+    return JSONResponse({"go": f"/job/{job.id}"})
+
+
+async def _notes(request: Request) -> Response:
+    board = board_of(request)
+    given = await body_of(request)
+    found = board.found(request, "run")
+    tags = given.get("tags")
+    words = [word.strip() for word in tags.split(",")] if isinstance(tags, str) else tags
+    notes = notes_in({"tags": words, "note": given.get("note")})
+    await run_in_threadpool(write_notes, found.path, notes)
+    return JSONResponse({"go": f"/run/{found.id}"})
+
+
+async def _stop_job(request: Request) -> Response:
+    job = board_of(request).jobs.get(request.path_params["id"])
+    await body_of(request)
+    if job is None:
+        raise Refused(404, "That command is not known here.")
+    await run_in_threadpool(interrupt, job.holder)
+    return JSONResponse({"done": "Asked to stop."})

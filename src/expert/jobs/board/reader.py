@@ -1,0 +1,197 @@
+"""The events of a run, read from where the last look ended. Of a long run as many log lines are
+kept as a screen can show: two become one that stands for the steps of both, as if the run had
+logged half as often."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from expert.core.events import MAX_LINE_BYTES, Event, event_of, refuse_endless
+from expert.core.links import open_plain
+
+WHOLE_BYTES = 1_500_000
+"""A file up to this long is read line by line: about 2,500 log lines, 0.1 s."""
+CHUNK = 8 * 2**20
+_NOT_STEP = re.compile(rb'\n(?!\{"event": "step")[^\n]+')
+"""Also lines of another writer, in whatever order: each of them is looked at."""
+_SUMS = ("tokens", "targets", "examples", "seconds", "updates")
+_PEAKS = ("peak_reserved_bytes", "peak_allocated_bytes", "gpu_memory_bytes",
+          "gpu_process_memory_bytes", "cpu_peak_memory_bytes")  # fmt: skip
+MOST_OTHERS = 5_000
+"""Events that are not log lines; of more the newest are kept."""
+
+
+class EventReader:
+    """One shared reader of a run. `look` takes in what was written since."""
+
+    def __init__(self, path: Path, most: int = 600) -> None:
+        self.path = path
+        self.most = most
+        """Log lines kept: up to twice as many, then every two become one."""
+        self.begin()
+
+    def begin(self) -> None:
+        self.events: list[Event] = []
+        self.damaged = 0
+        self.sampled = False
+        """Whether log lines were skipped: a line then stands for those before it."""
+        self._position, self._file, self._steps = 0, (0, 0), 0
+        self._last_step = 0.0
+
+    def look(self) -> bool:
+        """Read on; whether there was anything new."""
+        try:
+            stream = open(open_plain(self.path, os.O_RDONLY), "rb")  # noqa: SIM115 - closed below
+        except FileNotFoundError:
+            return False
+        with stream:
+            status = os.fstat(stream.fileno())
+            file = (status.st_dev, status.st_ino)
+            if file != self._file or status.st_size < self._position:
+                self.begin()  # another file, or one that became shorter
+                self._file = file
+            if status.st_size <= self._position:
+                return False
+            refuse_endless(self.path)
+            stream.seek(self._position)
+            before = self._position
+            if status.st_size - before > WHOLE_BYTES:
+                self._skim(stream, status.st_size)
+            else:
+                self._take(stream.read(status.st_size - before))
+            self._shorten()
+        return self._position > before
+
+    def _take(self, raw: bytes) -> None:
+        """All lines that end; what follows the last of them waits for the next look."""
+        end = raw.rfind(b"\n") + 1
+        if not end and len(raw) > MAX_LINE_BYTES:
+            self._position += len(raw)  # no event is that long
+            self.damaged += 1
+            return
+        self._position += end
+        for line in raw[:end].splitlines():
+            self._add(line)
+
+    def _skim(self, stream: BinaryIO, size: int) -> None:
+        """A long file: every event that is no log line, and of those every n-th by its place."""
+        stride = max(1, (size - self._position) // self.most)
+        wanted = self._position + stride
+        rest = b""
+        while raw := stream.read(min(CHUNK, size - self._position - len(rest))):
+            chunk = rest + raw
+            end = chunk.rfind(b"\n") + 1
+            whole, rest = b"\n" + chunk[:end], chunk[end:]
+            is_last = self._position + len(chunk) >= size
+            wanted = self._pick(whole, wanted, stride, is_last=is_last)
+            self._position += end
+            if len(rest) > MAX_LINE_BYTES:
+                self._position += len(rest)
+                self.damaged, rest = self.damaged + 1, b""
+
+    def _pick(self, whole: bytes, wanted: int, stride: int, *, is_last: bool) -> int:
+        """Add what is kept of a chunk, which starts with the end of the line before it; the place
+        of the next log line."""
+        lines = {found.start() + 1: found[0][1:] for found in _NOT_STEP.finditer(whole)}
+        base = self._position - 1
+        places = list(range(wanted - base, len(whole) - 1, stride))
+        for place in [*places, *([len(whole) - 1] if is_last else [])]:
+            start = whole.rfind(b"\n", 0, place) + 1
+            lines[start] = whole[start : whole.find(b"\n", start)]
+        self.sampled = True
+        for _, line in sorted(lines.items()):
+            self._add(line, skimmed=True)
+        return base + (places[-1] if places else wanted - base - stride) + stride
+
+    def _add(self, line: bytes, *, skimmed: bool = False) -> None:
+        event = event_of(line)
+        if event is None:
+            self.damaged += bool(line.strip())
+            return
+        if event["event"] == "step":
+            step = event.get("step") or 0
+            if skimmed and step > self._last_step:
+                event = stretched(event, step - self._last_step)
+            self._last_step = step
+            self._steps += 1
+        self.events.append(event)
+
+    def _shorten(self) -> None:
+        while self._steps > 2 * self.most:
+            self.events = halved(self.events)
+            self._steps = sum(event["event"] == "step" for event in self.events)
+            self.sampled = True
+        others = len(self.events) - self._steps
+        if others > MOST_OTHERS:
+            self.events = _newest(self.events, others - MOST_OTHERS)
+
+
+def stretched(event: Event, updates: float) -> Event:
+    """A log line that stands for more steps than its own."""
+    factor = updates / (_number(event, "updates") or 1)
+    if factor <= 1:
+        return event
+    sums = {key: value * factor for key, value in event.items() if _is_sum(key, value)}
+    return {**event, **sums, "updates": updates}
+
+
+def halved(events: list[Event]) -> list[Event]:
+    """Every two log lines that follow each other as one."""
+    kept: list[Event] = []
+    alone: Event | None = None
+    for event in events:
+        if event["event"] != "step":
+            alone = None
+            kept.append(event)
+        elif alone is None:
+            alone = event
+            kept.append(event)
+        else:
+            kept[-1] = joined_lines(alone, event)
+            alone = None
+    if len(kept) == len(events):  # other events between all of them: every second line goes
+        steps = [place for place, event in enumerate(events) if event["event"] == "step"]
+        gone = set(steps[:-1:2])
+        return [event for place, event in enumerate(events) if place not in gone]
+    return kept
+
+
+def joined_lines(first: Event, second: Event) -> Event:
+    """One log line for the steps of two: sums added, the loss by tokens, peaks kept, the rest as
+    in the second."""
+    both = dict(second)
+    for key, value in second.items():
+        other = first.get(key)
+        if _is_sum(key, value) and _is_sum(key, other):
+            both[key] = value + other
+        elif key in _PEAKS and isinstance(value, int) and isinstance(other, int):
+            both[key] = max(value, other)
+    losses = [_number(first, "loss"), _number(second, "loss")]
+    if None not in losses:
+        weights = [_number(event, "targets") or 1.0 for event in (first, second)]
+        pairs = zip(losses, weights, strict=True)
+        both["loss"] = sum((loss or 0.0) * weight for loss, weight in pairs) / sum(weights)
+    return both
+
+
+def _newest(events: list[Event], gone: int) -> list[Event]:
+    """Without the oldest events that are neither log lines nor the start."""
+    kept = []
+    for event in events:
+        if gone and event["event"] not in ("step", "started"):
+            gone -= 1
+        else:
+            kept.append(event)
+    return kept
+
+
+def _is_sum(key: str, value: Any) -> bool:
+    return (key in _SUMS or key.startswith("time_")) and type(value) in (int, float)
+
+
+def _number(event: Event, key: str) -> float | None:
+    value = event.get(key)
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,314 @@
+"""One run: the sections of its report, alive."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from expert.core.errors import ExpertError
+from expert.core.rundir import RunFolder
+from expert.core.text import counted, duration, loss, times
+from expert.insight.findings.finding import Finding, worst_first
+from expert.insight.page.blocks import Figure, Page, PageSection, Words
+from expert.insight.page.comparison import comparison_section
+from expert.insight.page.contents import Report, make_page
+from expert.insight.page.curves import learning_section, speed_sections
+from expert.insight.page.facts import RunFacts
+from expert.insight.page.html import section_html
+from expert.insight.page.markup import Markup, joined, tag
+from expert.insight.record import RunRecord, record_of
+from expert.insight.step.anatomy import dissect
+from expert.jobs.board.actions import Job
+from expert.jobs.board.layout import button, fact, live, page, progress_bar, state_pill
+from expert.jobs.board.live import Pace, View
+from expert.jobs.board.notes import Notes
+from expert.jobs.board.places import Found
+from expert.jobs.board.reader import EventReader
+from expert.jobs.board.summaries import Summaries, Summary
+from expert.jobs.diagnose.diagnose import diagnose_record
+from expert.jobs.report import facts_of
+
+STATUS_SHARE, CURVES_SHARE, WHOLE_SHARE = 0.0015, 0.0025, 0.0015
+"""Of a core: the numbers on top, the curves, and the diagnosis with all the rest."""
+LEAST_SECONDS = 2.0
+SKIPPED = (
+    "A long run: a point of a curve stands for several log lines, and sums are estimated from "
+    "them. expert report reads every line."
+)
+FIRST = ("verdict", "learning", "findings", "validation", "speed", "time", "story")
+"""Who watches a run wants its curves before the table of all its numbers."""
+NOT_A_STATE = "The run is still running; this page shows it as of when the page was made."
+
+
+class RunView(View):
+    """The sections of one run, each made again where its events changed and its turn has come."""
+
+    def __init__(self, found: Found, summaries: Summaries) -> None:
+        super().__init__()
+        self.found = found
+        self.folder = RunFolder(found.path)
+        self._summaries = summaries
+        self._reader = EventReader(self.folder.events)
+        self._status = Pace(STATUS_SHARE)
+        self._curves = Pace(CURVES_SHARE, LEAST_SECONDS)
+        self._whole = Pace(WHOLE_SHARE, LEAST_SECONDS)
+        self._shown: tuple[object, ...] = ()
+        self._drawn_whole: object = None
+        self._drawn_last: object = None
+        """The last event that the whole page shows, and that the curves do."""
+
+    def refresh(self) -> dict[str, str]:
+        try:
+            return self._refreshed()
+        except (ExpertError, OSError) as error:
+            section = PageSection(name="problem", title="This run cannot be read",
+                                  inside=(Words(text=str(error), tone="error"),))  # fmt: skip
+            status = tag("div", state_pill("unreadable"), id="status")
+            return {"problem": section_html(section), "order": "problem", "status": status}
+
+    def _refreshed(self) -> dict[str, str]:
+        parts: dict[str, str] = {}
+        if not self.parts:
+            self.folder.refuse_foreign()
+        if not self._status.due():
+            return parts
+        if not self.parts:
+            self._summaries.of(self.found)  # reads all of a long run, once
+        summary: Summary = self._status.run(lambda: self._summaries.of(self.found))
+        if summary.problem:
+            raise ExpertError(summary.problem)
+        parts["status"] = _status(summary)
+        self._reader.look()
+        mark = (summary.state, self._judged())
+        last = self._reader.events[-1] if self._reader.events else None
+        if mark != self._shown or (self._whole.due() and self._drawn_whole is not last):
+            parts |= self._whole.run(self._all)
+            self._shown, self._drawn_whole = mark, last
+            self._drawn_last = last
+            self._curves.run(lambda: None)
+        elif self._curves.due() and self._drawn_last is not last:
+            parts |= self._curves.run(self._figures)
+            self._drawn_last = last
+        return parts
+
+    def _judged(self) -> object:
+        """Changes where the run was validated."""
+        try:
+            return self.folder.validation.lstat().st_mtime_ns
+        except OSError:
+            return None
+
+    def record(self) -> RunRecord:
+        return record_of(self.folder, tuple(self._reader.events), self._reader.damaged)
+
+    def _figures(self) -> dict[str, str]:
+        record = self.record()
+        run = RunFacts(record=record, anatomy=dissect(record), state="running")
+        return {s.name: section_html(s) for s in (learning_section(run), *speed_sections(run))}
+
+    def _all(self) -> dict[str, str]:
+        found = diagnose_record(self.record())
+        report = Report(run=facts_of(found), verdict=found.verdict, learning=found.learning,
+                        findings=found.findings)  # fmt: skip
+        made = make_page(report)
+        parts = {"verdict": _verdict(made, sampled=self._reader.sampled)}
+        for section in made.sections:
+            drawn = section_html(section)
+            if section.name == "findings":
+                drawn = findings_html(found.findings)
+            parts[section.name] = drawn
+        order = sorted(parts, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+        return {**parts, "order": " ".join(order)}
+
+
+def run_page(view: RunView, notes: Notes, tools: Sequence[object], *, read_only: bool) -> str:
+    """The page of one run: what it is, what can be done with it, and its sections."""
+    name = view.found.name
+    sections = view.html("order").split()
+    links = [tag("a", one.replace("-", " "), href=f"#{one}") for one in sections[1:]]
+    return page(
+        name,
+        tag("p", tag("a", "Runs", href="/"), f" / {view.found.where}", class_="crumbs"),
+        tag("div", tag("h1", name), tag("div", *tools, class_="row"), class_="title"),
+        Markup(view.html("status")),
+        _notes(view.found, notes, read_only=read_only),
+        tag("nav", *links, class_="sections", aria_label="sections of this run"),
+        live(view, f"/live/run/{view.found.id}"),
+        read_only=read_only,
+    )
+
+
+def run_tools(found: Found, state: str, jobs: Sequence[Job]) -> list[Markup]:
+    """What can be done with a run as it stands; the script shows others when that changes."""
+    at = f"/run/{found.id}"
+
+    def tool(words: str, action: str, states: str, **more: str) -> Markup:
+        hidden = None if state in states.split() else ""
+        return button(words, f"{at}/{action}", data_for=states, hidden=hidden, **more)
+
+    sure = "Stop this run? It finishes its step and saves a checkpoint; resume continues after it."
+    ended = "finished stopped"
+    base, merged = '{"base": true}', '{"merged": true}'
+    tools = [
+        tool("Stop", "stop", "running", data_confirm=sure),
+        tool("Resume", "resume", "stopped failed gone", class_="primary"),
+        tool("Validate", "validate", ended),
+        tool("Validate against the base", "validate", ended, data_body=base),
+        tool("Export adapter", "export", ended),
+        tool("Export merged", "export", ended, data_body=merged),
+    ]
+    running = [job for job in jobs if job.state == "running"]
+    links = [tag("a", f"{job.what} is running", href=f"/job/{job.id}") for job in running]
+    return [*tools, *links]
+
+
+def compare_page(views: Sequence[RunView], *, read_only: bool) -> str:
+    """Several runs on the same axes, as `expert report --compare` draws them."""
+    runs = [facts_of(diagnose_record(view.record())) for view in views]
+    links = [tag("a", view.found.name, href=f"/run/{view.found.id}", class_="tag")
+             for view in views]  # fmt: skip
+    section = comparison_section(runs)
+    first = [block for block in section.inside if isinstance(block, Words | Figure)]
+    rest = [block for block in section.inside if block not in first]
+    return page(
+        "Compare",
+        tag("p", tag("a", "Runs", href="/"), " / compare", class_="crumbs"),
+        tag("div", tag("h1", f"{counted(len(runs), 'run')} compared"), class_="title"),
+        tag("div", *links, class_="row"),
+        section_html(replace(section, inside=(*first, *rest))),
+        read_only=read_only,
+    )
+
+
+def _status(summary: Summary) -> Markup:
+    """Where the run stands, in numbers that change while one looks."""
+    status = summary.status
+    assert status is not None
+    total = f" / {status.total_steps:,}" if status.total_steps else ""
+    last = next((value for _, value in reversed(summary.losses) if value is not None), None)
+    left = status.eta_seconds if summary.state == "running" else None
+    numbers: dict[str, tuple[Any, Any]] = {
+        "step": (status.step, lambda n: f"{n:,}{total}"),
+        "loss": (last, loss),
+        "validation loss": (status.eval_loss, loss),
+        "tokens/s": (status.tokens_per_second, "{:,.0f}".format),
+        "GPU": (status.gpu_utilization, "{:.0f} %".format),
+        "left": (left, duration),
+    }
+    facts = [fact(name, write(value)) for name, (value, write) in numbers.items()
+             if isinstance(value, int | float)]  # fmt: skip
+    because = tag("span", status.because, class_="soft") if status.because else None
+    fell = None
+    if status.fallbacks:
+        words = f"{counted(len(status.fallbacks), 'fallback')}: {status.fallbacks[-1]}"
+        fell = tag("p", tag("a", words, href="#story"), class_="words tone-warning")
+    model = f"{status.model} on {status.device}" if status.model else ""
+    return tag(
+        "div",
+        tag("div", state_pill(summary.state), tag("span", model, class_="soft"), because,
+            class_="row", role="status"),
+        fell,
+        tag("div", *facts, class_="facts"),
+        progress_bar(summary.progress, "progress"),
+        id="status",
+    )  # fmt: skip
+
+
+def _verdict(made: Page, *, sampled: bool) -> Markup:
+    reasons = made.reasons.replace(NOT_A_STATE, "").strip()
+    return tag(
+        "div",
+        tag("span", made.kind, class_="kind") if made.kind else None,
+        tag("strong", made.verdict),
+        tag("p", reasons, class_="reasons") if reasons else None,
+        tag("p", SKIPPED, class_="reasons") if sampled else None,
+        class_=f"verdict tone-{made.tone}",
+        id="verdict",
+    )
+
+
+def findings_html(findings: Sequence[Finding]) -> Markup:
+    """What was found, the worst first; a fix that is a change of the manifest can be copied."""
+    ordered = worst_first(list(findings))
+    bad = [_finding(one) for one in ordered if one.severity != "good"]
+    good = [one for one in ordered if one.severity == "good"]
+    inside: list[Markup] = bad or [tag("p", "No issues found.", class_="words tone-good")]
+    if good:
+        lines = [tag("li", tag("i", "✓"), joined(one.title, " – ", one.evidence),
+                     class_="tone-good") for one in good]  # fmt: skip
+        summary = tag("summary", f"{counted(len(good), 'check')} passed")
+        inside.append(tag("details", summary, tag("ul", *lines, class_="checks")))
+    grid = tag("div", *inside, class_="grid")
+    return tag("section", tag("h2", "Findings"), grid, id="findings")
+
+
+def _finding(one: Finding) -> Markup:
+    gain = tag("span", f"expected gain {times(one.gain)}", class_="tag") if one.gain else None
+    change = manifest_change(one.overrides)
+    copy = None
+    if change:
+        copy = button("Copy the manifest change", "copy", data_copy=change, class_="small")
+    fix = tag("p", tag("b", "Fix: "), one.fix, class_="fix") if one.fix else None
+    shown = tag("pre", change) if change else None
+    return tag(
+        "div",
+        tag("div", tag("span", one.severity, class_=f"pill tone-{one.severity}"),
+            tag("h3", one.title), gain, class_="row"),
+        tag("p", one.evidence),
+        tag("p", one.consequence, class_="soft") if one.consequence else None,
+        fix, shown, copy,
+        class_=f"card finding tone-{one.severity}",
+        id=f"finding-{one.name}",
+    )  # fmt: skip
+
+
+def manifest_change(overrides: Sequence[str]) -> str:
+    """Keys as `--set` takes them, as the lines of a YAML manifest."""
+    tree: dict[str, Any] = {}
+    for one in overrides:
+        path, _, value = one.partition("=")
+        *above, leaf = path.split(".")
+        here = tree
+        for key in above:
+            here = here.setdefault(key, {})
+        here[leaf] = value
+    return "\n".join(_yaml(tree, 0))
+
+
+def _yaml(tree: dict[str, Any], depth: int) -> list[str]:
+    lines = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            lines += [f"{'  ' * depth}{key}:", *_yaml(value, depth + 1)]
+        else:
+            lines.append(f"{'  ' * depth}{key}: {_scalar(value)}")
+    return lines
+
+
+def _scalar(text: str) -> str:
+    """A value that YAML reads as --set does: JSON where it is, else text."""
+    try:
+        json.loads(text)
+    except ValueError:
+        plain = text.replace("_", "").replace("-", "").isalnum()
+        return text if plain else json.dumps(text)
+    return text
+
+
+def _notes(found: Found, notes: Notes, *, read_only: bool) -> Markup | None:
+    tags = [tag("span", one, class_="tag") for one in notes.tags]
+    text = tag("p", notes.text, class_="note") if notes.text else None
+    if read_only:
+        return tag("div", *tags, text, class_="notes") if tags or text else None
+    form = tag(
+        "form",
+        tag("label", "Tags", tag("input", name="tags", value=", ".join(notes.tags),
+                                 placeholder="baseline, keep", autocomplete="off")),
+        tag("label", "Note", tag("textarea", notes.text, name="note", rows="3")),
+        tag("button", "Save"),
+        data_action=f"/run/{found.id}/notes",
+    )  # fmt: skip
+    summary = tag("summary", "Tags and notes ", *tags)
+    return tag("details", summary, text, form, class_="notes")

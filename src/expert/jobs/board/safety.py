@@ -1,0 +1,221 @@
+"""Who may ask the board what: a token once, then a cookie; this machine's names only; and nothing
+that another site could send."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import parse_qs, quote, urlencode
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+COOKIE = "expert_board"
+ASKED_BY_PAGE = "x-expert-board"
+"""A header that a form cannot send, and a script of another site only after asking us first."""
+MAX_BODY_BYTES = 256 * 1024
+BODY_SECONDS = 15.0
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
+    "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
+)
+"""No inline script and nothing from elsewhere: a text that slipped past the escaping does nothing.
+Charts place their labels by style attributes."""
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+LOOPBACK_NAMES = ("localhost", "localhost.localdomain")
+UPLOADS = "/upload/"
+"""Paths whose body is a file: longer, and slower, than others. Their route counts the bytes."""
+
+
+class Refused(Exception):
+    """A request that is not answered: the status, and why."""
+
+    def __init__(self, status: int, why: str) -> None:
+        self.status, self.why = status, why
+        super().__init__(why)
+
+
+class Guard:
+    """Around the whole application; nothing behind it sees a request that is refused here."""
+
+    def __init__(self, app: App, *, token: str, host: str, read_only: bool) -> None:
+        self.app = app
+        self.token = token
+        self.cookie = hmac.new(token.encode(), b"expert board", hashlib.sha256).hexdigest()
+        self.read_only = read_only
+        self._any_address = host in ("0.0.0.0", "::", "")
+        self._own = {host.lower(), *LOOPBACK_NAMES}
+        if not is_loopback(host):
+            self._own |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in
+                   scope["headers"]}  # fmt: skip
+        sender = _with_headers(send)
+        try:
+            welcome = self._check(scope, headers)
+            if welcome is not None:
+                await _answer(sender, 200, _welcome(welcome), self._set_cookie())
+                return
+            await self.app(scope, _limited(scope, headers, receive), sender)
+        except Refused as no:
+            await _answer(sender, no.status, _page(no.status, no.why))
+
+    def _check(self, scope: Scope, headers: dict[str, str]) -> str | None:
+        """Raise Refused, or give the place to go to where the request brought the token."""
+        if sum(key == b"host" for key, _ in scope["headers"]) != 1:
+            raise Refused(400, "The request needs one Host header.")
+        host = headers["host"]
+        if not self.is_own(host):
+            raise Refused(421, "This board does not go by that name.")
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+        if origin not in (None, f"http://{host}", f"https://{host}"):
+            raise Refused(403, "The request comes from another site.")
+        method = scope["method"]
+        if method not in ("GET", "HEAD", "POST"):
+            raise Refused(405, "The board knows GET and POST only.")
+        query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        if method == "GET" and "token" in query and self._is_token(query["token"][0]):
+            rest = urlencode({key: values for key, values in query.items() if key != "token"}, True)
+            # Quoted: a browser drops tabs, and "/<tab>/x" would be another site.
+            return "/" + quote(scope["path"].lstrip("/\\")) + (f"?{rest}" if rest else "")
+        if not self._is_known(headers.get("cookie", "")):
+            raise Refused(401, "no token")
+        if method == "POST":
+            if origin is None or site not in ("none", "same-origin"):
+                raise Refused(403, "The request does not come from a page of this board.")
+            if headers.get(ASKED_BY_PAGE) != "1":
+                raise Refused(403, "The request was not made by a page of this board.")
+            if self.read_only:
+                raise Refused(403, "This board is read-only.")
+        return None
+
+    def is_own(self, host: str) -> bool:
+        """Whether a Host header names this machine: a name that somebody else owns could lead
+        here by DNS, and its pages would then count as ours. A tunnel may end at any port."""
+        name = host.rpartition(":")[0] if _has_port(host) else host
+        name = name.strip("[]").lower()
+        if name in self._own:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or self._any_address
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self.token.encode())
+
+    def _is_known(self, cookies: str) -> bool:
+        pairs = (pair.strip().partition("=") for pair in cookies.split(";"))
+        given = [value for name, _, value in pairs if name == COOKIE]
+        return any(hmac.compare_digest(value.encode(), self.cookie.encode()) for value in given)
+
+    def _set_cookie(self) -> list[tuple[bytes, bytes]]:
+        text = f"{COOKIE}={self.cookie}; HttpOnly; SameSite=Strict; Path=/"
+        return [(b"set-cookie", text.encode("latin-1"))]
+
+
+def is_loopback(host: str) -> bool:
+    if host.lower() in LOOPBACK_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _has_port(host: str) -> bool:
+    head, colon, port = host.rpartition(":")
+    return bool(colon) and port.isdigit() and (head.endswith("]") or ":" not in head)
+
+
+def _limited(scope: Scope, headers: dict[str, str], receive: Receive) -> Receive:
+    """The body, up to its limit and not slower than it may be."""
+    if scope["path"].startswith(UPLOADS):
+        return receive
+    length = headers.get("content-length", "0")
+    if not length.isdigit() or int(length) > MAX_BODY_BYTES:
+        raise Refused(413, "The request is too long.")
+    seen, ends = 0, asyncio.get_running_loop().time() + BODY_SECONDS
+    whole = False
+
+    async def next_part() -> MutableMapping[str, Any]:
+        nonlocal seen, whole
+        if whole:  # from here on only whether the client is still there
+            return await receive()
+        try:
+            async with asyncio.timeout_at(ends):
+                part = await receive()
+        except TimeoutError:
+            raise Refused(408, "The request took too long to arrive.") from None
+        seen += len(part.get("body", b""))
+        if seen > MAX_BODY_BYTES:
+            raise Refused(413, "The request is too long.")
+        whole = not part.get("more_body", False)
+        return part
+
+    return next_part
+
+
+def _with_headers(send: Send) -> Send:
+    async def sender(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            given = {key.lower() for key, _ in message["headers"]}
+            more = [(key.encode(), value.encode()) for key, value in HEADERS.items()]
+            kept = [pair for pair in more if pair[0] not in given]
+            message = {**message, "headers": [*message["headers"], *kept]}
+        await send(message)
+
+    return sender
+
+
+async def _answer(
+    send: Send, status: int, text: str, headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    body = text.encode()
+    length = (b"content-length", str(len(body)).encode())
+    kind = (b"content-type", b"text/html; charset=utf-8")
+    start = {"type": "http.response.start", "status": status}
+    await send({**start, "headers": [kind, length, *(headers or [])]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _welcome(place: str) -> str:
+    """Sets the cookie, and goes on by itself: a cookie that no other site can send along does not
+    go with a redirect that another site began."""
+    from expert.insight.page.markup import tag
+
+    again = tag("meta", http_equiv="refresh", content=f"0;url={place}")
+    icon = tag("link", rel="icon", href="data:,")
+    return f"<!DOCTYPE html>\n{tag('html', tag('head', again, icon), lang='en')}"
+
+
+def _page(status: int, why: str) -> str:
+    from expert.jobs.board.layout import plain_page
+
+    if status != 401:
+        return plain_page(f"{status}", why, "")
+    text = "Open the address that expert board printed in its terminal; it holds the token."
+    return plain_page("The board needs its token", text, "token")

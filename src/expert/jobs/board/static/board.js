@@ -1,0 +1,340 @@
+// The board's script: keeps pieces of a page up to date, sends actions, filters and copies.
+// Everything it shows was made, and escaped, by the server.
+"use strict";
+
+const byId = (id) => document.getElementById(id);
+const sources = new WeakMap(); // what an element was made of
+
+function parsed(html) {
+  const template = document.createElement("template");
+  template.innerHTML = html;
+  return template.content.firstElementChild;
+}
+
+// --- pieces ---------------------------------------------------------------------------------
+
+const CONTAINERS = "section, .grid";
+
+function inUse(element) {
+  const active = document.activeElement;
+  if (active && active !== document.body && element.contains(active)) return true;
+  return element.matches("figure") && element.matches(":hover");
+}
+
+// Give `old` the contents of `fresh`; what did not change stays, and so does what is in use.
+function morph(old, fresh) {
+  const source = fresh.outerHTML;
+  if (sources.get(old) === source || old.outerHTML === source) return;
+  const nested = old.matches(CONTAINERS) && fresh.matches(CONTAINERS);
+  if (nested && old.children.length === fresh.children.length) {
+    let all = true;
+    [...fresh.children].forEach((child, place) => {
+      all = morph(old.children[place], child) !== false && all;
+    });
+    if (all) sources.set(old, source);
+    return all;
+  }
+  if (inUse(old)) return false;
+  const opened = [...old.querySelectorAll("details")].map((each) => each.open);
+  if (old.matches("details")) fresh.open = old.open;
+  [...fresh.querySelectorAll("details")].forEach((each, place) => {
+    if (place < opened.length) each.open = opened[place];
+  });
+  const checked = old.querySelector("input[type=checkbox]");
+  const box = fresh.querySelector("input[type=checkbox]");
+  if (checked && box) box.checked = checked.checked;
+  const log = old.matches(".log") && old.scrollTop + old.clientHeight >= old.scrollHeight - 8;
+  old.replaceWith(fresh);
+  sources.set(fresh, source);
+  if (log) fresh.scrollTop = fresh.scrollHeight;
+}
+
+const waiting = new Map(); // pieces that could not be shown because they were in use
+
+function show(parts) {
+  const place = byId("parts");
+  for (const [name, html] of Object.entries(parts)) {
+    if (name === "order") continue;
+    const fresh = parsed(html);
+    const old = byId(name);
+    if (!old) {
+      if (fresh) place.append(fresh);
+    } else if (morph(old, fresh) === false) {
+      waiting.set(name, html);
+    } else {
+      waiting.delete(name);
+    }
+  }
+  if (parts.order !== undefined) {
+    const names = parts.order.split(" ");
+    [...place.children].forEach((child) => names.includes(child.id) || child.remove());
+    names.forEach((name, index) => {
+      const child = byId(name);
+      if (child && place.children[index] !== child) place.insertBefore(child, place.children[index]);
+    });
+  }
+  afterwards();
+}
+
+function showWaiting() {
+  if (waiting.size) show(Object.fromEntries(waiting));
+}
+
+function follow() {
+  const place = byId("parts");
+  if (!place || !place.dataset.live) return;
+  let source = null;
+  const open = () => {
+    source = new EventSource(`${place.dataset.live}?seen=${place.dataset.seen}`);
+    source.onopen = () => connection("live");
+    source.onmessage = (message) => {
+      const told = JSON.parse(message.data);
+      place.dataset.seen = told.seen;
+      show(told.parts);
+    };
+    source.onerror = () => {
+      connection("lost");
+      source.close();
+      setTimeout(check, 2000);
+    };
+  };
+  // A browser does not say why a stream ended: ask, so that a new token is asked for.
+  const check = async () => {
+    try {
+      const answer = await fetch(place.dataset.live, { method: "HEAD" });
+      if (answer.status === 401) return connection("token");
+    } catch {
+      return setTimeout(check, 2000);
+    }
+    if (!document.hidden) open();
+    else setTimeout(check, 2000);
+  };
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) {
+      source.close();
+      connection("paused");
+    } else if (source.readyState === EventSource.CLOSED) check();
+  });
+  open();
+}
+
+function connection(state) {
+  const words = {
+    live: "live",
+    paused: "paused",
+    lost: "connection lost, trying again",
+    token: "the board was restarted: open the address that it printed",
+  };
+  const place = byId("connection");
+  place.textContent = words[state];
+  place.dataset.state = state;
+}
+
+// --- after every change ---------------------------------------------------------------------
+
+function afterwards() {
+  filter();
+  const state = document.querySelector("#status [data-state]")?.dataset.state;
+  document.querySelectorAll("[data-for]").forEach((each) => {
+    each.hidden = !each.dataset.for.split(" ").includes(state);
+  });
+  const done = document.querySelector("#status .progress")?.getAttribute("aria-valuenow");
+  const title = document.title.replace(/^\d+ % · /, "");
+  document.title = state === "running" && done ? `${done} % · ${title}` : title;
+}
+
+function filter() {
+  const field = byId("filter");
+  if (!field) return;
+  const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const state = byId("state").value;
+  document.querySelectorAll("article.run").forEach((run) => {
+    const fits = words.every((word) => run.dataset.words.includes(word));
+    run.hidden = !fits || (state !== "" && run.dataset.state !== state);
+  });
+  const chosen = document.querySelectorAll("article.run:not([hidden]) input:checked").length;
+  byId("compare").disabled = chosen < 2;
+  byId("compare").textContent = chosen > 1 ? `Compare ${chosen}` : "Compare";
+}
+
+function compare() {
+  const boxes = document.querySelectorAll("article.run:not([hidden]) input:checked");
+  location.href = `/compare?${[...boxes].map((box) => `run=${box.value}`).join("&")}`;
+}
+
+// --- actions --------------------------------------------------------------------------------
+
+function toast(text, tone = "note") {
+  const place = byId("toast");
+  place.textContent = text;
+  place.className = `shown tone-${tone}`;
+  clearTimeout(toast.timer);
+  toast.timer = setTimeout(() => (place.className = ""), 7000);
+}
+
+// Sends an action; the header is what a page of another site cannot send.
+async function post(path, body) {
+  try {
+    const answer = await fetch(path, {
+      method: "POST",
+      headers: { "content-type": "application/json", "x-expert-board": "1" },
+      body: JSON.stringify(body ?? {}),
+    });
+    const kind = answer.headers.get("content-type") ?? "";
+    const told = kind.includes("json") ? await answer.json() : {};
+    if (!answer.ok) toast(told.problem ?? `The board answered ${answer.status}.`, "error");
+    else if (told.done) toast(told.done, "good");
+    return answer.ok ? told : null;
+  } catch {
+    toast("The board does not answer.", "error");
+    return null;
+  }
+}
+
+async function act(button) {
+  const { action, confirm: question, body, copy } = button.dataset;
+  if (action === "copy") {
+    await copyText(copy);
+    return;
+  }
+  if (question && !window.confirm(question)) return;
+  button.disabled = true;
+  const told = await post(action, body ? JSON.parse(body) : {});
+  button.disabled = false;
+  if (told?.go) location.href = told.go;
+}
+
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const field = document.createElement("textarea");
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+  }
+  toast("Copied.", "good");
+}
+
+async function send(form) {
+  const fields = Object.fromEntries(new FormData(form));
+  const told = await post(form.dataset.action, fields);
+  if (told?.go) location.href = told.go;
+}
+
+// --- a manifest: the plan beside the form, as one types -------------------------------------
+
+function changedFields() {
+  const set = {};
+  byId("settings").querySelectorAll("[data-was]").forEach((field) => {
+    if (field.value !== field.dataset.was) set[field.name] = field.value;
+  });
+  return { set, gpu: byId("settings").elements.gpu.value };
+}
+
+let asked = 0;
+async function plan() {
+  const turn = ++asked;
+  const place = byId("plan");
+  place.classList.add("stale");
+  const told = await post(`/manifest/${byId("settings").dataset.manifest}/plan`, changedFields());
+  if (turn !== asked) return; // something was typed since
+  if (told) place.innerHTML = told.html;
+  place.classList.remove("stale");
+}
+
+async function planAndRows() {
+  const form = byId("settings");
+  if (!form) return;
+  let timer = null;
+  form.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(plan, 500);
+    byId("start").dataset.body = JSON.stringify(changedFields());
+  });
+  await plan();
+  const told = await post(`/manifest/${form.dataset.manifest}/rows`);
+  if (told) byId("rows").innerHTML = told.html;
+}
+
+// --- a file of rows -------------------------------------------------------------------------
+
+async function upload(form) {
+  const { file, name, model, root } = form.elements;
+  const chosen = file.files[0];
+  const query = new URLSearchParams({ file: chosen.name, name: name.value, model: model.value });
+  if (root) query.set("root", root.value);
+  const button = form.querySelector("button");
+  const said = byId("said");
+  button.disabled = true;
+  said.hidden = false;
+  said.textContent = "Sending, and looking at the rows…";
+  try {
+    const answer = await fetch(`${form.dataset.upload}?${query}`, {
+      method: "POST",
+      headers: { "content-type": "application/octet-stream", "x-expert-board": "1" },
+      body: chosen,
+    });
+    const told = await answer.json();
+    if (answer.ok) location.href = told.go;
+    else said.textContent = told.problem;
+  } catch {
+    said.textContent = "The file could not be sent.";
+  }
+  button.disabled = false;
+}
+
+function nameByFile(form) {
+  const { file, name } = form.elements;
+  const chosen = file.files[0];
+  if (!chosen) return;
+  form.querySelector(".drop b").textContent = chosen.name;
+  const plain = chosen.name.replace(/\.[^.]*$/, "").replace(/[^A-Za-z0-9_.-]+/g, "-");
+  if (!name.value) name.value = plain.replace(/^[-.]+/, "");
+}
+
+document.addEventListener("change", (event) => {
+  if (event.target.name === "file") nameByFile(event.target.form);
+});
+document.addEventListener("dragover", (event) => {
+  if (byId("said")) event.preventDefault();
+});
+document.addEventListener("drop", (event) => {
+  const field = document.querySelector("input[type=file]");
+  if (!field) return;
+  event.preventDefault();
+  field.files = event.dataTransfer.files;
+  nameByFile(field.form);
+});
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-action]");
+  if (button) act(button);
+  else if (event.target.closest("#compare")) compare();
+});
+document.addEventListener("submit", (event) => {
+  const { action, upload: place } = event.target.dataset;
+  if (!action && !place && event.target.id !== "settings") return;
+  event.preventDefault();
+  if (action) send(event.target);
+  else if (place) upload(event.target);
+});
+document.addEventListener("input", (event) => {
+  if (event.target.closest("#filter, #state, article.run")) filter();
+});
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.closest("input, textarea, select");
+  if (event.key === "/" && !typing && byId("filter")) {
+    event.preventDefault();
+    byId("filter").focus();
+  }
+});
+document.addEventListener("focusout", () => setTimeout(showWaiting, 0));
+document.addEventListener("mouseout", (event) => {
+  if (event.target.closest?.("figure")) setTimeout(showWaiting, 0);
+});
+afterwards();
+follow();
+planAndRows();

@@ -1,0 +1,96 @@
+"""How every run stands, from as few of its events as that needs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from expert.core.errors import ExpertError
+from expert.core.rundir import RunFolder
+from expert.insight.page.blocks import Point
+from expert.insight.step.anatomy import finite
+from expert.jobs.board.places import Found
+from expert.jobs.board.reader import EventReader
+from expert.run.stored.status import RunStatus, status_by
+
+LINES = 60
+"""Log lines kept of a run in the list: a sparkline is 120 pixels wide."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A run in one line; `problem` where it cannot be read."""
+
+    found: Found
+    status: RunStatus | None
+    losses: tuple[Point, ...] = ()
+    problem: str = ""
+
+    @property
+    def state(self) -> str:
+        return self.status.state if self.status is not None else "unreadable"
+
+    @property
+    def progress(self) -> float | None:
+        """Share of the steps taken."""
+        if self.status is None or self.status.step is None or not self.status.total_steps:
+            return None
+        return min(1.0, self.status.step / self.status.total_steps)
+
+
+class Summaries:
+    """Kept per run and made again where its files changed; shared by all pages."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[object, Summary]] = {}
+        self._readers: dict[Path, EventReader] = {}
+        self._lock = threading.Lock()
+
+    def of(self, found: Found) -> Summary:
+        with self._lock:
+            files = _files(RunFolder(found.path))
+            known = self._known.get(found.path)
+            # Whether the trainer still lives is not in any file.
+            if known is not None and known[0] == files and known[1].state != "running":
+                return known[1]
+            made = self._made(found)
+            self._known[found.path] = (files, made)
+            if made.state != "running":
+                self._readers.pop(found.path, None)
+            return made
+
+    def forget(self, kept: set[Path]) -> None:
+        """Drop what is known of runs that are no longer there."""
+        with self._lock:
+            for path in [path for path in self._known if path not in kept]:
+                self._known.pop(path)
+                self._readers.pop(path, None)
+
+    def _made(self, found: Found) -> Summary:
+        folder = RunFolder(found.path)
+        reader = self._readers.setdefault(found.path, EventReader(folder.events, LINES))
+        try:
+            reader.look()
+            status = status_by(reader.events, folder, damaged_lines=reader.damaged)
+        except (ExpertError, OSError, ValueError) as error:
+            self._readers.pop(found.path, None)
+            return Summary(found=found, status=None, problem=str(error))
+        losses: dict[float, float | None] = {}
+        for event in reader.events:
+            step = finite(event.get("step"))
+            if event["event"] == "step" and step is not None:
+                losses[step] = finite(event.get("loss"))
+        return Summary(found=found, status=status, losses=tuple(sorted(losses.items())))
+
+
+def _files(folder: RunFolder) -> object:
+    marks: list[object] = []
+    for file in (folder.events, folder.lock_file):
+        try:
+            status = os.lstat(file)
+            marks.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        except OSError:
+            marks.append(None)
+    return tuple(marks)

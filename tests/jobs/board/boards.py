@@ -1,0 +1,45 @@
+"""A board over some folders, asked as a browser asks it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from expert.jobs.board.server import make_app, make_board
+
+TOKEN = "a-token-of-the-tests"
+ORIGIN = "http://127.0.0.1:7373"
+ACTION = {"origin": ORIGIN, "x-expert-board": "1"}
+
+
+class Asked:
+    """A browser: it has opened the address with the token, unless it is a `stranger`."""
+
+    def __init__(self, *folders: Path, read_only: bool = False, stranger: bool = False) -> None:
+        self.board = make_board(folders, read_only=read_only)
+        self.guard = make_app(self.board, token=TOKEN)
+        self.client = TestClient(self.guard, base_url=ORIGIN, raise_server_exceptions=True,
+                                 follow_redirects=False)  # fmt: skip
+        if not stranger:
+            assert self.client.get(f"/?token={TOKEN}").status_code == 200
+
+    def get(self, place: str, **more: Any) -> Any:
+        return self.client.get(place, **more)
+
+    def page(self, place: str) -> str:
+        answer = self.client.get(place)
+        assert answer.status_code == 200, answer.text
+        return str(answer.text)
+
+    def post(self, place: str, body: Any = None, **headers: str) -> Any:
+        return self.client.post(place, json=body or {}, headers={**ACTION, **headers})
+
+    def id_of(self, name: str, kind: str = "run") -> str:
+        """The name of a run or manifest on the board."""
+        self.board.places.look(now=True)
+        found = [one.id for one in self.board.places.found.values()
+                 if one.name == name and one.kind == kind]  # fmt: skip
+        assert len(found) == 1, (name, found)
+        return found[0]

@@ -1,0 +1,176 @@
+"""What pages start and stop: real processes of the real command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.core.links import LinkRefused
+from expert.core.rundir import Holder, RunFolder, process_of
+from expert.jobs.board import actions
+from expert.jobs.board.actions import FOLDER, Jobs, NotDone, interrupt, stop_run, trainer_of
+from tests.each import each
+from tests.insight.pages import started, step_event, usual, write_run
+from tests.jobs.board.boards import Asked
+
+RUN = "demo-20260101-120000"
+SLEEPS = "import time; print('ready', flush=True); time.sleep(600)"
+
+
+def sleeping() -> Any:
+    process = subprocess.Popen([sys.executable, "-c", SLEEPS], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def holder_for(pid: int, **changed: Any) -> Holder:
+    facts = {"pid": pid, "host": socket.gethostname(), "since": "", "process": process_of(pid)}
+    return Holder(**{**facts, **changed})
+
+
+def lock(run: Path, holder: Holder) -> None:
+    (run / ".lock").write_text(json.dumps(vars(holder)), encoding="utf-8")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "runs" / RUN, [started(), step_event(1)])
+
+
+def until(done: Any) -> None:
+    ends = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def test_stop_sends_ctrl_c_to_the_process_that_holds_the_run(run):
+    process = sleeping()
+    lock(run, holder_for(process.pid))
+    assert trainer_of(RunFolder(run)) is not None
+    asked = Asked(run.parent)
+    answer = asked.post(f"/run/{asked.id_of(RUN)}/stop")
+    assert answer.status_code == 200
+    assert process.wait(timeout=60) == -signal.SIGINT
+    process.stdout.close()
+    assert asked.post(f"/run/{asked.id_of(RUN)}/stop").status_code == 409
+
+
+@each("changed", [
+    {"host": "another-machine"},
+    {"process": "another-boot:123"},
+    {"process": ""},
+])  # fmt: skip
+def test_a_process_that_is_not_surely_the_trainer_gets_no_signal(changed, run):
+    process = sleeping()
+    lock(run, holder_for(process.pid, **changed))
+    with pytest.raises(NotDone):
+        stop_run(run)
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_the_board_itself_and_a_process_that_is_gone_get_no_signal(run):
+    with pytest.raises(NotDone):
+        interrupt(holder_for(os.getpid()))
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    holder = holder_for(process.pid)
+    process.wait()
+    with pytest.raises(NotDone):
+        interrupt(holder)
+    with pytest.raises(NotDone):
+        stop_run(run)  # nobody holds it
+
+
+def test_a_command_runs_in_a_session_of_its_own_and_its_output_and_code_are_kept(tmp_path):
+    jobs = Jobs([tmp_path])
+    job = jobs.start("version", ["--version"], root=tmp_path, about="x", subject="s")
+    assert os.getsid(job.holder.pid) == job.holder.pid != os.getsid(0)
+    until(lambda: job.exit_code is not None)
+    assert job.exit_code == 0
+    assert job.state == "finished"
+    assert job.output().startswith("expert ")
+    assert job.words == "expert --version"
+    again = Jobs([tmp_path])  # another board, later
+    assert again.get(job.id) == job
+    assert [each.id for each in again.of("s")] == [job.id]
+
+
+def test_a_command_that_fails_says_so_with_its_output(tmp_path):
+    asked = Asked(tmp_path)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "manifest.yaml").write_text("base: x\n", encoding="utf-8")
+    place = f"/manifest/{asked.id_of('bad', 'manifest')}/train"
+    go = asked.post(place).json()["go"]
+    job = asked.board.jobs.get(go.rpartition("/")[2])
+    until(lambda: job.exit_code is not None)
+    page = asked.page(go)
+    assert 'data-state="failed"' in page
+    assert "manifest.yaml" in page
+    assert f"expert train --manifest {tmp_path}/bad/manifest.yaml" in page
+    assert job.about in asked.page("/start")
+
+
+def test_a_command_is_not_started_twice_and_not_without_end(tmp_path, monkeypatch):
+    jobs = Jobs([tmp_path])
+    monkeypatch.setattr(Jobs, "start", Jobs.start)
+    monkeypatch.setattr(actions.sys, "executable", "/bin/sleep")
+    monkeypatch.setattr(actions, "MOST_AT_ONCE", 2)
+    real = subprocess.Popen
+    monkeypatch.setattr(
+        actions.subprocess, "Popen", lambda command, **how: real(["/bin/sleep", "600"], **how)
+    )
+    started_jobs = [jobs.start("train", [], root=tmp_path, about="a", subject=s) for s in "ab"]
+    with pytest.raises(NotDone, match="already"):
+        jobs.start("train", [], root=tmp_path, about="a", subject="a")
+    with pytest.raises(NotDone, match="already"):
+        jobs.start("train", [], root=tmp_path, about="c", subject="c")
+    for job in started_jobs:
+        interrupt(job.holder)
+        until(lambda job=job: not job.is_running)
+
+
+def test_a_run_that_goes_on_is_not_resumed_and_one_without_its_manifest_says_so(run):
+    asked = Asked(run.parent)
+    place = f"/run/{asked.id_of(RUN)}/resume"
+    answer = asked.post(place)
+    assert answer.status_code == 409
+    assert "manifest" in answer.json()["problem"]
+    lock(run, holder_for(os.getppid()))
+    assert asked.post(place).status_code == 409
+    assert not (run.parent / FOLDER).exists()
+
+
+@each("action", ["delete", "..", "notes%2f", "stop%00"])
+def test_there_are_no_other_actions(action, tmp_path):
+    write_run(tmp_path / RUN, usual(2))
+    asked = Asked(tmp_path)
+    assert asked.post(f"/run/{asked.id_of(RUN)}/{action}").status_code in (404, 405)
+
+
+def test_a_forged_record_of_a_command_is_left_out(tmp_path):
+    folder = tmp_path / FOLDER
+    folder.mkdir()
+    for name, text in {"a": "{", "b": "[]", "c": '{"what": 1}', "d": '{"holder": {}}'}.items():
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    assert Jobs([tmp_path]).all() == []
+
+
+def test_the_folder_of_commands_may_not_be_a_link(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / FOLDER).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LinkRefused):
+        Jobs([tmp_path]).start("train", [], root=tmp_path, about="a", subject="a")
+    assert list((tmp_path / "elsewhere").iterdir()) == []

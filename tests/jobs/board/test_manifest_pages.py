@@ -1,0 +1,140 @@
+"""A file of rows becomes an expert, and a manifest gets its plan while one types."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from expert.jobs.board import new_page
+from expert.jobs.board.actions import FOLDER, NotDone
+from expert.jobs.board.manifest_page import keys, settings_in
+from tests.each import each
+from tests.jobs.board.boards import ACTION, Asked
+
+ROWS = b"".join(
+    json.dumps({"prompt": f"Is {n} a number?", "response": "yes"}).encode() + b"\n"
+    for n in range(40)
+)
+
+
+def send(asked: Asked, body: bytes = ROWS, **query: str):
+    told = {"file": "rows.jsonl", "name": "demo", "model": "tiny", **query}
+    headers = {**ACTION, "content-type": "application/octet-stream"}
+    return asked.client.post("/upload/rows", params=told, content=body, headers=headers)
+
+
+def left_over(root: Path) -> list[Path]:
+    return [path for path in (root / FOLDER).glob("**/*") if path.is_file()]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    """A board whose folder was empty, and then was sent rows."""
+    asked = Asked(tmp_path_factory.mktemp("work"))
+    answer = send(asked)
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == {"go": f"/manifest/{asked.id_of('demo', 'manifest')}"}
+    return asked
+
+
+def test_rows_that_are_sent_become_an_expert_and_nothing_is_left_over(made):
+    root = made.board.places.roots[0]
+    assert (root / "demo" / "datasets" / "rows.jsonl").read_bytes() == ROWS
+    assert left_over(root) == []
+
+
+def test_the_form_has_every_key_with_what_the_manifest_says(made):
+    page = made.page(f"/manifest/{made.id_of('demo', 'manifest')}")
+    assert len(keys()) > 60
+    for name in keys():
+        assert f'name="{name}"' in page
+    assert 'value="rtx-4090"' in page
+    assert 'name="max_seq_length"' in page
+    assert 'data-was="512"' in page
+
+
+def test_the_plan_is_that_of_the_card_and_of_what_was_typed(made):
+    place = f"/manifest/{made.id_of('demo', 'manifest')}/plan"
+    told = made.post(place, {"gpu": "rtx-4090", "set": {"epochs": "7"}}).json()["html"]
+    assert "GeForce RTX 4090" in told
+    assert "7.0 epochs" in told
+    assert "bf16 tensor cores" in told
+    wrong = made.post(place, {"set": {"batch_size": "many"}}).json()["html"]
+    assert "batch_size" in wrong
+    assert "Steps" not in wrong
+
+
+def test_rows_are_shown_as_the_model_sees_them(made):
+    place = f"/manifest/{made.id_of('demo', 'manifest')}/rows"
+    assert "Is 0 a number?&lt;|im_end|&gt;" in made.post(place).json()["html"]
+
+
+@each("given", [
+    {"set": []}, {"set": {"nothing": "1"}}, {"set": {"epochs": 1}}, {"set": {"epochs": "x" * 999}},
+    {"set": {"epochs=1 --json": "1"}}, {"set": {f"k{n}": "" for n in range(99)}},
+])  # fmt: skip
+def test_settings_that_the_form_does_not_have_are_refused(given, made):
+    with pytest.raises(NotDone):
+        settings_in(given)
+    place = f"/manifest/{made.id_of('demo', 'manifest')}"
+    assert made.post(f"{place}/train", given).status_code == 409
+    assert made.post(f"{place}/plan", given).status_code == 409
+    assert made.board.jobs.all() == []
+
+
+@each("gpu", ["--help", "a;b", "x" * 99, 5, ["a"]])
+def test_a_card_that_is_no_name_is_refused(gpu, made):
+    answer = made.post(f"/manifest/{made.id_of('demo', 'manifest')}/plan", {"gpu": gpu})
+    assert answer.status_code == 409 or "GeForce" not in answer.json()["html"]
+
+
+@each("query", [
+    {"name": "../evil"}, {"name": ""}, {"name": "--help"}, {"name": "a/b"}, {"name": "."},
+    {"model": "../../etc"}, {"model": "--help"}, {"model": ""}, {"root": "7"}, {"root": "x"},
+    {"root": "-9"},
+])  # fmt: skip
+def test_an_expert_is_made_nowhere_else(query, tmp_path):
+    asked = Asked(tmp_path)
+    assert send(asked, **query).status_code in (400, 409)
+    assert [path.name for path in tmp_path.iterdir()] in ([], [FOLDER])
+    assert left_over(tmp_path) == []
+
+
+@each("name", ["../../evil.jsonl", "/etc/passwd", "..", "", "\x00", "a" * 500, ".hidden.jsonl"])
+def test_the_name_of_a_file_stays_in_its_folder(name, tmp_path, monkeypatch):
+    seen: list[Path] = []
+
+    def make(rows: Path, root: Path, *more: str) -> Path:
+        seen.append(rows)
+        raise NotDone("seen")
+
+    monkeypatch.setattr("expert.jobs.board.pages.make_expert", make)
+    assert send(Asked(tmp_path), file=name).status_code == 409
+    assert seen[0].parent.parent == tmp_path / FOLDER
+    assert not seen[0].name.startswith(".")
+    assert left_over(tmp_path) == []
+
+
+def test_a_file_that_is_too_long_is_refused_and_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(new_page, "MOST_BYTES", 100)
+    answer = send(Asked(tmp_path))
+    assert answer.status_code == 409
+    assert "100" in answer.json()["problem"] or "KiB" in answer.json()["problem"]
+    assert left_over(tmp_path) == []
+
+
+def test_rows_that_are_none_are_refused_in_the_words_of_new(tmp_path):
+    answer = send(Asked(tmp_path), b"\x00\x01 nothing")
+    assert answer.status_code == 409
+    assert "rows.jsonl" in answer.json()["problem"]
+    assert not (tmp_path / "demo").exists()
+
+
+@each("place", ["/new", "/manifest/{id}"])
+def test_a_read_only_board_has_no_pages_that_change(place, made):
+    asked = Asked(made.board.places.roots[0], read_only=True)
+    name = asked.id_of("demo", "manifest")
+    assert asked.get(place.format(id=name)).status_code == 403
+    assert send(asked).status_code == 403

@@ -1,0 +1,330 @@
+"""What the pages show, of good runs and of hostile ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.insight.page.blocks import Figure
+from expert.insight.page.comparison import comparison_section
+from expert.insight.page.html import block_html
+from expert.jobs.board.live import Hub, Pace, View
+from expert.jobs.board.notes import FILE, MOST_TAGS, Notes, read_notes
+from expert.jobs.board.places import Places
+from expert.jobs.board.run_page import manifest_change
+from expert.jobs.diagnose.diagnose import diagnose_run
+from expert.jobs.report import facts_of
+from tests.each import each
+from tests.insight.pages import (
+    HOSTILE,
+    START,
+    Tags,
+    hostile_run,
+    started,
+    step_event,
+    usual,
+    write_run,
+)
+from tests.jobs.board.boards import Asked
+from tests.wording import wording
+
+ONE, TWO = "one-20260101-120000", "two-20260101-120000"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_run(tmp_path / "runs" / ONE, usual(gpu=True), gpu=True)
+    write_run(tmp_path / "runs" / TWO, [started(), step_event(1), step_event(2)])
+    (tmp_path / "expert").mkdir()
+    (tmp_path / "expert" / "manifest.yaml").write_text("name: x\n", encoding="utf-8")
+    return tmp_path
+
+
+def text_of(html: str) -> str:
+    return " ".join(" ".join(Tags(html).texts).split())
+
+
+def test_the_list_shows_every_run_with_its_state_loss_and_speed(folder):
+    page = Asked(folder).page("/")
+    text = text_of(page)
+    for word in (ONE, TWO, "finished", "killed", "30 / 30", "93 %", "1,900"):
+        assert word in text
+    assert page.count("<article") == 2
+    assert page.count('role="img"') == 2
+    assert "1 finished, 1 killed" in text
+
+
+def test_an_empty_folder_says_how_a_run_comes_into_it(tmp_path):
+    page = Asked(tmp_path).page("/")
+    assert str(tmp_path) in page
+    assert 'class="button"' in page
+    assert 'class="button"' not in Asked(tmp_path, read_only=True).page("/")
+
+
+def test_a_run_shows_the_sections_of_its_report_and_its_status(folder):
+    asked = Asked(folder)
+    page = asked.page(f"/run/{asked.id_of(ONE)}")
+    for name in ("numbers", "learning", "speed", "time", "story", "plan", "findings"):
+        assert f'<section id="{name}"' in page or f'id="{name}"' in page, name
+    for figure in ("loss", "throughput", "utilisation", "memory", "power", "average-step"):
+        assert f'id="figure-{figure}"' in page
+    assert 'data-state="finished"' in page
+    assert 'role="progressbar"' in page
+
+
+def test_the_comparison_is_that_of_the_report(folder):
+    asked = Asked(folder)
+    page = asked.page(f"/compare?run={asked.id_of(ONE)}&run={asked.id_of(TWO)}")
+    runs = [facts_of(diagnose_run(folder / "runs" / name)) for name in (ONE, TWO)]
+    for block in comparison_section(runs).inside:
+        wide = replace(block, wide=True) if isinstance(block, Figure) else block  # the last one
+        assert block_html(block) in page or block_html(wide) in page
+
+
+@each(
+    "query",
+    ["", "?run=x", "?run=x&run=x", "?run=a&run=b", "?" + "&".join(f"run={n}" for n in range(9))],
+)
+def test_a_comparison_needs_several_runs_that_are_there(query, tmp_path):
+    assert Asked(tmp_path).get(f"/compare{query}").status_code in (400, 404)
+
+
+def test_a_new_run_appears_and_a_removed_one_is_gone(folder):
+    asked = Asked(folder)
+    view = asyncio.run(opened(asked, "runs"))
+    assert len(view["order"].split()) == 2
+    name = "new-20260102-120000"
+    write_run(folder / "runs" / name, usual())
+    assert asked.id_of(name)
+    assert asked.page(f"/run/{asked.id_of(name)}")
+
+
+async def opened(asked: Asked, key: str) -> dict[str, str]:
+    from expert.jobs.board.list_page import ListView
+
+    board = asked.board
+    view = await board.hub.view(
+        key, lambda: ListView(board.places, board.summaries, read_only=False)
+    )
+    parts = {name: html for name, (_, html) in view.parts.items()}
+    for task in board.hub._tasks.values():
+        task.cancel()
+    return parts
+
+
+@each("text", HOSTILE)
+def test_hostile_text_stays_text_on_every_page(text, tmp_path):
+    name = re.sub(r"[/\x00\ud800]", "", text)[:40].strip(".") or "x"
+    run = hostile_run(tmp_path / "runs" / f"{name}-20260101-120000", text)
+    (run / FILE).write_text(json.dumps({"tags": [text[:40]], "note": text}), encoding="utf-8")
+    write_run(tmp_path / "runs" / TWO, usual())
+    asked = Asked(tmp_path)
+    one, two = asked.id_of(run.name), asked.id_of(TWO)
+    for place in ("/", f"/run/{one}", f"/compare?run={one}&run={two}", "/start"):
+        harmless(asked.page(place))
+
+
+def harmless(html: str) -> None:
+    """No handler, no script but ours, no address but of this board."""
+    tags = Tags(html)
+    assert tags.open == []
+    for name, attributes in tags.found:
+        assert name not in ("iframe", "object", "embed", "style", "base", "img", "image", "use")
+        for key, value in attributes.items():
+            assert not key.startswith("on"), (name, key)
+            assert key != "src" or re.fullmatch(r"/static/[a-z.]+", value)
+            assert key != "href" or re.match(r"/(?!/)|#|data:,$", value), value
+            assert key != "style" or re.fullmatch(r"[a-z0-9.:;%-]+", value)
+    assert all(attributes.get("src") for name, attributes in tags.found if name == "script")
+
+
+def test_the_answer_of_the_baseline_stands_beside_that_of_the_expert(folder):
+    case = {"id": "a", "prompt": "p", "expected": "e", "answer": "ours", "passed": True}
+    baseline = {"accuracy": 0.0, "cases": [{**case, "answer": "theirs", "passed": False}]}
+    validation = {"accuracy": 1.0, "cases": [case], "baseline": baseline}
+    (folder / "runs" / ONE / "validation.json").write_text(json.dumps(validation))
+    asked = Asked(folder)
+    page = asked.page(f"/run/{asked.id_of(ONE)}")
+    assert "<dt>answer</dt><dd>ours</dd><dt>baseline answer</dt><dd>theirs</dd>" in page
+
+
+# --- folders -------------------------------------------------------------------------------------
+
+
+def test_links_out_of_the_folders_are_not_followed(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    write_run(elsewhere / "secret-20260101-120000", usual())
+    (folder / "linked").symlink_to(elsewhere)
+    (folder / "runs" / "secret-20260101-120001").symlink_to(elsewhere / "secret-20260101-120000")
+    places = Places.of([folder])
+    places.look()
+    assert sorted(run.name for run in places.runs()) == [ONE, TWO]
+
+
+def test_a_run_that_became_a_link_is_not_shown_any_more(folder, tmp_path_factory):
+    elsewhere = write_run(tmp_path_factory.mktemp("elsewhere") / "x", usual())
+    asked = Asked(folder)
+    name = asked.id_of(ONE)
+    os.rename(folder / "runs" / ONE, folder / "gone")
+    (folder / "runs" / ONE).symlink_to(elsewhere)
+    assert asked.get(f"/run/{name}").status_code == 404
+    assert asked.post(f"/run/{name}/notes", {"tags": "x"}).status_code == 404
+    assert not (elsewhere / FILE).exists()
+
+
+def test_a_run_with_a_link_inside_says_so_and_shows_nothing_of_it(folder):
+    (folder / "passwd").write_text("secret", encoding="utf-8")
+    events = folder / "runs" / ONE / "events.jsonl"
+    events.unlink()
+    events.symlink_to(folder / "passwd")
+    asked = Asked(folder)
+    page = asked.page(f"/run/{asked.id_of(ONE)}")
+    assert wording("is-a-link-to-2") in page
+    assert 'data-state="unreadable"' in page
+
+
+def test_hidden_folders_checkpoints_and_deep_ones_are_not_looked_into(tmp_path):
+    for place in (".cache", "checkpoints", "a/b/c/d/e/f/g"):
+        write_run(tmp_path / place / ONE, usual(2))
+    places = Places.of([tmp_path])
+    places.look()
+    assert places.runs() == []
+
+
+# --- notes ---------------------------------------------------------------------------------------
+
+
+def test_tags_and_notes_are_kept_beside_the_run_and_shown(folder):
+    asked = Asked(folder)
+    place = f"/run/{asked.id_of(ONE)}"
+    before = (folder / "runs" / ONE / "plan.json").read_bytes()
+    answer = asked.post(f"{place}/notes", {"tags": "keep,  <b>bold</b> ,keep,", "note": "a\nb"})
+    assert answer.json() == {"go": place}
+    assert read_notes(folder / "runs" / ONE) == Notes(("keep", "<b>bold</b>"), "a\nb")
+    assert (folder / "runs" / ONE / "plan.json").read_bytes() == before
+    page = asked.page(place)
+    assert "&lt;b&gt;bold&lt;/b&gt;" in page
+    assert "<b>bold" not in page
+
+
+@each("content", ["", "[]", '{"tags": 5, "note": []}', '{"tags": [1, {}]}', "{", "null"])
+def test_a_damaged_file_of_notes_is_no_notes(content, tmp_path):
+    (tmp_path / FILE).write_text(content, encoding="utf-8")
+    assert read_notes(tmp_path) == Notes()
+
+
+def test_notes_have_limits(folder):
+    asked = Asked(folder)
+    tags = ",".join(f"{n}" * 99 for n in range(50))
+    asked.post(f"/run/{asked.id_of(ONE)}/notes", {"tags": tags, "note": "x" * 99_999})
+    notes = read_notes(folder / "runs" / ONE)
+    assert len(notes.tags) == MOST_TAGS
+    assert max(map(len, notes.tags)) == 40
+    assert len(notes.text) == 4_000
+
+
+# --- live ----------------------------------------------------------------------------------------
+
+
+class Counted(View):
+    """A view whose pieces a test sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = {"a": "<p>1</p>", "order": "a"}
+
+    def refresh(self) -> dict[str, str]:
+        return self.now
+
+
+async def told(stream: Any) -> Any:
+    async for line in stream:
+        if line.startswith(b"data: "):
+            return json.loads(line[6:])
+    raise AssertionError("the stream ended")
+
+
+def test_two_tabs_get_what_changed_and_a_new_server_sends_everything():
+    async def both() -> None:
+        hub = Hub()
+        view = await hub.view("x", Counted)
+        assert await hub.view("x", Counted) is view  # one view, however many tabs
+        tabs = [hub.stream(view, view.seen), hub.stream(view, "other.7")]
+        everything = await told(tabs[1])
+        assert everything["parts"] == {"a": "<p>1</p>", "order": "a"}
+        view.put({"a": "<p>2</p>", "order": "a"})
+        for tab in tabs:
+            assert (await told(tab))["parts"] == {"a": "<p>2</p>"}
+        hub.closing.set()
+        for tab in tabs:
+            assert [part async for part in tab] == []
+        assert hub.streams == view.streams == 0
+        for task in hub._tasks.values():
+            task.cancel()
+
+    asyncio.run(both())
+
+
+def test_work_that_takes_long_is_done_less_often(monkeypatch):
+    clock = {"now": 100.0, "cpu": 0.0}
+    monkeypatch.setattr("expert.jobs.board.live.time.monotonic", lambda: clock["now"])
+    monkeypatch.setattr("expert.jobs.board.live.time.thread_time", lambda: clock["cpu"])
+    pace = Pace(0.01, least=1.0)
+    assert pace.due()
+    pace.run(lambda: clock.update(cpu=0.5))
+    clock["now"] = 149.0
+    assert not pace.due()
+    clock["now"] = 150.0
+    assert pace.due()
+
+
+def test_a_run_that_continues_sends_its_new_numbers(folder):
+    from expert.jobs.board.run_page import RunView
+
+    asked = Asked(folder)
+    name = asked.id_of(TWO)
+    found = asked.board.places.get(name, "run")
+    lock = {"pid": os.getpid(), "host": os.uname().nodename, "since": "", "process": ""}
+    (found.path / ".lock").write_text(json.dumps(lock), encoding="utf-8")
+
+    async def refreshed() -> tuple[dict[str, str], dict[str, str]]:
+        view = RunView(found, asked.board.summaries)
+        first = view.refresh()
+        view.put(first)
+        with (found.path / "events.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(step_event(3, loss=0.125, time=START + 3)) + "\n")
+        view._status._next = view._curves._next = 0.0
+        return first, view.refresh()
+
+    first, second = asyncio.run(refreshed())
+    assert 'data-state="running"' in first["status"]
+    assert "0.1250" in second["status"]
+    assert set(second) == {"status", "learning", "speed", "time"}
+
+
+@each(("overrides", "text"), [
+    (("training.config.packing=true",), "training:\n  config:\n    packing: true"),
+    (("training.config.a=8", "training.config.b=auto"),
+     "training:\n  config:\n    a: 8\n    b: auto"),
+    (("training.x=a: b",), 'training:\n  x: "a: b"'),
+    ((), ""),
+])  # fmt: skip
+def test_a_fix_is_copied_as_lines_of_a_manifest(overrides, text):
+    assert manifest_change(overrides) == text
+
+
+def test_a_fix_has_a_button_that_copies_the_change(folder):
+    clipped = [step_event(n, grad_norm=9.0) for n in range(1, 101)]
+    plan = {"kernels": {"device": "cpu"}, "optim": {"max_grad_norm": 1.0}}
+    write_run(folder / "runs" / "slow-20260101-120000", [started(), *clipped], plan=plan)
+    asked = Asked(folder)
+    page = asked.page(f"/run/{asked.id_of('slow-20260101-120000')}")
+    assert 'id="finding-always-clipped"' in page
+    assert 'data-action="copy" data-copy="training:\n  config:\n    max_grad_norm:' in page

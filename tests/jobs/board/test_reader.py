@@ -1,0 +1,166 @@
+"""Events of a run, read from where the last look ended, and long runs made short."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.core.links import LinkRefused
+from expert.jobs.board import reader as reading
+from expert.jobs.board.reader import EventReader, halved, joined_lines
+from tests.insight.pages import eval_event, started, step_event, usual
+
+
+def written(path: Path, events: list[dict[str, Any]], mode: str = "w") -> Path:
+    with path.open(mode, encoding="utf-8") as stream:
+        stream.write("".join(json.dumps(event) + "\n" for event in events))
+    return path
+
+
+def total(reader: EventReader, key: str) -> float:
+    return sum(event.get(key) or 0 for event in reader.events if event["event"] == "step")
+
+
+def test_a_second_look_reads_only_what_was_added(tmp_path, monkeypatch):
+    path = written(tmp_path / "events.jsonl", usual(5))
+    reader = EventReader(path)
+    assert reader.look()
+    assert reader.events == usual(5)
+    assert not reader.look()
+    seen: list[bytes] = []
+    real = reading.event_of
+    monkeypatch.setattr(reading, "event_of", lambda line: seen.append(line) or real(line))
+    written(path, [step_event(6)], "a")
+    assert reader.look()
+    assert len(seen) == 1
+    assert reader.events == [*usual(5), step_event(6)]
+
+
+def test_half_a_line_waits_for_its_end(tmp_path):
+    path = written(tmp_path / "events.jsonl", [started()])
+    line = json.dumps(step_event(1)).encode()
+    reader = EventReader(path)
+    with path.open("ab") as stream:
+        stream.write(line[:20])
+    assert reader.look()
+    assert len(reader.events) == 1
+    with path.open("ab") as stream:
+        stream.write(line[20:] + b"\n")
+    assert reader.look()
+    assert reader.events[-1] == step_event(1)
+    assert reader.damaged == 0
+
+
+def test_a_file_that_became_shorter_or_another_is_read_anew(tmp_path):
+    path = written(tmp_path / "events.jsonl", usual(9))
+    reader = EventReader(path)
+    reader.look()
+    written(path, usual(3))
+    assert reader.look()
+    assert reader.events == usual(3)
+    written(tmp_path / "other", usual(4)).replace(path)
+    assert reader.look()
+    assert reader.events == usual(4)
+
+
+def test_damaged_lines_are_counted_and_a_missing_file_is_no_event(tmp_path):
+    assert not EventReader(tmp_path / "none").look()
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"event": "started"}\nnot json\n\n{"event": 5}\n')
+    reader = EventReader(path)
+    reader.look()
+    assert [event["event"] for event in reader.events] == ["started"]
+    assert reader.damaged == 2
+
+
+def test_a_line_without_end_is_given_up_and_not_kept(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"x" * (reading.MAX_LINE_BYTES + 2))
+    reader = EventReader(path)
+    reader.look()
+    assert reader.damaged == 1
+    assert not reader.look()
+
+
+def test_a_link_is_not_followed(tmp_path):
+    written(tmp_path / "elsewhere", usual(3))
+    (tmp_path / "events.jsonl").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LinkRefused):
+        EventReader(tmp_path / "events.jsonl").look()
+
+
+def test_two_log_lines_are_one_that_stands_for_the_steps_of_both():
+    first = step_event(1, loss=1.0, targets=100, peak_reserved_bytes=9)
+    second = step_event(2, loss=4.0, targets=300, peak_reserved_bytes=5)
+    both = joined_lines(first, second)
+    assert both["step"] == 2
+    assert both["updates"] == 2
+    assert both["tokens"] == 2000
+    assert both["seconds"] == 1.0
+    assert both["time_forward"] == pytest.approx(0.3)
+    assert both["loss"] == pytest.approx((1.0 * 100 + 4.0 * 300) / 400)
+    assert both["peak_reserved_bytes"] == 9
+    assert both["rate"] == second["rate"]
+
+
+def test_a_loss_that_is_not_a_number_stays_one(tmp_path):
+    assert joined_lines(step_event(1), step_event(2, loss="nan"))["loss"] == "nan"
+
+
+def test_log_lines_with_other_events_between_them_are_halved_too():
+    mixed = [each for n in range(1, 9) for each in (step_event(n), eval_event(n))]
+    kept = halved(mixed)
+    assert sum(event["event"] == "eval" for event in kept) == 8
+    assert sum(event["event"] == "step" for event in kept) == 4
+    assert kept[-2]["step"] == 8
+
+
+def test_a_run_that_grows_keeps_few_lines_and_every_sum(tmp_path):
+    path = tmp_path / "events.jsonl"
+    reader = EventReader(path, most=50)
+    for first in range(1, 1000, 30):
+        written(path, [step_event(n) for n in range(first, first + 30)], "a")
+        reader.look()
+        assert len(reader.events) <= 100
+    last = reader.events[-1]["step"]
+    assert total(reader, "updates") == last
+    assert total(reader, "tokens") == 1000 * last
+    assert reader.sampled
+
+
+@pytest.mark.parametrize("chunk", [5_000, 2**23])
+def test_of_a_long_file_all_but_log_lines_is_read_and_these_now_and_then(
+    tmp_path, monkeypatch, chunk
+):
+    monkeypatch.setattr(reading, "WHOLE_BYTES", 10_000)
+    monkeypatch.setattr(reading, "CHUNK", chunk)
+    events = [started()]
+    for step in range(1, 801):
+        events.append(step_event(step))
+        if step % 100 == 0:
+            events.append(eval_event(step))
+    path = written(
+        tmp_path / "events.jsonl", [*events, {"time": 1.0, "event": "odd"}, step_event(801)]
+    )
+    reader = EventReader(path, most=40)
+    assert reader.look()
+    kinds = [event["event"] for event in reader.events]
+    assert kinds.count("eval") == 8
+    assert kinds.count("odd") == 1
+    assert 30 <= kinds.count("step") <= 80
+    steps = [event["step"] for event in reader.events if event["event"] == "step"]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 801
+    assert total(reader, "updates") == 801
+    assert total(reader, "tokens") == pytest.approx(801_000)
+    evals = [place for place, kind in enumerate(kinds) if kind == "eval"]
+    for place in evals:  # in the order of the file
+        before = [event["step"] for event in reader.events[:place] if event["event"] == "step"]
+        assert max(before, default=0) <= reader.events[place]["step"]
+    assert not reader.look()
+    written(path, [step_event(802)], "a")
+    assert reader.look()
+    assert reader.events[-1] == step_event(802)

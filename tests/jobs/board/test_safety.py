@@ -1,0 +1,227 @@
+"""Who is answered: everything else gets 4xx, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.jobs.board.safety import MAX_BODY_BYTES, POLICY, Guard, is_loopback
+from tests.each import each
+from tests.insight.pages import usual, write_run
+from tests.jobs.board.boards import ACTION, ORIGIN, TOKEN, Asked
+
+RUN = "demo-20260101-120000"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("board")
+    write_run(place / "runs" / RUN, usual())
+    return place
+
+
+@pytest.fixture(scope="module")
+def asked(folder: Path) -> Asked:
+    return Asked(folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+PLACES = ("/", "/start", "/run/{id}", "/live/runs", "/live/run/{id}", "/static/board.js",
+          "/compare?run={id}&run={id}", "/job/x", "/nothing")  # fmt: skip
+ACTIONS = ("/run/{id}/notes", "/run/{id}/stop", "/run/{id}/resume", "/run/{id}/validate",
+           "/run/{id}/export", "/manifest/{id}/train", "/job/{id}/stop")  # fmt: skip
+
+
+@each("place", PLACES)
+def test_nothing_is_shown_without_the_token(place, folder, asked):
+    stranger = Asked(folder, stranger=True)
+    answer = stranger.get(place.format(id=asked.id_of(RUN)))
+    assert answer.status_code == 401
+    assert RUN not in answer.text
+    assert "set-cookie" not in answer.headers
+
+
+@each("place", ACTIONS)
+def test_no_action_is_taken_without_the_token(place, folder, asked):
+    before = contents(folder)
+    stranger = Asked(folder, stranger=True)
+    assert stranger.post(place.format(id=asked.id_of(RUN))).status_code == 401
+    assert contents(folder) == before
+
+
+@each("given", ["", "x", TOKEN[:-1], TOKEN + "x", "ü"])
+def test_another_token_is_refused(given, folder):
+    stranger = Asked(folder, stranger=True)
+    answer = stranger.client.get("/", params={"token": given})
+    assert answer.status_code == 401
+    assert "set-cookie" not in answer.headers
+
+
+def test_the_token_becomes_a_cookie_that_no_script_reads_and_no_other_site_sends(folder):
+    stranger = Asked(folder, stranger=True)
+    answer = stranger.get(f"/start?a=b&token={TOKEN}")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert TOKEN not in cookie
+    assert 'content="0;url=/start?a=b"' in answer.text
+    assert TOKEN not in answer.text
+    assert stranger.get("/").status_code == 200
+
+
+@each("place", ["//evil.example/x", "/%09/evil.example/x", "/%5c/evil.example/x"])
+def test_the_place_behind_the_token_stays_on_this_board(place, folder):
+    answer = Asked(folder, stranger=True).get(f"{ORIGIN}{place}?token={TOKEN}")
+    to = answer.text.partition("url=")[2]
+    assert to.startswith(("/evil.example/x", "/%09/evil.example/x"))
+
+
+def test_another_cookie_is_refused(folder):
+    stranger = Asked(folder, stranger=True)
+    assert stranger.get("/", headers={"cookie": "expert_board=abc"}).status_code == 401
+
+
+@each("host", ["evil.example", "evil.example:7373", "127.0.0.1.evil.example", "localhost.evil",
+               "10.0.0.1:7373", "", "[::2]:7373", "127.0.0.1@evil.example"])  # fmt: skip
+def test_a_name_that_is_not_this_machines_is_refused(host, asked):
+    assert asked.get("/", headers={"host": host}).status_code in (400, 421)
+
+
+@each("host", ["localhost:7373", "localhost:9000", "127.0.0.1", "127.0.0.2:80", "[::1]:7373"])
+def test_names_of_loopback_are_taken_at_any_port_for_tunnels(host, asked):
+    assert asked.guard.is_own(host)
+
+
+@each("origin", ["http://evil.example", "null", "http://127.0.0.1:8888", "https://127.0.0.1:7374",
+                 "http://localhost:7373", "file://"])  # fmt: skip
+def test_a_request_of_another_site_is_refused_with_the_cookie_too(origin, folder, asked):
+    before = contents(folder)
+    place = f"/run/{asked.id_of(RUN)}/notes"
+    assert asked.post(place, {"tags": "x"}, origin=origin).status_code == 403
+    assert asked.get("/", headers={"origin": origin}).status_code == 403
+    assert contents(folder) == before
+
+
+@each("headers", [
+    {"x-expert-board": "1"},
+    {"origin": ORIGIN},
+    {"origin": ORIGIN, "x-expert-board": "0"},
+    {**ACTION, "sec-fetch-site": "cross-site"},
+    {**ACTION, "sec-fetch-site": "same-site"},
+])  # fmt: skip
+def test_an_action_needs_what_only_a_page_of_the_board_sends(headers, folder, asked):
+    before = contents(folder)
+    place = f"/run/{asked.id_of(RUN)}/notes"
+    answer = asked.client.post(place, json={"tags": "x"}, headers=headers)
+    assert answer.status_code == 403
+    assert contents(folder) == before
+
+
+@each("place", ACTIONS)
+def test_a_read_only_board_takes_no_action(place, folder):
+    before = contents(folder)
+    asked = Asked(folder, read_only=True)
+    assert asked.post(place.format(id=asked.id_of(RUN))).status_code == 403
+    assert contents(folder) == before
+
+
+def test_a_read_only_board_shows_runs_and_offers_nothing(folder):
+    asked = Asked(folder, read_only=True)
+    page = asked.page(f"/run/{asked.id_of(RUN)}")
+    assert "data-action" not in page
+    assert asked.get("/start").status_code == 403
+
+
+@each("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_other_methods_are_refused(method, asked):
+    assert asked.client.request(method, "/").status_code == 405
+
+
+def test_no_preflight_is_answered_so_that_no_other_site_may_send_our_header(asked):
+    headers = {"origin": "http://evil.example", "access-control-request-method": "POST"}
+    answer = asked.client.options("/run/x/notes", headers=headers)
+    assert answer.status_code == 403
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_a_body_that_is_too_long_is_refused_by_its_length_and_by_its_bytes(folder, asked):
+    place = f"/run/{asked.id_of(RUN)}/notes"
+    long = b"x" * (MAX_BODY_BYTES + 1)
+    headers = {**ACTION, "content-type": "application/json"}
+    assert asked.client.post(place, content=long, headers=headers).status_code == 413
+    parts = (long[:100_000] for _ in range(4))  # chunked: no length is told
+    assert asked.client.post(place, content=parts, headers=headers).status_code == 413
+    wrong = {**headers, "content-length": "-5"}
+    assert asked.client.post(place, content=b"", headers=wrong).status_code == 413
+
+
+@each(("body", "kind", "status"), [
+    (b"{", "application/json", 400),
+    (b"[]", "application/json", 400),
+    (b"[" * 100_000, "application/json", 400),
+    (b"\xff", "application/json", 400),
+    (b"tags=x", "application/x-www-form-urlencoded", 415),
+    (b"{}", "text/plain", 415),
+])  # fmt: skip
+def test_a_body_that_is_no_json_object_is_refused(body, kind, status, folder, asked):
+    before = contents(folder)
+    place = f"/run/{asked.id_of(RUN)}/notes"
+    answer = asked.client.post(place, content=body, headers={**ACTION, "content-type": kind})
+    assert answer.status_code == status
+    assert contents(folder) == before
+
+
+def test_a_body_that_does_not_arrive_is_given_up(monkeypatch, folder):
+    monkeypatch.setattr("expert.jobs.board.safety.BODY_SECONDS", 0.01)
+    asked = Asked(folder)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        await asyncio.sleep(3600)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    cookie = f"expert_board={asked.guard.cookie}"
+    told = {"host": "127.0.0.1:7373", "cookie": cookie, "content-type": "application/json"}
+    headers = [(key.encode(), value.encode()) for key, value in {**told, **ACTION}.items()]
+    scope = {"type": "http", "method": "POST", "path": f"/run/{asked.id_of(RUN)}/notes",
+             "headers": headers, "query_string": b"", "http_version": "1.1"}  # fmt: skip
+    asyncio.run(asked.guard(scope, receive, send))
+    assert sent[0]["status"] == 408
+
+
+@each("place", ["/", "/nothing", "/static/board.js", "/static/../server.py"])
+def test_every_answer_forbids_inline_scripts_frames_and_other_sites(place, asked):
+    headers = asked.get(place).headers
+    assert headers["content-security-policy"] == POLICY
+    assert "unsafe-inline" not in POLICY.split("script-src")[1].split(";")[0]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["cache-control"] == "no-store"
+    assert headers["referrer-policy"] == "no-referrer"
+
+
+@each("place", ["/static/../server.py", "/static/%2e%2e/server.py", "/static/..%2fserver.py",
+                "/run/..%2f..%2fetc%2fpasswd", "/run/%2fetc", "/run/../../etc/passwd",
+                "/job/..%2fx", "/live/run/..", "/run/" + "a" * 5000, "/run/%00"])  # fmt: skip
+def test_no_address_leads_out_of_the_folders(place, asked):
+    answer = asked.get(place)
+    assert answer.status_code in (400, 404)
+    assert "root:" not in answer.text
+    assert "make_app" not in answer.text
+
+
+def test_a_host_for_the_network_goes_by_addresses_and_its_own_name():
+    guard = Guard(None, token="t", host="0.0.0.0", read_only=True)
+    assert guard.is_own("192.168.1.5:7373")
+    assert not guard.is_own("evil.example:7373")
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::1")
+    assert not is_loopback("0.0.0.0")
