@@ -87,8 +87,8 @@ def _usage(plan: RunPlan, done: Exported, base: PortableBase, known: Known) -> l
         parts = ["In this folder:\n", _commands(commands)]
         if done.gguf == "lora" and not built_in:
             parts.append(
-                f"`BASE.gguf` is {in_markdown(base.name)} as a GGUF file, with the tokenizer and the "
-                "chat template of the base; name it in `Modelfile` too.\n"
+                f"`BASE.gguf` is {in_markdown(base.name)} as a GGUF file, whose tokenizer and chat "
+                "template are used; name it in `Modelfile` too.\n"
             )
         return parts
     parts = [loading_code(plan, done, base, known.asking), _about_loading(plan, done, base)]

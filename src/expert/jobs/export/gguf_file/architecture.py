@@ -104,8 +104,9 @@ def _head(config: Any) -> int:
 
 def _rope(config: Any, layers: str = "full_attention") -> Mapping[str, Any]:
     """The rotary settings; models with windows have them for each kind of layer."""
-    own = config.rope_parameters
-    return own[layers] if layers in own else own
+    own: Mapping[str, Any] = config.rope_parameters
+    found: Mapping[str, Any] = own.get(layers, own)
+    return found
 
 
 def window_of(config: Any) -> int | None:

@@ -60,11 +60,12 @@ def _fit_with_offset(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
     w = x.square().mean(-1, keepdim=True).sqrt() + x.abs()
     low, high = x.amin(-1).clamp(max=0), x.amax(-1)
-    spread = (high - low).clamp(min=1e-30)
     sum_w, sum_x = w.sum(-1), (w * x).sum(-1)
-    best = torch.full_like(low, torch.inf)
-    scale, offset = torch.zeros_like(low), -low
+    best, scale = torch.full_like(low, torch.inf), torch.zeros_like(low)
+    flat = high == low
     for more in (None, *_CANDIDATES):
+        # The best line so far is where the next candidate begins.
+        spread = (high - low).clamp(min=1e-30)
         levels = (most if more is None else most + more) / spread
         code = ((x - low[..., None]) * levels[..., None]).round_().clamp_(0, most)
         if more is None:  # without a fit: its ends lie on the smallest and the largest value
@@ -76,9 +77,8 @@ def _fit_with_offset(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
         better = error < best  # never so for a fit that is not a number
         best = torch.where(better, error, best)
         scale = torch.where(better, own_scale, scale)
-        offset = torch.where(better, -own_low, offset)
-    flat = high == low
-    return scale.masked_fill(flat, 0.0), offset
+        low = torch.where(better, own_low, low)
+    return scale.masked_fill(flat, 0.0), -low
 
 
 def _line(

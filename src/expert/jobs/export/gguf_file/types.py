@@ -60,13 +60,9 @@ def tensor_type(name: str, shape: tuple[int, ...], file: str, *, layers: int, ti
 def _in_layer(own: str, file: str, part: str, layer: int, layers: int) -> str:
     eighth = layers // 8
     more = layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
-    if file.endswith("_k_m"):
-        if part in ("attn_v", "ffn_down") and more:
-            return "Q6_K"
-        if part == "attn_qkv":
-            return {"Q4_K": "Q5_K", "Q5_K": "Q6_K"}[own]
-    if file == "q4_k_s" and (
-        (part == "attn_v" and layer < 4) or (part == "ffn_down" and layer < eighth)
-    ):
+    value = part in ("attn_v", "attn_qkv")
+    if file.endswith("_k_m") and (value or part == "ffn_down") and more:
+        return "Q6_K"
+    if file == "q4_k_s" and (layer < 4 if value else part == "ffn_down" and layer < eighth):
         return "Q5_K"
     return own

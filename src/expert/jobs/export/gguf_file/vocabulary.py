@@ -1,4 +1,4 @@
-"""Tokenizers as llama.cpp has them: byte-level BPE with a named way to split text, SentencePiece."""
+"""Tokenizers as llama.cpp has them: byte-level BPE with a named way to cut text, SentencePiece."""
 
 from __future__ import annotations
 
