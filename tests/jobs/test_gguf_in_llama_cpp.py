@@ -128,6 +128,8 @@ def check(done: Exported, trained: Trained, model: Any, share: float) -> None:
     for number, text in enumerate(HOSTILE):
         given = unicodedata.normalize("NFC", text)
         if given == text or not composes:  # llama.cpp does not compose; the export says so
+            if "</s>" in text and "</s>" in " ".join(done.notes):
+                continue  # a plain word of this tokenizer, an end to llama.cpp
             own = trained.encoder.tokenizer.encode(text, add_special_tokens=False).ids
             assert own == found[f"tokens-{number}"].tolist(), text
     assert found["with_bos"].tolist()[:-1] == trained.encoder.prefix

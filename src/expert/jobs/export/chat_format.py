@@ -26,8 +26,9 @@ def chat_template_of(encoder: TextEncoder, template: Template) -> str:
     return encoder.special.chat_template or ""
 
 
-def jinja_of(template: NamedTemplate) -> str:
-    """A layout as a chat template; it writes no tools."""
+def jinja_of(template: NamedTemplate, start: str = "") -> str:
+    """A layout as a chat template; it writes no tools. `start`: the bos that the tokenizer puts
+    before every text, which programs that use a chat template leave to that."""
     layout, quoted = template.layout, json.dumps
     before, end = layout.answer
     system = f"{quoted(layout.system[0])} + message['content'] + {quoted(layout.system[1])}"
@@ -42,7 +43,7 @@ def jinja_of(template: NamedTemplate) -> str:
         user = f"('' if {_FIRST} else {quoted(layout.between)}) + {user}"
     answer = f"{quoted(before + layout.lead)} + message['content'] + {quoted(end)}"
     return (
-        "{%- for message in messages -%}"
+        ("{{ " + quoted(start) + " }}" if start else "") + "{%- for message in messages -%}"
         "{%- if message['role'] == 'system' -%}{{ " + system + " }}"
         "{%- elif message['role'] == 'assistant' -%}{{ " + answer + " }}"
         "{%- else -%}{{ " + user + " }}{%- endif -%}{%- endfor -%}"
@@ -73,7 +74,8 @@ class Pieces(NamedTuple):
         return found + self.last
 
 
-_TEXTS = ("zqfirst", "zqsecond", "zqthird", "zqfourth", "zqfifth")
+# Of different lengths and beginnings: a template may look at either.
+_TEXTS = ("zqfirst", "yqsecond", "Xqthirdly", "wq-fourthly", "4 qlast")
 _SYSTEM = "zqsystem"
 
 

@@ -282,7 +282,9 @@ def _write_chat_template(trained: Trained, target: Path) -> None:
 
     if not isinstance(trained.template, NamedTemplate):
         return
-    (target / CHAT_TEMPLATE).write_text(jinja_of(trained.template), encoding="utf-8")
+    encoder: Any = trained.encoder
+    start = encoder.decode(encoder.prefix) if encoder.prefix else ""
+    (target / CHAT_TEMPLATE).write_text(jinja_of(trained.template, start), encoding="utf-8")
     file = target / "tokenizer_config.json"
     if file.is_file():
         settings = read_object(file)

@@ -46,6 +46,8 @@ PROBES = (
     "  two  spaces,\n\nlines\tand 3.14159 = \u03c0",
     "caf\u00e9 \u6771\u4eac \U0001f600 \u0000\u00a0end ",
 )
+_END_NAMES = ("</s>", "<eos>", "<EOT>", "[EOT]", "[EOS]", "<|end|>", "<end_of_turn>", "<|im_end|>")
+"""Some of the texts that llama.cpp takes for the end of an answer wherever a token has them."""
 _CONTROL, _USER, _NORMAL, _UNKNOWN, _BYTE, _UNUSED = 3, 4, 1, 2, 6, 5
 
 
@@ -116,6 +118,11 @@ def vocabulary(
     else:
         pre = _pre_tokenizer(whole)
         notes += _bpe_notes(whole, pre)
+    plain = [
+        t for t, kind in zip(tokens, types, strict=True) if kind == _NORMAL and t in _END_NAMES
+    ]
+    if plain:
+        notes.append(f"llama.cpp takes {', '.join(plain)} in a text for the end of an answer")
     added = whole["added_tokens"]
     return Vocabulary(
         model="llama" if like_spm else "gpt2",
