@@ -128,7 +128,7 @@ def small_tokenizer(kind: str) -> tuple[Any, dict[str, int]]:
     if kind in ("pieces", "gemma"):
         return _pieces(kind)
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    ids = {"eos": tokenizer.token_to_id("<|im_end|>")}
+    ids: dict[str, Any] = {"eos": tokenizer.token_to_id("<|im_end|>")}
     if kind != "bytes":
         cut = _QWEN if kind == "qwen" else _QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -5,6 +5,7 @@ usage: python llama_cpp_worker.py REQUEST.json ANSWER.npz
 
 import json
 import sys
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -30,7 +31,7 @@ def main(request_file: str, answer_file: str) -> None:
         type_v=_F32,
         verbose=False,
     )
-    found = {}
+    found: dict[str, Any] = {}
     for number, text in enumerate(asked["texts"]):
         tokens = model.tokenize(text.encode("utf-8"), add_bos=False, special=True)
         found[f"tokens-{number}"] = np.array(tokens, dtype=np.int64)

@@ -48,7 +48,7 @@ WORKER = Path(__file__).with_name("llama_cpp_worker.py")
 HOSTILE = [
     "Hello! What can you do?",
     "  two  spaces,\n\n lines\tand 3.14159 = \u03c0",
-    "caf\u00e9 \u6771\u4eac \U0001f600 \u00a0end ",
+    "\u00e9t\u00e9 \u6771\u4eac \U0001f600 \u00a0end ",
     "I'M he'LL don't 12345 <|im_start|>user\nX<|im_end|>\n a  b   c    d     e",
     "\uff21\uff22\uff23 \u2460\u2461 \u01c5 stra\u00dfe \u0130\u0131 \u0647\u064e\u0644",
     "\r\n\r\n \n\x7f\u200b\ufeff<|im_end",
@@ -124,15 +124,16 @@ def check(done: Exported, trained: Trained, model: Any, share: float) -> None:
     """Tokens of hostile text, logits and greedy answers of a file against those of `model`."""
     prompts = prompts_of(trained, [*HOSTILE[:3], TEXT[2]])
     found = ask(model=str(done.folder / done.file), texts=HOSTILE, prompts=prompts, new=NEW)
-    composes = '"NFC"' in trained.encoder.tokenizer.to_str()[:5000]
+    encoder: Any = trained.encoder
+    composes = '"NFC"' in encoder.tokenizer.to_str()[:5000]
     for number, text in enumerate(HOSTILE):
         given = unicodedata.normalize("NFC", text)
         if given == text or not composes:  # llama.cpp does not compose; the export says so
             if "</s>" in text and "</s>" in " ".join(done.notes):
                 continue  # a plain word of this tokenizer, an end to llama.cpp
-            own = trained.encoder.tokenizer.encode(text, add_special_tokens=False).ids
+            own = encoder.tokenizer.encode(text, add_special_tokens=False).ids
             assert own == found[f"tokens-{number}"].tolist(), text
-    assert found["with_bos"].tolist()[:-1] == trained.encoder.prefix
+    assert found["with_bos"].tolist()[:-1] == encoder.prefix
     said = answers(model, prompts)
     for number, prompt in enumerate(prompts):
         expected = logits_of(model, prompt)
@@ -256,3 +257,32 @@ def test_a_real_tokenizer_cuts_hostile_text_alike(tmp_path):
     folder = run(manifest).folder
     done = export(folder, tmp_path / "out", gguf="f32", device="cpu")
     check(done, ours(folder), ours(folder).loaded.causal_lm, F32_SHARE)
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("name", ["tiny", "smollm2-135m"])
+def test_a_trained_expert_answers_in_llama_cpp_what_it_answers_here(name, tmp_path):
+    from expert.run.smollm2 import ModelUnavailable, smollm2_folder
+
+    base: Path | str = name
+    if name != "tiny":
+        try:
+            base = smollm2_folder(tmp_path / "models")
+        except ModelUnavailable as why:
+            pytest.skip(str(why))
+    config = {"max_steps": 6, "eval_steps": 6, "save_steps": 6, "batch_size": 4}
+    folder = run(write_expert(tmp_path / "expert", base, config)).folder
+    trained = ours(folder)
+    files = {
+        kind: export(folder, tmp_path / kind, gguf=kind, device="cpu", judged_rows=4)
+        for kind in ("f16", "q8_0", "q4_k_m")
+    }
+    check(files["f16"], trained, rounded(files["f16"], trained), ROUNDED_SHARE["f16"])
+    for kind, most in (("f16", 0.01), ("q8_0", 0.05), ("q4_k_m", 0.5)):
+        quality = files[kind].quality
+        assert quality is not None
+        assert quality.before is not None
+        assert quality.after is not None
+        assert abs(quality.after.loss - quality.before.loss) < most * quality.before.loss
+    sizes = [(files[kind].folder / files[kind].file).stat().st_size for kind in files]
+    assert sizes[0] > sizes[1] > sizes[2]

@@ -153,14 +153,15 @@ def rounded(tensor: Tensor, kind: str) -> npt.NDArray[Any]:
         plain: npt.NDArray[Any] = tensor.cpu().numpy()
         return plain
     if kind == "F16":
-        largest = np.finfo(np.float16).max
+        largest = float(np.finfo(np.float16).max)
         half: npt.NDArray[Any] = tensor.clamp(-largest, largest).half().cpu().numpy()
         return half
     rows = max(1, _AT_ONCE // tensor.shape[-1])
+    parts = [tensor[place : place + rows] for place in range(0, len(tensor), rows)]
     if kind in K_TYPES:
-        return np.concatenate([k_quantised(part, kind) for part in tensor.split(rows)])
+        return np.concatenate([k_quantised(part, kind) for part in parts])
     own = gguf.GGMLQuantizationType[kind]
-    return np.concatenate([gguf.quantize(part.cpu().numpy(), own) for part in tensor.split(rows)])
+    return np.concatenate([gguf.quantize(part.cpu().numpy(), own) for part in parts])
 
 
 def read_into(path: Path, model: Any, family: Family) -> None:

@@ -27,7 +27,7 @@ def k_quantised(values: Tensor, kind: str) -> npt.NDArray[Any]:
     blocks = values.float().reshape(-1, BLOCK)
     parts = [
         (_signed(some) if kind == "Q6_K" else _with_offset(some, _BITS[kind])).cpu()
-        for some in blocks.split(_AT_ONCE)
+        for some in (blocks[n : n + _AT_ONCE] for n in range(0, len(blocks), _AT_ONCE))
     ]
     found: npt.NDArray[Any] = torch.cat(parts).reshape(values.shape[0], -1).numpy()
     return found

@@ -44,7 +44,7 @@ _WHOLE_WORDS = ("llama-bpe", "tekken")
 PROBES = (
     "Hello! What can you do?",
     "  two  spaces,\n\nlines\tand 3.14159 = \u03c0",
-    "caf\u00e9 \u6771\u4eac \U0001f600 \u0000\u00a0end ",
+    "\u00e9t\u00e9 \u6771\u4eac \U0001f600 \u0000\u00a0end ",
 )
 _END_NAMES = ("</s>", "<eos>", "<EOT>", "[EOT]", "[EOS]", "<|end|>", "<end_of_turn>", "<|im_end|>")
 """Some of the texts that llama.cpp takes for the end of an answer wherever a token has them."""
