@@ -85,8 +85,8 @@ _QWEN = (
 TEXT = [
     "The cat sat on the mat, and the dog ran to the cat.",
     "Write 17 March 2021 as YYYY-MM-DD: 2021-03-17.",
-    'Return {"name": "Ada", "year": 1843} as a table with 2 columns.',
-    "Hello! What can you do? Why is the sky blue?",
+    'Take {"name": "Ada", "year": 1843} and make 2 columns of it.',
+    "Hello! How are you? Why is grass green?",
     "say red and green and blue, one two three",
 ] * 4
 

@@ -46,8 +46,8 @@ needs_llama_cpp = pytest.mark.skipif(
 )
 WORKER = Path(__file__).with_name("llama_cpp_worker.py")
 HOSTILE = [
-    "Hello! What can you do?",
-    "  two  spaces,\n\n lines\tand 3.14159 = \u03c0",
+    "Hello! How are you?",
+    "  many  gaps,\n\n rows\tand 3.14159 = \u03c0",
     "\u00e9t\u00e9 \u6771\u4eac \U0001f600 \u00a0end ",
     "I'M he'LL don't 12345 <|im_start|>user\nX<|im_end|>\n a  b   c    d     e",
     "\uff21\uff22\uff23 \u2460\u2461 \u01c5 stra\u00dfe \u0130\u0131 \u0647\u064e\u0644",

@@ -74,7 +74,7 @@ def export(
     }
     asked = [flag for flag, given in flags.items() if given]
     if len(asked) > 1:
-        raise typer.BadParameter(f"{' and '.join(asked)} are {len(asked)} exports: choose one")
+        raise typer.BadParameter(f"{' and '.join(asked)}: one export at a time, choose one")
     console = make_console(error=as_json, needed=False)
     with Stages(console) as stage:
         done = export_job(

@@ -13,26 +13,57 @@ from expert.core.version import __version__
 from expert.jobs.export.chat_format import chat_template_of
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.comparison import Difference, compare, logits_of
-from expert.jobs.export.gguf_file.adapter import write_adapter
-from expert.jobs.export.gguf_file.architecture import Family, family_of, turned, window_of
-from expert.jobs.export.gguf_file.file import About, read_into, write_model
+from expert.jobs.export.gguf_file.adapter import refuse_adapter, write_adapter
+from expert.jobs.export.gguf_file.architecture import (
+    Family,
+    family_of,
+    stored_tensors,
+    turned,
+    window_of,
+)
+from expert.jobs.export.gguf_file.file import (
+    About,
+    read_into,
+    refuse_type,
+    refuse_without_package,
+    write_model,
+)
 from expert.jobs.export.gguf_file.vocabulary import Vocabulary, vocabulary
 from expert.jobs.export.modelfile import MODELFILE, context_length, modelfile
 from expert.jobs.export.quality import Quality, QualityCheck
 from expert.jobs.sample.decoding import end_tokens, settle_decoding
 from expert.manifest.schema.kinds import ADAPTERS
+from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from expert.jobs.export.card_code import Asking
-    from expert.jobs.export.exported import Exported
+    from expert.jobs.export.exported import Exported, Kind
     from expert.jobs.validate.held_out import Run
+    from expert.planning.run_plan import RunPlan
     from expert.run.stored.load import Trained
 
 RECORD = "export.json"
 _BASE = "base-f16.gguf"
+
+
+def settle_gguf(plan: RunPlan, gguf: str | None, *, adapter: bool, dtype: str | None) -> Kind:
+    """What the export will be; what cannot be a GGUF file is refused before anything is loaded."""
+    flag = "--gguf-adapter" if adapter else "--gguf"
+    if plan.model.name == CHAR_GPT:
+        raise CannotExport(f"{flag}: llama.cpp has no character model  (export it without {flag})")
+    if dtype is not None:
+        raise CannotExport(f"--dtype: {flag} has a type of its own  (leave --dtype out)")
+    if adapter:
+        refuse_adapter(plan.adapter)
+    else:
+        refuse_type(str(gguf))
+        if plan.adapter.soft_prompts:
+            raise CannotExport(f"{flag}: llama.cpp has no soft prompts  (export with --adapter)")
+    refuse_without_package(flag)
+    return "adapter" if adapter else "model" if plan.adapter.type == "full" else "merged"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +139,6 @@ def write_lora(order: Order, trained: Trained, save: Callable[[Path], None]) -> 
     reader = gguf.GGUFReader(path)
     found = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
     alpha = float(reader.fields["adapter.lora.alpha"].contents())
-    from expert.jobs.export.gguf_file.architecture import stored_tensors
-
     with torch.no_grad():
         for one in stored_tensors(base, family):
             if f"{one.name}.lora_a" in found:

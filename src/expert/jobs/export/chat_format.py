@@ -31,21 +31,21 @@ def jinja_of(template: NamedTemplate, start: str = "") -> str:
     before every text, which programs that use a chat template leave to that."""
     layout, quoted = template.layout, json.dumps
     before, end = layout.answer
-    system = f"{quoted(layout.system[0])} + message['content'] + {quoted(layout.system[1])}"
-    text = "message['content']"
+    system = f"{quoted(layout.system[0])} + turn['content'] + {quoted(layout.system[1])}"
+    text = "turn['content']"
     if layout.system_in_user:
         system = '""'
         first = f"{quoted(layout.system[0])} + messages[0]['content'] + {quoted(layout.system[1])}"
         opens = "loop.index0 == 1 and messages[0]['role'] == 'system'"
-        text = f"(({first}) if {opens} else '') + message['content']"
+        text = f"(({first}) if {opens} else '') + turn['content']"
     user = f"{quoted(layout.user[0])} + {text} + {quoted(layout.user[1])}"
     if layout.between:
         user = f"('' if {_FIRST} else {quoted(layout.between)}) + {user}"
-    answer = f"{quoted(before + layout.lead)} + message['content'] + {quoted(end)}"
+    answer = f"{quoted(before + layout.lead)} + turn['content'] + {quoted(end)}"
     return (
-        ("{{ " + quoted(start) + " }}" if start else "") + "{%- for message in messages -%}"
-        "{%- if message['role'] == 'system' -%}{{ " + system + " }}"
-        "{%- elif message['role'] == 'assistant' -%}{{ " + answer + " }}"
+        ("{{ " + quoted(start) + " }}" if start else "") + "{%- for turn in messages -%}"
+        "{%- if turn['role'] == 'system' -%}{{ " + system + " }}"
+        "{%- elif turn['role'] == 'assistant' -%}{{ " + answer + " }}"
         "{%- else -%}{{ " + user + " }}{%- endif -%}{%- endfor -%}"
         "{%- if add_generation_prompt -%}{{ " + quoted(before) + " }}{%- endif -%}"
     )

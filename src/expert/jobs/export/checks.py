@@ -93,26 +93,6 @@ def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:
     return "adapter"
 
 
-def settle_gguf(plan: RunPlan, gguf: str | None, *, adapter: bool, dtype: str | None) -> Kind:
-    """The same for a GGUF file of the whole expert, or of its adapter."""
-    from expert.jobs.export.gguf_file.adapter import refuse_adapter
-    from expert.jobs.export.gguf_file.file import refuse_type, refuse_without_package
-
-    flag = "--gguf-adapter" if adapter else "--gguf"
-    if plan.model.name == CHAR_GPT:
-        raise CannotExport(f"{flag}: llama.cpp has no character model  (export it without {flag})")
-    if dtype is not None:
-        raise CannotExport(f"--dtype: {flag} has a type of its own  (leave --dtype out)")
-    if adapter:
-        refuse_adapter(plan.adapter)
-    else:
-        refuse_type(str(gguf))
-        if plan.adapter.soft_prompts:
-            raise CannotExport(f"{flag}: llama.cpp has no soft prompts  (export with --adapter)")
-    refuse_without_package(flag)
-    return "adapter" if adapter else "model" if plan.adapter.type == "full" else "merged"
-
-
 def refuse_place(to: Path) -> None:
     """Nothing is overwritten, but an empty folder is as good as none; and it must be writable."""
     if to.is_symlink():  # the export takes the place of what is there: that would be the link

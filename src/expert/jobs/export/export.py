@@ -16,6 +16,7 @@ from expert.jobs.export.as_gguf import (
     Order,
     Written,
     refuse_broken,
+    settle_gguf,
     write_expert,
     write_lora,
     write_record,
@@ -27,7 +28,6 @@ from expert.jobs.export.checks import (
     gate_remark,
     naming,
     refuse_place,
-    settle_gguf,
     settle_kind,
 )
 from expert.jobs.export.comparison import (

@@ -56,7 +56,7 @@ def write_adapter(path: Path, folder: Path, config: Any, family: Family, about: 
     if strange or settings.get("use_dora"):
         shown = ", ".join(sorted(strange)[:3]) or "use_dora"
         raise CannotExport(
-            f"--gguf-adapter: llama.cpp has no place for {shown}  (write the merged model with "
+            f"--gguf-adapter: llama.cpp cannot load {shown}  (write the merged model with "
             "--gguf q8_0)"
         )
     tensors = {key: value for pair in pairs.values() for key, value in sorted(pair.items())}
