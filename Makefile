@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo experts test slow-test fault-test gpu-test tracker-test bench-data check fix clean
+.PHONY: help demo experts test slow-test llama-test fault-test gpu-test tracker-test bench-data check fix clean
 
 help:            ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -44,6 +44,13 @@ test: $(READY)        ## the test suite: CPU only, offline, minutes
 
 slow-test: $(READY)   ## long tests, new examples for every property, real models
 	@HYPOTHESIS=search $(BIN)/python -m pytest -q -n auto -m 'not gpu and not fault and (slow or hypothesis)'
+
+LLAMA  := .venv-llama
+
+llama-test: $(READY)  ## GGUF exports in the real llama.cpp, which is built from source first; half an hour
+	@test -x $(LLAMA)/bin/python || $(PYTHON) -m venv $(LLAMA)
+	@$(LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check --no-binary llama-cpp-python llama-cpp-python
+	@EXPERT_LLAMA_CPP_PYTHON=$(LLAMA)/bin/python $(BIN)/python -m pytest -q -p no:xdist -m slow tests/jobs/test_gguf_in_llama_cpp.py
 
 FAULTS ?= 1.0
 
@@ -84,4 +91,4 @@ fix: $(READY)         ## write: formatting and what ruff can fix
 	@$(BIN)/ruff format .
 
 clean:          ## remove what the targets made
-	rm -rf $(VENV) $(BENCH) $(TRACKERS) build .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(BENCH) $(TRACKERS) $(LLAMA) build .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -51,6 +51,19 @@ def export(
         bool, typer.Option("--merged", help="Merge the adapter into the base weights.")
     ] = False,
     adapter: Annotated[bool, typer.Option("--adapter", help="Write the adapter alone.")] = False,
+    gguf: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="Write a GGUF file for llama.cpp and Ollama: f16, bf16, q8_0, q4_k_m and others.",
+        ),
+    ] = None,
+    gguf_adapter: Annotated[
+        bool, typer.Option("--gguf-adapter", help="Write the LoRA adapter alone as GGUF.")
+    ] = False,
+    judged_rows: Annotated[
+        int, typer.Option(min=0, help="Held-out rows that a GGUF file is judged by; 0: none.")
+    ] = 64,
     dtype: Annotated[
         Dtype | None, typer.Option(help="Of merged or full weights; default: that of the run.")
     ] = None,
@@ -73,19 +86,26 @@ def export(
     ] = False,
     as_json: Annotated[bool, json_option("Print what was written as JSON.")] = False,
 ) -> None:
-    """Write the adapter or merged weights with tokenizer and model card, and compare the logits."""
+    """Write the adapter, merged weights or a GGUF file with model card, and compare the logits."""
     from expert.jobs.export.export import export as export_job
     from expert.run.stored.locate import find_trained
 
-    if merged and adapter:
-        raise typer.BadParameter("--merged and --adapter are two exports: choose one")
+    flags = {
+        "--merged": merged,
+        "--adapter": adapter,
+        "--gguf": gguf is not None,
+        "--gguf-adapter": gguf_adapter,
+    }
+    asked = [flag for flag, given in flags.items() if given]
+    if len(asked) > 1:
+        raise typer.BadParameter(f"{' and '.join(asked)}: one export at a time, choose one")
     if public and not push:
         raise typer.BadParameter("--public goes with --push")
     if to is None and not push:
         raise typer.BadParameter("--to is missing: name the folder to write")
     console = make_console(error=as_json, needed=False)
     if to is None:
-        if merged or adapter or dtype or checkpoint:
+        if asked or dtype or checkpoint:
             raise typer.BadParameter("--push without --to uploads an export as it is")
         pushed = _push(console, run, str(push), public, allow_failed, as_json)
         if as_json:
@@ -100,6 +120,9 @@ def export(
             find_trained(run).path,
             to,
             kind="merged" if merged else "adapter" if adapter else None,
+            gguf=gguf.lower() if gguf is not None else None,
+            gguf_adapter=gguf_adapter,
+            judged_rows=judged_rows,
             dtype=dtype.value if dtype else None,
             checkpoint=checkpoint,
             device=device.value,
@@ -154,15 +177,31 @@ def _push(
 def exported_lines(done: Exported) -> list[Line]:
     """What was written, how close it is to what was trained, and warnings."""
     what = {"adapter": "the adapter", "merged": "merged weights", "model": "the model"}[done.kind]
+    what = f"{done.file}" if done.gguf else what
+    dtype = "F32" if done.gguf == "lora" else done.gguf or done.dtype
     judged = f"validated: {done.judged}" if done.judged else "not validated: accuracy unknown"
     compared = (
         f"logits on {done.texts} texts differ from the trained model's by at most "
-        f"{done.largest_difference:.3g}, {done.share:.2%} of their spread "
-        f"(tolerance {done.tolerance:.1%})"
+        f"{done.largest_difference:.3g}, {done.share:.2%} of their spread"
     )
+    compared += f" (tolerance {done.tolerance:.1%})" if done.tolerance is not None else ""
     return [
-        (f"✓ wrote {what} ({done.checkpoint}, {done.dtype}, {gib(done.bytes)}): {done.folder}", ""),
+        (f"✓ wrote {what} ({done.checkpoint}, {dtype}, {gib(done.bytes)}): {done.folder}", ""),
         (f"  {compared}", "dim"),
+        *_quality_lines(done),
         (f"  {judged}", "dim"),
         *((f"warning: {warning}", "yellow") for warning in done.warnings()),
     ]
+
+
+def _quality_lines(done: Exported) -> list[Line]:
+    """What quantising costs, as a small table."""
+    if done.quality is None or done.quality.unknown:
+        return []
+    rows = [("", "expert", done.gguf, "change"), *done.quality.table()]
+    widths = [max(len(row[place]) for row in rows) for place in range(4)]
+    lines = [
+        "  ".join(cell.rjust(width) if place else cell.ljust(width) for place, cell, width in cells)
+        for cells in ([(place, row[place], widths[place]) for place in range(4)] for row in rows)
+    ]
+    return [(f"  on {done.quality.on()}:", ""), *((f"    {line.rstrip()}", "") for line in lines)]

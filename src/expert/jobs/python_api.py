@@ -43,12 +43,14 @@ def export(
     to: str | Path,
     *,
     kind: Literal["adapter", "merged"] | None = None,
+    gguf: str | None = None,
     dtype: Literal["bf16", "fp16", "fp32"] | None = None,
     checkpoint: str | None = None,
     device: str = "auto",
     allow_failed: bool = False,
 ) -> Path:
-    """Write what a run has learned to the new folder `to`, as `expert export` does; its path."""
+    """Write what a run has learned to the new folder `to`, as `expert export` does; its path.
+    `gguf`: the type of a GGUF file, such as q8_0."""
     from expert.jobs.export.export import export as export_job
     from expert.run.stored.locate import find_trained
 
@@ -56,6 +58,7 @@ def export(
         find_trained(Path(run)).path,
         Path(to),
         kind=kind,
+        gguf=gguf,
         dtype=dtype,
         checkpoint=checkpoint,
         device=device,

@@ -59,7 +59,9 @@ def asked_as(trained: Trained) -> Asking | None:
     if not plain and encoder.tokenizer.token_to_id(template.stop) is None:
         stops.append(template.stop)
     text = prompt_text(template, QUESTION, plain=plain, tools="" if plain else first.tools)
-    return Asking(text, plain, tuple(stops))
+    # What the tokenizer puts before every text; the code adds no special tokens by itself.
+    before = encoder.decode(encoder.prefix) if encoder.prefix else ""
+    return Asking(before + text, plain, tuple(stops))
 
 
 def loading_code(plan: RunPlan, done: Exported, base: PortableBase, asking: Asking | None) -> str:

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from expert.core.events import read_events
 from expert.core.publish import publishing
 from expert.core.stored_json import object_in, read_object
+from expert.jobs.export.as_gguf import (
+    Order,
+    Written,
+    record_of,
+    refuse_broken,
+    settle_gguf,
+    write_expert,
+    write_lora,
+)
 from expert.jobs.export.card_code import Asking, asked_as
+from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import (
     CannotExport,
     gate_remark,
@@ -30,10 +40,14 @@ from expert.jobs.export.comparison import (
     logits_of,
     logits_of_trained,
 )
+from expert.jobs.export.engines import problems
 from expert.jobs.export.exported import Exported, Kind
-from expert.jobs.export.model_card import Known, model_card
+from expert.jobs.export.gguf_file.file import About
+from expert.jobs.export.gguf_file.types import UNQUANTISED
+from expert.jobs.export.model_card import Known, languages, model_card
 from expert.jobs.export.portable_base import copy_base, portable_base
 from expert.jobs.export.push import write_origin
+from expert.jobs.export.quality import ROWS
 from expert.jobs.sample.decoding import end_tokens, generation_config, settle_decoding
 from expert.jobs.validate.saved_verdict import read_verdict
 from expert.manifest.schema.kinds import ADAPTERS
@@ -58,6 +72,7 @@ if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.planning.run_plan import RunPlan
 
+CHAT_TEMPLATE = "chat_template.jinja"
 UNHARMED_SPREADS = 4
 """How far an adapter may move the logits, in their spreads, before the tolerance grows with it."""
 
@@ -72,6 +87,9 @@ class _Source:
     kind: Kind
     dtype: str
     device: torch.device
+    gguf: str = ""
+    """The type of a GGUF file, `lora` for the adapter alone."""
+    judged_rows: int = ROWS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +108,9 @@ def export(
     to: Path,
     *,
     kind: Literal["adapter", "merged"] | None = None,
+    gguf: str | None = None,
+    gguf_adapter: bool = False,
+    judged_rows: int = ROWS,
     dtype: str | None = None,
     checkpoint: str | None = None,
     device: str = "auto",
@@ -98,12 +119,18 @@ def export(
 ) -> Exported:
     """Write what a run has trained to a new folder, whole or not at all.
 
-    A run whose validation failed is refused, unless `allow_failed`.
+    `gguf`: as a GGUF file of this type, judged on at most `judged_rows` held-out rows;
+    `gguf_adapter`: the adapter alone as one. A run whose validation failed is refused, unless
+    `allow_failed`.
     """
     # Everything that may be refused comes before the import of torch, which takes seconds.
     folder = find_run(run)
     plan = read_plan(folder)
-    settled = settle_kind(plan, kind, dtype)
+    as_gguf = gguf is not None or gguf_adapter
+    if as_gguf:
+        settled = settle_gguf(plan, gguf, adapter=gguf_adapter, dtype=dtype)
+    else:
+        settled = settle_kind(plan, kind, dtype)
     refuse_place(to)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remarks = gate_remark(folder, choice, allow_failed=allow_failed), base_remark(folder, plan)
@@ -112,8 +139,10 @@ def export(
         plan=plan,
         choice=choice,
         kind=settled,
-        dtype=dtype or plan.kernels.precision,
+        dtype="fp32" if as_gguf else dtype or plan.kernels.precision,
         device=pick_device(device),
+        gguf="lora" if gguf_adapter else gguf or "",
+        judged_rows=judged_rows,
     )
     from expert.model.load import without_progress_bar
 
@@ -122,25 +151,68 @@ def export(
     if to.is_dir():
         to.rmdir()  # it is empty
     with naming(to), publishing(to) as temporary, without_progress_bar():
-        tell("writing")
-        _write(source, trained, temporary, to)
-        prompts = trained.loaded.soft_prompts
-        prompt_names = prompts.names if prompts is not None else ()
-        del trained, prompts
-        release_memory(source.device)
-        tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
-        found = _check(source, expected, temporary, prompt_names)
-        done = _exported(source, expected, to, temporary, found, remarks)
+        if source.gguf:
+            written = _write_gguf(source, trained, expected, temporary, tell)
+            done = _exported(source, expected, to, temporary, written.difference, remarks, written)
+            more = record_of(done, written)
+        else:
+            tell("writing")
+            _write(source, trained, temporary, to)
+            prompts = trained.loaded.soft_prompts
+            prompt_names = prompts.names if prompts is not None else ()
+            del trained, prompts
+            release_memory(source.device)
+            tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
+            found = _check(source, expected, temporary, prompt_names)
+            done, more = _exported(source, expected, to, temporary, found, remarks), {}
         _write_card(source, expected, temporary, done)
-        write_origin(temporary, folder, choice, done)
+        write_origin(temporary, folder, choice, done, more)
     return done
+
+
+def _write_gguf(
+    source: _Source,
+    trained: Trained,
+    expected: _Expected,
+    target: Path,
+    tell: Callable[[str], None],
+) -> Written:
+    from expert.jobs.validate.held_out import Run
+    from expert.jobs.validate.test_sets import data_folder
+
+    plan, folder = source.plan, source.folder
+    manifest = object_in(folder.manifest)
+    people, _ = languages(manifest.get("capabilities") or ())
+    assert expected.asking is not None
+    order = Order(
+        run=Run(folder, plan, data_folder(folder, plan, None)),
+        target=target,
+        about=About(
+            name=plan.expert,
+            license=str(manifest.get("license") or ""),
+            base=portable_base(plan.model, needed=False).name,
+            languages=tuple(people),
+            tags=tuple(str(tag) for tag in manifest.get("tags") or ()),
+        ),
+        ids=expected.ids,
+        logits=expected.logits,
+        asking=expected.asking,
+        judged_rows=source.judged_rows,
+        tell=tell,
+    )
+    if source.kind == "adapter":
+        written = write_lora(order, trained, lambda to: _write_adapter(source, trained, to))
+    else:
+        written = write_expert(order, trained, source.gguf)
+    refuse_broken(written, _tolerance(source, expected))
+    return written
 
 
 def _load(source: _Source) -> tuple[Trained, _Expected]:
     """The trained model, and its logits on the checked texts."""
     from expert.model.quantised import QUANTISED
 
-    merged, quantised = source.kind == "merged", None
+    merged, quantised = source.kind == "merged" or bool(source.gguf), None
     if merged and source.plan.model.quantization in QUANTISED:
         trained = _load_trained(source, quantised=True)
         quantised = logits_of_trained(trained, checked_ids(trained))
@@ -164,7 +236,7 @@ def _load(source: _Source) -> tuple[Trained, _Expected]:
 def _load_trained(source: _Source, *, quantised: bool) -> Trained:
     import torch
 
-    merged = source.kind == "merged"
+    merged = source.kind == "merged" or bool(source.gguf)
     return load_trained(
         source.folder,
         source.plan,
@@ -201,7 +273,25 @@ def _write(source: _Source, trained: Trained, target: Path, to: Path) -> None:
         _write_soft_prompts(trained, target, base=to.name)
     assert trained.tokenizer_folder is not None
     copy_tokenizer(trained.tokenizer_folder, target)
+    _write_chat_template(trained, target)
     generation.save_pretrained(target)
+
+
+def _write_chat_template(trained: Trained, target: Path) -> None:
+    """The template that conversations were written with, for programs which take a folder's own: a
+    layout that is known by its name is not in the tokenizer's files."""
+    from expert.data.template.templates import NamedTemplate
+
+    if not isinstance(trained.template, NamedTemplate):
+        return
+    encoder: Any = trained.encoder
+    start = encoder.decode(encoder.prefix) if encoder.prefix else ""
+    (target / CHAT_TEMPLATE).write_text(jinja_of(trained.template, start), encoding="utf-8")
+    file = target / "tokenizer_config.json"
+    if file.is_file():
+        settings = read_object(file)
+        if settings.pop("chat_template", None) is not None:
+            file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_adapter(source: _Source, trained: Trained, target: Path) -> None:
@@ -253,6 +343,7 @@ def _check(
         rows = torch.cat(soft_prompt_rows(target, prompt_names)) if prompt_names else None
     difference = compare(expected.logits, [logits_of(model, ids, rows) for ids in expected.ids])
     tolerance = _tolerance(source, expected)
+    assert tolerance is not None
     if not difference.share <= tolerance:
         fix = "try --dtype fp32, or export the adapter"
         raise CannotExport(
@@ -264,12 +355,15 @@ def _check(
     return difference
 
 
-def _tolerance(source: _Source, expected: _Expected) -> float:
+def _tolerance(source: _Source, expected: _Expected) -> float | None:
     """The coarser of what was trained in and what is written; in proportion more where an adapter
     moves the logits by more than four spreads, since what is rounded is larger: float16 was off by
     3.6 % where it moved them by eight, bfloat16 in 32 layers by 26 % at 6.6."""
     own = source.dtype if source.kind == "merged" else source.plan.kernels.precision
     more = max(1.0, (expected.adapter_effect or 0.0) / UNHARMED_SPREADS)
+    if source.gguf:
+        rounded = "fp32" if source.gguf == "lora" else UNQUANTISED.get(source.gguf)
+        return TOLERANCE[rounded] * more if rounded is not None else None
     return max(TOLERANCE[own], TOLERANCE[source.dtype]) * more
 
 
@@ -280,9 +374,11 @@ def _exported(
     written: Path,
     found: Difference,
     remarks: tuple[str, str],
+    gguf: Written | None = None,
 ) -> Exported:
     """The record of an export; `remarks` are on its validation and on its base."""
     verdict = read_verdict(source.folder)
+    notes = gguf.notes if gguf is not None else _engine_notes(source, written)
     return Exported(
         run=source.folder.path,
         folder=to,
@@ -299,7 +395,16 @@ def _exported(
         validation=remarks[0],
         base=remarks[1],
         judged=verdict.in_words() if verdict is not None and not verdict.outdated else "",
+        gguf=source.gguf,
+        file=gguf.file if gguf is not None else "",
+        quality=gguf.quality if gguf is not None else None,
+        notes=tuple(notes),
     )
+
+
+def _engine_notes(source: _Source, written: Path) -> list[str]:
+    found = problems(source.plan, source.kind, written)
+    return [f"not for vLLM, SGLang or TGI: {'; '.join(found)}"] if found else []
 
 
 def _write_card(source: _Source, expected: _Expected, target: Path, done: Exported) -> None:
@@ -311,5 +416,6 @@ def _write_card(source: _Source, expected: _Expected, target: Path, done: Export
         object_in(folder.manifest),
         read_verdict(folder),
         expected.asking,
+        (target / CHAT_TEMPLATE).is_file(),
     )
     (target / "README.md").write_text(model_card(source.plan, done, known), encoding="utf-8")

@@ -13,8 +13,10 @@ from expert.core.secrets import redacted
 from expert.core.text import counted, in_markdown, loss, visible
 from expert.core.version import __version__
 from expert.jobs.export.card_code import loading_code
+from expert.jobs.export.engines import Engine, engines, gguf_commands
 from expert.jobs.export.portable_base import PortableBase, portable_base
 from expert.manifest.schema.manifest import CHAR_GPT
+from expert.planning.plan import folder_name
 
 if TYPE_CHECKING:
     from expert.core.events import Event
@@ -42,6 +44,8 @@ class Known(NamedTuple):
     manifest: Mapping[str, Any] = {}
     verdict: SavedVerdict | None = None
     asking: Asking | None = None
+    has_template: bool = False
+    """The export has a chat template of its own."""
 
 
 def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
@@ -52,8 +56,7 @@ def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
         f"# {in_markdown(plan.expert)}\n",
         _what(plan, done, base),
         "## Usage\n",
-        loading_code(plan, done, base, known.asking),
-        _about_loading(plan, done, base),
+        *_usage(plan, done, base, known),
         "## Training\n",
         _table(_settings(plan, done, base, known)),
         "## Evaluation\n",
@@ -61,20 +64,73 @@ def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
         "Losses are sums over all tokens trained on, divided once. The logits of this export, "
         f"loaded as above ({_dtype(plan, done)}), were compared with those of the trained model on "
         f"{done.texts} texts: the largest difference is {done.largest_difference:.3g}, "
-        f"{done.share:.2%} of their spread (tolerance {done.tolerance:.1%}).\n",
+        f"{done.share:.2%} of their spread{_tolerance(done)}.\n",
+        *_quality(done),
         *(f"Note: {in_markdown(warning)}\n" for warning in done.warnings()),
         f"Made with Expert {__version__} ({how_to_get_it()}).\n",
     ]
     return redacted(visible("\n".join(parts)))
 
 
+def _usage(plan: RunPlan, done: Exported, base: PortableBase, known: Known) -> list[str]:
+    """How to load and serve it."""
+    name = folder_name(plan.expert)
+    if done.gguf:
+        built_in = plan.model.place == "built-in"
+        commands = gguf_commands(
+            done.file,
+            name,
+            plain=known.asking is not None and known.asking.plain,
+            lora=done.gguf == "lora",
+            base="base-f16.gguf" if built_in else "BASE.gguf",
+        )
+        parts = ["In this folder:\n", _commands(commands)]
+        if done.gguf == "lora" and not built_in:
+            parts.append(
+                f"`BASE.gguf` is {in_markdown(base.name)} as a GGUF file, whose tokenizer and chat "
+                "template are used; name it in `Modelfile` too.\n"
+            )
+        return parts
+    parts = [loading_code(plan, done, base, known.asking), _about_loading(plan, done, base)]
+    serving = engines(plan, done.kind, done.dtype, base, template=known.has_template, name=name)
+    if serving:
+        parts += ["## Serving\n", _commands(serving)]
+        parts.append(
+            "Each has an OpenAI-compatible endpoint, whose `model` is "
+            f"`{in_markdown(name)}`; generation_config.json holds where answers end.\n"
+        )
+    return parts
+
+
+def _commands(found: Sequence[Engine]) -> str:
+    lines = [line for each in found for line in (f"# {each.name}", each.command)]
+    return "\n".join(["```bash", *lines, "```", ""])
+
+
+def _tolerance(done: Exported) -> str:
+    if done.tolerance is None:
+        return ""
+    return f" (tolerance {done.tolerance:.1%})"
+
+
+def _quality(done: Exported) -> list[str]:
+    """What quantising costs, measured at export."""
+    if done.quality is None or done.quality.unknown:
+        return []
+    head = ["| | before | this file | change |", "|---|---|---|---|"]
+    rows = [f"| {' | '.join(row)} |" for row in done.quality.table()]
+    on = in_markdown(done.quality.on())
+    return [f"As {done.gguf}, on {on}:\n", "\n".join([*head, *rows, ""])]
+
+
 def _head(plan: RunPlan, done: Exported, base: PortableBase, manifest: Mapping[str, Any]) -> str:
-    library = {"adapter": "peft"}.get(done.kind, "transformers")
+    library = "gguf" if done.gguf else {"adapter": "peft"}.get(done.kind, "transformers")
     if plan.model.name == CHAR_GPT:
         library = "expert"
     people, machines = languages(manifest.get("capabilities") or ())
     own = [str(tag) for tag in manifest.get("tags") or ()]
     tags = dict.fromkeys([plan.adapter.type, "expert", *(["code"] if machines else []), *machines])
+    tags |= {"gguf": None} if done.gguf else {}
     lines = ["---"]
     if base.hub_id is not None:  # hubs take it for the id of a repository
         lines.append(f"base_model: {json.dumps(base.hub_id)}")
@@ -115,6 +171,8 @@ def _what(plan: RunPlan, done: Exported, base: PortableBase) -> str:
 
 def _dtype(plan: RunPlan, done: Exported) -> str:
     """In which dtype it is used."""
+    if done.gguf:
+        return "F32" if done.gguf == "lora" else done.gguf
     return plan.kernels.precision if done.kind == "adapter" else done.dtype
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +65,10 @@ class Pushed:
     """Files that were in the repository before, and are not of this export."""
 
 
-def write_origin(target: Path, folder: RunFolder, choice: Choice, done: Exported) -> None:
-    """Write down in an export what it was made of, without any path of this machine."""
+def write_origin(
+    target: Path, folder: RunFolder, choice: Choice, done: Exported, more: Mapping[str, object]
+) -> None:
+    """Write down in an export what it was made of, and more, without any path of this machine."""
     verdict = read_verdict(folder)
     judged = verdict if verdict is not None and not verdict.outdated else None
     because = ""
@@ -82,6 +84,7 @@ def write_origin(target: Path, folder: RunFolder, choice: Choice, done: Exported
         "kind": done.kind,
         "dtype": done.dtype,
         "gate": {"passed": judged.passed if judged is not None else None, "refused": because},
+        **more,
     }
     text = json.dumps(record, indent=2, ensure_ascii=False)
     (target / ORIGIN).write_text(redacted(text) + "\n", encoding="utf-8")

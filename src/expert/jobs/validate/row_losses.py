@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,7 @@ from expert.run.build import evaluation_engine
 from expert.run.session.failures import is_out_of_memory
 
 if TYPE_CHECKING:
+    from expert.model.load import LoadedModel
     from expert.run.stored.load import Trained
     from expert.training.evaluation import EvalResult
 
@@ -79,13 +81,16 @@ def batch_sums(
     # Rows go alone: it is the same loss as packed, and one kernel does for every machine.
     alone = plan.model_copy(update={"data": plan.data.model_copy(update={"packing": "none"})})
     rows = plan.batch.eval_batch
-    with tempfile.TemporaryDirectory(prefix="expert-rows-") as folder, _evaluating(trained):
+    with (
+        tempfile.TemporaryDirectory(prefix="expert-rows-") as folder,
+        _evaluating(trained) as loaded,
+    ):
         split = _prepared(trained, examples, Path(folder))
         every = micro_batches(evaluation_order(alone, split.index), rows)
         own = np.concatenate([np.empty(0, dtype=np.int64), *every[place::of]])
         if not len(own):
             return []
-        engine = evaluation_engine(trained.loaded, trained.device)
+        engine = evaluation_engine(loaded, trained.device)
         while True:
             again = 0
             try:
@@ -114,18 +119,22 @@ def batch_sums(
 
 
 @contextmanager
-def _evaluating(trained: Trained) -> Iterator[None]:
-    """Attention as in training, which knows of documents, and afterwards as in answering."""
+def _evaluating(trained: Trained) -> Iterator[LoadedModel]:
+    """Attention as in training, which knows of documents, and afterwards as in answering. Torch's
+    own has no cap on scores, as Gemma 2 wants one: there it is written out."""
     from expert.model.attention import IMPLEMENTATIONS
     from expert.model.fixed_cache import ANSWERING
 
+    loaded = trained.loaded
     if trained.template is None:
-        yield
+        yield loaded
         return
-    model = trained.loaded.causal_lm
-    model.set_attn_implementation(IMPLEMENTATIONS["sdpa"])
+    model = loaded.causal_lm
+    if getattr(model.config, "attn_logit_softcapping", None):
+        loaded = replace(loaded, kernels=loaded.kernels.model_copy(update={"attention": "eager"}))
+    model.set_attn_implementation(IMPLEMENTATIONS[loaded.kernels.attention])
     try:
-        yield
+        yield loaded
     finally:
         model.set_attn_implementation(ANSWERING)
 

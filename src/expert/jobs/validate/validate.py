@@ -34,6 +34,8 @@ from expert.run.stored.load import base_remark, pick_device, read_plan
 from expert.run.stored.locate import find_expert
 
 if TYPE_CHECKING:
+    import torch
+
     from expert.data.records import Example
     from expert.judging.cases import Case
     from expert.run.stored.choose_checkpoint import Choice
@@ -151,6 +153,25 @@ def validate(
     )
     run.folder.write_json(file.name, done.as_dict())
     return done
+
+
+def reach(
+    run: Run, model: AskedModel, test: TestSet, *, device: torch.device, tell: Tell
+) -> Reached:
+    """What a model that is loaded already reaches on rows of its run: no gate, nothing written."""
+    how, _ = settle_decoding(run.plan, {})
+    task = _Task(
+        test=test,
+        cases=tuple(case for own in test.cases for case in own),
+        learnt=frozenset(),
+        way=way_of(run.folder, run.plan, test, None, Requirements()),
+        strict=is_strict(run.plan.decoding),
+        decoding=how,
+        seed=0,
+        models=ModelsHere(device),
+        tell=tell,
+    )
+    return _ask(model, str(run.folder.path), task)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,239 @@
+"""An expert as a GGUF file, or its adapter alone as one: written, read back, compared, judged."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.jobs.export.chat_format import chat_template_of
+from expert.jobs.export.checks import CannotExport
+from expert.jobs.export.comparison import Difference, compare, logits_of
+from expert.jobs.export.gguf_file.adapter import refuse_adapter, write_adapter
+from expert.jobs.export.gguf_file.architecture import (
+    Family,
+    family_of,
+    stored_tensors,
+    turned,
+    window_of,
+)
+from expert.jobs.export.gguf_file.file import (
+    About,
+    read_into,
+    refuse_type,
+    refuse_without_package,
+    write_model,
+)
+from expert.jobs.export.gguf_file.vocabulary import Vocabulary, vocabulary
+from expert.jobs.export.modelfile import MODELFILE, context_length, modelfile
+from expert.jobs.export.quality import Quality, QualityCheck
+from expert.jobs.sample.decoding import end_tokens, settle_decoding
+from expert.manifest.schema.kinds import ADAPTERS
+from expert.manifest.schema.manifest import CHAR_GPT
+from expert.planning.plan import folder_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from expert.jobs.export.card_code import Asking
+    from expert.jobs.export.exported import Exported, Kind
+    from expert.jobs.validate.held_out import Run
+    from expert.planning.run_plan import RunPlan
+    from expert.run.stored.load import Trained
+
+_BASE = "base-f16.gguf"
+
+
+def settle_gguf(plan: RunPlan, gguf: str | None, *, adapter: bool, dtype: str | None) -> Kind:
+    """What the export will be; what cannot be a GGUF file is refused before anything is loaded."""
+    flag = "--gguf-adapter" if adapter else "--gguf"
+    if plan.model.name == CHAR_GPT:
+        raise CannotExport(f"{flag}: llama.cpp has no character model  (export it without {flag})")
+    if dtype is not None:
+        raise CannotExport(f"--dtype: {flag} has a type of its own  (leave --dtype out)")
+    if adapter:
+        refuse_adapter(plan.adapter)
+    else:
+        refuse_type(str(gguf))
+        if plan.adapter.soft_prompts:
+            raise CannotExport(f"{flag}: llama.cpp has no soft prompts  (export with --adapter)")
+    refuse_without_package(flag)
+    return "adapter" if adapter else "model" if plan.adapter.type == "full" else "merged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is to be written, and with what it is compared."""
+
+    run: Run
+    target: Path
+    about: About
+    ids: list[list[int]]
+    logits: list[Tensor]
+    asking: Asking
+    judged_rows: int
+    tell: Callable[[str], None]
+
+    def name(self, kind: str) -> str:
+        return f"{folder_name(self.run.plan.expert)}-{kind}.gguf"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A GGUF file, and how it does."""
+
+    file: str
+    difference: Difference
+    quality: Quality | None
+    tensors: Mapping[str, int]
+    """How many have which type."""
+    notes: tuple[str, ...]
+
+
+def write_expert(order: Order, trained: Trained, kind: str) -> Written:
+    """The whole expert as `kind`. The model that is handed over is rounded by it."""
+    trained = _plain(trained)
+    model = trained.loaded.causal_lm
+    family, words = _described(trained, order.asking)
+    check = QualityCheck(order.run, trained, order.judged_rows, order.tell)
+    file = order.name(kind)
+    order.tell(f"writing {file}")
+    tensors = write_model(order.target / file, model, family, words, kind, order.about)
+    order.tell(f"reading {file} back")
+    read_into(order.target / file, model, family)
+    difference = compare(order.logits, [logits_of(model, ids) for ids in order.ids])
+    quality = check.after(trained, kind)
+    note = _write_modelfile(order, trained, file)
+    return Written(
+        file=file,
+        difference=difference,
+        quality=quality,
+        tensors=tensors,
+        notes=(*words.notes, *_window_note(model.config, family), *filter(None, (note,))),
+    )
+
+
+def write_lora(order: Order, trained: Trained, save: Callable[[Path], None]) -> Written:
+    """The adapter alone; `save` writes it as PEFT has it. A base that comes with Expert, and is
+    found nowhere else, is written beside it."""
+    import gguf
+    import torch
+
+    model: Any = trained.loaded.module
+    family, words = _described(trained, order.asking)
+    file, config = order.name("lora"), trained.loaded.causal_lm.config
+    with tempfile.TemporaryDirectory(prefix="expert-adapter-") as place:
+        save(Path(place))
+        path = order.target / file
+        changed = write_adapter(path, Path(place), config, family, order.about)
+    base = model.unload()
+    is_built_in = order.run.plan.model.place == "built-in"
+    if is_built_in:
+        own = replace(order.about, name=order.run.plan.model.name)
+        write_model(order.target / _BASE, base, family, words, "f16", own)
+    reader = gguf.GGUFReader(path)
+    found = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
+    alpha = float(reader.fields["adapter.lora.alpha"].contents())
+    with torch.no_grad():
+        for one in stored_tensors(base, family):
+            if f"{one.name}.lora_a" in found:
+                a, b = found[f"{one.name}.lora_a"], found[f"{one.name}.lora_b"]
+                back = turned(one.name, family, config)[1](b)
+                weight = base.state_dict()[one.source]
+                weight += (alpha / a.shape[0] * (back @ a)).to(weight)
+    difference = compare(order.logits, [logits_of(base, ids) for ids in order.ids])
+    note = _write_modelfile(order, trained, _BASE if is_built_in else "BASE.gguf", adapter=file)
+    return Written(
+        file=file,
+        difference=difference,
+        quality=None,
+        tensors={"F32": 2 * changed},
+        notes=(*words.notes, *filter(None, (note,))),
+    )
+
+
+def _plain(trained: Trained) -> Trained:
+    """The expert with its adapter merged, to be used as any other."""
+    loaded = trained.loaded
+    if loaded.adapter.type not in ADAPTERS:
+        return trained
+    module: Any = loaded.module
+    none = loaded.adapter.model_copy(update={"type": "none"})
+    return replace(trained, loaded=replace(loaded, module=module.merge_and_unload(), adapter=none))
+
+
+def _described(trained: Trained, asking: Asking) -> tuple[Family, Vocabulary]:
+    from expert.data.tokens.encoder import TextEncoder
+
+    model, encoder, template = trained.loaded.causal_lm, trained.encoder, trained.template
+    assert isinstance(encoder, TextEncoder)
+    assert template is not None
+    family = family_of(model.config)
+    words = vocabulary(
+        encoder,
+        template,
+        rows=model.get_input_embeddings().weight.shape[0],
+        ends=end_tokens(encoder, template),
+        chat_template="" if asking.plain else chat_template_of(encoder, template),
+    )
+    return family, words
+
+
+def _window_note(config: Any, family: Family) -> list[str]:
+    window = window_of(config)
+    if family.windows or not window or window >= config.max_position_embeddings:
+        return []
+    return [
+        f"llama.cpp lets every token of this model see all before it, not the last {window:,} "
+        "alone: answers are the same up to that length"
+    ]
+
+
+def _write_modelfile(order: Order, trained: Trained, file: str, adapter: str = "") -> str:
+    plan, config = trained.plan, trained.loaded.causal_lm.config
+    assert trained.template is not None
+    how, _ = settle_decoding(plan, {})
+    family = family_of(config)
+    window = None if family.windows else window_of(config)
+    stop = [trained.template.stop] if trained.template.stop and not order.asking.plain else []
+    text, note = modelfile(
+        file,
+        trained.template,
+        plain=order.asking.plain,
+        stops=list(dict.fromkeys([*stop, *order.asking.stops])),
+        how=how,
+        context=context_length(plan.data.max_seq_length, config.max_position_embeddings, window),
+        adapter=adapter,
+    )
+    (order.target / MODELFILE).write_text(text, encoding="utf-8")
+    return note
+
+
+def refuse_broken(written: Written, tolerance: float | None) -> None:
+    """CannotExport where the file says something else than the expert: what is only rounded to 16
+    bits stays within the tolerance, and no weight may be other than a number."""
+    share = written.difference.share
+    if not share <= (tolerance if tolerance is not None else float("inf")):
+        allowed = f" (tolerance {tolerance:.1%})" if tolerance is not None else ""
+        raise CannotExport(
+            f"{written.file}: the export differs from the trained model: its logits differ by "
+            f"{share:.1%} of their spread{allowed}; nothing was written  (try --gguf f32)"
+        )
+
+
+def record_of(done: Exported, written: Written) -> dict[str, object]:
+    """What was written and how it does, for export.json."""
+    return {
+        "file": written.file,
+        "type": done.gguf,
+        "tensors": dict(written.tensors),
+        "logits": {
+            "texts": done.texts,
+            "largest_difference": done.largest_difference,
+            "share_of_spread": done.share,
+        },
+        "quality": asdict(written.quality) if written.quality is not None else None,
+        "notes": list(written.notes),
+    }

@@ -1,0 +1,137 @@
+"""How conversations are written, for programs that write them themselves: a chat template in Jinja
+for transformers, vLLM and llama.cpp, and the same in Go for Ollama."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+from expert.data.records import DataError, Turn
+from expert.data.template.templates import NamedTemplate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from expert.data.template.templates import Template
+    from expert.data.tokens.encoder import TextEncoder
+
+_FIRST = "loop.first or (loop.index0 == 1 and messages[0]['role'] == 'system')"
+
+
+def chat_template_of(encoder: TextEncoder, template: Template) -> str:
+    """The chat template that writes what was trained on: the tokenizer's own, or that of a layout
+    which Expert knows by name."""
+    if isinstance(template, NamedTemplate):
+        return jinja_of(template)
+    return encoder.special.chat_template or ""
+
+
+def jinja_of(template: NamedTemplate, start: str = "") -> str:
+    """A layout as a chat template; it writes no tools. `start`: the bos that the tokenizer puts
+    before every text, which programs that use a chat template leave to that."""
+    layout, quoted = template.layout, json.dumps
+    before, end = layout.answer
+    system = f"{quoted(layout.system[0])} + turn['content'] + {quoted(layout.system[1])}"
+    text = "turn['content']"
+    if layout.system_in_user:
+        system = '""'
+        first = f"{quoted(layout.system[0])} + messages[0]['content'] + {quoted(layout.system[1])}"
+        opens = "loop.index0 == 1 and messages[0]['role'] == 'system'"
+        text = f"(({first}) if {opens} else '') + turn['content']"
+    user = f"{quoted(layout.user[0])} + {text} + {quoted(layout.user[1])}"
+    if layout.between:
+        user = f"('' if {_FIRST} else {quoted(layout.between)}) + {user}"
+    answer = f"{quoted(before + layout.lead)} + turn['content'] + {quoted(end)}"
+    return (
+        ("{{ " + quoted(start) + " }}" if start else "") + "{%- for turn in messages -%}"
+        "{%- if turn['role'] == 'system' -%}{{ " + system + " }}"
+        "{%- elif turn['role'] == 'assistant' -%}{{ " + answer + " }}"
+        "{%- else -%}{{ " + user + " }}{%- endif -%}{%- endfor -%}"
+        "{%- if add_generation_prompt -%}{{ " + quoted(before) + " }}{%- endif -%}"
+    )
+
+
+class Pieces(NamedTuple):
+    """What stands between the texts of a conversation."""
+
+    first: str
+    """Before the first user text, where there is no system text."""
+    system: tuple[str, str]
+    """Before the system text, and between it and the first user text."""
+    answer: str
+    """Between a user text and the answer to it."""
+    next: str
+    """Between an answer and the next user text."""
+    last: str
+    """After the last user text: the model answers behind it."""
+
+    def written(self, system: str, texts: Sequence[str]) -> str:
+        """A conversation of user texts and answers by turns, as the template would write it."""
+        start, between = self.system
+        found = f"{start}{system}{between}" if system else self.first
+        for place, text in enumerate(texts):
+            found += ("", self.answer, self.next)[0 if not place else 2 - place % 2] + text
+        return found + self.last
+
+
+# Of different lengths and beginnings: a template may look at either.
+_TEXTS = ("zqfirst", "yqsecond", "Xqthirdly", "wq-fourthly", "4 qlast")
+_SYSTEM = "zqsystem"
+
+
+def pieces_of(template: Template) -> Pieces | str:
+    """The pieces that a template is made of, found by writing conversations with it; or why it is
+    not made of such pieces."""
+    try:
+        alone, with_system = _asked(template, 1, ""), _asked(template, 1, _SYSTEM)
+        longer = _asked(template, 3, "")
+        first, last = alone.split(_TEXTS[0])
+        start, rest = with_system.split(_SYSTEM)
+        answer, rest_of_longer = longer.split(_TEXTS[0])[1].split(_TEXTS[1])
+        pieces = Pieces(
+            first=first,
+            system=(start, rest.split(_TEXTS[0])[0]),
+            answer=answer,
+            next=rest_of_longer.split(_TEXTS[2])[0],
+            last=last,
+        )
+        checked = [(system, count) for system in ("", _SYSTEM) for count in (1, 3, 5)]
+        if all(pieces.written(s, _TEXTS[:n]) == _asked(template, n, s) for s, n in checked):
+            return pieces
+    except DataError as error:
+        return str(error)
+    except ValueError:  # a text that is there twice, or not at all
+        pass
+    return "the chat template does more than put pieces between texts"
+
+
+def _asked(template: Template, count: int, system: str) -> str:
+    turns = [Turn("system", system)] if system else []
+    turns += [
+        Turn("assistant" if place % 2 else "user", text)
+        for place, text in enumerate(_TEXTS[:count])
+    ]
+    return template.prompt(turns)
+
+
+def go_template(pieces: Pieces) -> str:
+    """The same for Ollama."""
+
+    def text(piece: str) -> str:
+        return f"{{{{ {_go(piece)} }}}}" if piece else ""
+
+    start, between = pieces.system
+    return (
+        f"{{{{ if .System }}}}{text(start)}{{{{ .System }}}}{text(between)}"
+        f"{{{{ else }}}}{text(pieces.first)}{{{{ end }}}}{{{{ $answered := false }}}}"
+        '{{ range .Messages }}{{ if eq .Role "user" }}'
+        f"{{{{ if $answered }}}}{text(pieces.next)}{{{{ end }}}}{{{{ .Content }}}}"
+        f'{{{{ else if eq .Role "assistant" }}}}{text(pieces.answer)}{{{{ .Content }}}}'
+        f"{{{{ $answered = true }}}}{{{{ end }}}}{{{{ end }}}}{text(pieces.last)}"
+    )
+
+
+def _go(piece: str) -> str:
+    """A text in Go's quotes, without the three that would end it in a Modelfile."""
+    inner = json.dumps(piece)[1:-1].replace('\\"', "\\u0022").replace("\\/", "/")
+    return f'"{inner}"'

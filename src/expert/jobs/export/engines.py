@@ -1,0 +1,119 @@
+"""Programs that take an export as it is: what each of them needs, what is missing, its command."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, NamedTuple
+
+from expert.manifest.schema.manifest import CHAR_GPT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from expert.jobs.export.exported import Kind
+    from expert.jobs.export.portable_base import PortableBase
+    from expert.planning.run_plan import RunPlan
+
+FOLDER = "PATH/TO/THIS/FOLDER"
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM takes for --max-lora-rank; without the flag it is 16."""
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+class Engine(NamedTuple):
+    """A server and how it is started with an export."""
+
+    name: str
+    command: str
+
+
+def engines(
+    plan: RunPlan, kind: Kind, dtype: str, base: PortableBase, *, template: bool, name: str
+) -> list[Engine]:
+    """The commands; none where no server can take it. `template`: the export has its own."""
+    if list(_problems(plan, kind)):
+        return []
+    own_dtype = _DTYPES[plan.kernels.precision if kind == "adapter" else dtype]
+    short = shlex.quote(name)
+    if kind != "adapter":
+        return [
+            Engine("vLLM", f"vllm serve {FOLDER} --dtype {own_dtype} --served-model-name {short}"),
+            Engine(
+                "SGLang",
+                f"python -m sglang.launch_server --model-path {FOLDER} --dtype {own_dtype} "
+                f"--served-model-name {short}",
+            ),
+            Engine("TGI", f"text-generation-launcher --model-id {FOLDER} --dtype {own_dtype}"),
+        ]
+    under = shlex.quote(_base(plan, base))
+    rank = plan.adapter.rank or 1
+    most = min(each for each in VLLM_RANKS if each >= rank)
+    written = f" --chat-template {FOLDER}/chat_template.jinja" if template else ""
+    four_bits = " --quantization bitsandbytes" if plan.model.quantization == "int4" else ""
+    return [
+        Engine(
+            "vLLM",
+            f"vllm serve {under} --dtype {own_dtype} --enable-lora --max-lora-rank {most} "
+            f"--lora-modules {short}={FOLDER}{written}{four_bits}",
+        ),
+        Engine(
+            "SGLang",
+            f"python -m sglang.launch_server --model-path {under} --dtype {own_dtype} "
+            f"--enable-lora --max-lora-rank {rank} --lora-paths {short}={FOLDER}{written}"
+            f"{four_bits}",
+        ),
+        Engine(
+            "TGI",
+            f"LORA_ADAPTERS={short}={FOLDER} text-generation-launcher --model-id {under} "
+            f"--dtype {own_dtype}",
+        ),
+    ]
+
+
+def gguf_commands(file: str, name: str, *, plain: bool, lora: bool, base: str) -> list[Engine]:
+    """The same for a GGUF file; `lora`: it is an adapter beside a base in GGUF."""
+    model = (
+        f"-m {shlex.quote(base)} --lora {shlex.quote(file)}" if lora else f"-m {shlex.quote(file)}"
+    )
+    ask = "-no-cnv -p 'The beginning of a text'" if plain else "--jinja -p 'Your question'"
+    short = shlex.quote(name)
+    return [
+        Engine("llama.cpp", f"llama-cli {model} {ask} --temp 0"),
+        Engine("llama.cpp server", f"llama-server {model}{'' if plain else ' --jinja'}"),
+        Engine("Ollama", f"ollama create {short} -f Modelfile && ollama run {short}"),
+    ]
+
+
+def _base(plan: RunPlan, base: PortableBase) -> str:
+    if plan.model.place == "built-in":
+        return f"{FOLDER}/base"
+    return base.hub_id or "PATH/TO/THE/BASE"
+
+
+def problems(plan: RunPlan, kind: Kind, folder: Path | None = None) -> list[str]:
+    """What keeps vLLM, SGLang and TGI from taking an export; `folder`: the one it lies in."""
+    found = list(_problems(plan, kind))
+    if folder is not None and plan.model.name != CHAR_GPT:
+        wanted = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+        wanted += ["adapter_config.json"] if kind == "adapter" else ["config.json"]
+        missing = [name for name in wanted if not (folder / name).is_file()]
+        found += [f"{name} is missing" for name in missing]
+    return found
+
+
+def _problems(plan: RunPlan, kind: Kind) -> Iterator[str]:
+    adapter = plan.adapter
+    if plan.model.name == CHAR_GPT:
+        yield "the character model is known to Expert alone"
+        return
+    if adapter.soft_prompts:
+        yield "soft prompts are unknown to them"
+    if kind != "adapter" or adapter.type == "none":
+        return
+    if adapter.type != "lora":
+        yield f"their adapters are LoRA, this is {adapter.type}: export it with --merged"
+    elif (adapter.rank or 0) > VLLM_RANKS[-1]:
+        yield f"vLLM takes ranks up to {VLLM_RANKS[-1]}, this is {adapter.rank}"
+    if plan.model.quantization == "int8":
+        yield "they do not compute with this base as it was trained on (8 bits): use --merged"

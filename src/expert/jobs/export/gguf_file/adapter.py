@@ -1,0 +1,84 @@
+"""A LoRA adapter alone as GGUF, as llama.cpp loads it beside a base in GGUF."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.stored_json import read_object
+from expert.jobs.export.checks import CannotExport
+from expert.jobs.export.gguf_file.architecture import Family, file_name, turned
+from expert.jobs.export.gguf_file.file import About, begin, write_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from expert.planning.run_plan import AdapterPlan
+
+_WEIGHT = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
+
+
+def refuse_adapter(adapter: AdapterPlan) -> None:
+    """CannotExport where llama.cpp cannot load such an adapter."""
+    why = ""
+    if adapter.soft_prompts:
+        why = "llama.cpp has no soft prompts"
+    elif adapter.type == "full":
+        why = "all weights were trained, there is no adapter"
+    elif adapter.type != "lora":
+        why = f"llama.cpp loads LoRA alone, and this is {adapter.type}"
+    if why:
+        raise CannotExport(f"--gguf-adapter: {why}  (write the merged model with --gguf q8_0)")
+
+
+def write_adapter(path: Path, folder: Path, config: Any, family: Family, about: About) -> int:
+    """Write the adapter in a folder of PEFT; returns how many matrices it changes.
+
+    llama.cpp multiplies by alpha / rank: any other scaling (rslora, ranks of single modules) is put
+    into the second matrix."""
+    from safetensors.torch import load_file
+
+    settings = read_object(folder / "adapter_config.json")
+    pairs: dict[str, dict[str, Tensor]] = {}
+    strange = []
+    for key, tensor in load_file(folder / "adapter_model.safetensors").items():
+        found = _WEIGHT.fullmatch(key)
+        name = file_name(f"{found[1]}.weight", family, config) if found else None
+        if found is None or name is None or name == "token_embd.weight":
+            strange.append(key)
+            continue
+        values = tensor.float()
+        if found[2] == "B":
+            values = turned(name, family, config)[0](values * _scaling(settings, found[1]))
+        pairs.setdefault(name, {})[f"{name}.lora_{found[2].lower()}"] = values
+    if strange or settings.get("use_dora"):
+        shown = ", ".join(sorted(strange)[:3]) or "use_dora"
+        raise CannotExport(
+            f"--gguf-adapter: llama.cpp cannot load {shown}  (write the merged model with "
+            "--gguf q8_0)"
+        )
+    tensors = {key: value for pair in pairs.values() for key, value in sorted(pair.items())}
+    writer = begin(path, family, about, None)
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", float(settings["lora_alpha"]))
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    write_tensors(writer, shapes, dict.fromkeys(tensors, "F32"), iter(tensors.values()))
+    return len(pairs)
+
+
+def _scaling(settings: Mapping[str, Any], module: str) -> float:
+    """What is left of PEFT's scaling beside llama.cpp's alpha / rank."""
+    alpha, rank = float(settings["lora_alpha"]), int(settings["r"])
+    own_rank = _by_pattern(settings.get("rank_pattern"), module, rank)
+    own_alpha = _by_pattern(settings.get("alpha_pattern"), module, alpha)
+    under = own_rank**0.5 if settings.get("use_rslora") else own_rank
+    return float(own_alpha / under * own_rank / alpha)
+
+
+def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: float) -> float:
+    for pattern, value in (patterns or {}).items():
+        if re.fullmatch(rf"(.*\.)?({pattern})", module):
+            return float(value)
+    return default

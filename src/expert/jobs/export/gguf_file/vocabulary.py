@@ -1,0 +1,326 @@
+"""Tokenizers as llama.cpp has them: byte-level BPE with a named way to cut text, SentencePiece."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from expert.jobs.export.checks import CannotExport
+
+if TYPE_CHECKING:
+    from expert.data.template.templates import Template
+    from expert.data.tokens.encoder import TextEncoder
+
+_SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_START, _SLASHES = r"[^\r\n\p{L}\p{N}]?", _REST.replace(r"[\r\n]*|", r"[\r\n/]*|")
+
+
+def _cased(suffixes: str, digits: str) -> str:
+    """Words that begin anew where a capital letter follows a small one."""
+    words = f"{_START}{_UPPER}*{_LOWER}+{suffixes}|{_START}{_UPPER}+{_LOWER}*{suffixes}"
+    return f"{words}|{digits}|{_SLASHES}"
+
+
+PRE_TOKENIZERS = {
+    ("Bytes",): "gpt-2",
+    ("Digits", "Bytes"): "smollm",
+    (f"{_SUFFIXES}|{_WORDS}|\\p{{N}}|{_REST}", "bytes"): "qwen2",
+    (f"{_SUFFIXES}|{_WORDS}|\\p{{N}}{{1,3}}|{_REST}", "bytes"): "llama-bpe",
+    (_cased("", r"\p{N}"), "bytes"): "tekken",
+    (_cased(f"{_SUFFIXES}?", r"\p{N}{1,3}"), "bytes"): "gpt-4o",
+}
+"""llama.cpp's names for the ways to cut text before BPE. `Bytes` cuts as GPT-2 does, `bytes` does
+not cut."""
+_WHOLE_WORDS = ("llama-bpe", "tekken")
+"""Words in the vocabulary are taken as they are there, whatever the merges say."""
+# Texts on which SentencePiece must give the same tokens here and there.
+PROBES = (
+    "Hello! What can you do?",
+    "  two  spaces,\n\nlines\tand 3.14159 = \u03c0",
+    "\u00e9t\u00e9 \u6771\u4eac \U0001f600 \u0000\u00a0end ",
+)
+_END_NAMES = ("</s>", "<eos>", "<EOT>", "[EOT]", "[EOS]", "<|end|>", "<end_of_turn>", "<|im_end|>")
+"""Some of the texts that llama.cpp takes for the end of an answer wherever a token has them."""
+_CONTROL, _USER, _NORMAL, _UNKNOWN, _BYTE, _UNUSED = 3, 4, 1, 2, 6, 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """A tokenizer for a GGUF file."""
+
+    model: str
+    """gpt2: byte-level BPE; llama: SentencePiece."""
+    pre: str
+    tokens: list[str]
+    types: list[int]
+    merges: list[str] | None
+    scores: list[float] | None
+    space_prefix: bool
+    add_bos: bool
+    ids: dict[str, int]
+    """Special tokens by llama.cpp's names: bos, eos, eot, unk, pad."""
+    chat_template: str
+    strips_after: bool
+    """Spaces after its markers are dropped, which llama.cpp does for models called Phi-3 alone."""
+    notes: tuple[str, ...]
+
+    def add_to(self, writer: Any) -> None:
+        writer.add_tokenizer_model(self.model)
+        writer.add_tokenizer_pre(self.pre)
+        writer.add_token_list(self.tokens)
+        writer.add_token_types(self.types)
+        if self.merges is not None:
+            writer.add_token_merges(self.merges)
+        if self.scores is not None:
+            writer.add_token_scores(self.scores)
+        names = {"pad": "padding", "unk": "unknown"}
+        for name, number in self.ids.items():
+            writer.add_uint32(f"tokenizer.ggml.{names.get(name, name)}_token_id", number)
+        writer.add_add_bos_token(self.add_bos)
+        writer.add_add_eos_token(False)
+        writer.add_add_space_prefix(self.space_prefix)
+        if self.chat_template:
+            writer.add_chat_template(self.chat_template)
+
+
+def vocabulary(
+    encoder: TextEncoder,
+    template: Template,
+    *,
+    rows: int,
+    ends: Sequence[int],
+    chat_template: str,
+) -> Vocabulary:
+    """The tokenizer of an expert, as many tokens as the model has rows; CannotExport where
+    llama.cpp cannot do what it does."""
+    whole: dict[str, Any] = json.loads(encoder.tokenizer.to_str())
+    model = whole["model"]
+    if model["type"] != "BPE":
+        raise CannotExport(
+            f"--gguf: a tokenizer of type {model['type']} cannot be written as GGUF here  "
+            "(possible: BPE, byte-level or with byte fallback; export it with --merged)"
+        )
+    tokens, types, notes = _tokens(whole, rows)
+    merges = [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
+    like_spm = bool(model.get("byte_fallback"))
+    pre, scores, prefix = "default", None, False
+    if like_spm:
+        tokens = _spaced(tokens, types)
+        scores = _scores(tokens, merges)
+        prefix = _space_prefix(encoder, template, tokens, types, scores)
+    else:
+        pre = _pre_tokenizer(whole)
+        notes += _bpe_notes(whole, pre)
+    plain = [
+        t for t, kind in zip(tokens, types, strict=True) if kind == _NORMAL and t in _END_NAMES
+    ]
+    if plain:
+        notes.append(f"llama.cpp takes {', '.join(plain)} in a text for the end of an answer")
+    added = whole["added_tokens"]
+    return Vocabulary(
+        model="llama" if like_spm else "gpt2",
+        pre=pre,
+        tokens=tokens,
+        types=types,
+        merges=None if like_spm else merges,
+        scores=scores,
+        space_prefix=prefix,
+        add_bos=bool(encoder.prefix),
+        ids=_ids(encoder, ends, model),
+        chat_template=chat_template,
+        strips_after=any(token["rstrip"] for token in added),
+        notes=tuple(notes),
+    )
+
+
+def _tokens(whole: Mapping[str, Any], rows: int) -> tuple[list[str], list[int], list[str]]:
+    """Texts and kinds of all tokens. Rows that no token belongs to get a name; tokens that have no
+    row (markers of pictures, say) are left out."""
+    by_number = {number: text for text, number in whole["model"]["vocab"].items()}
+    unknown = whole["model"].get("unk_token")
+    is_byte = re.compile(r"<0x[0-9A-F]{2}>").fullmatch
+    kinds = {
+        number: _UNKNOWN if text == unknown else _BYTE if is_byte(text) else _NORMAL
+        for number, text in by_number.items()
+    }
+    if not whole["model"].get("byte_fallback"):
+        kinds = dict.fromkeys(by_number, _NORMAL)
+    for token in whole["added_tokens"]:
+        by_number[token["id"]] = token["content"]
+        if kinds.get(token["id"]) != _UNKNOWN:
+            kinds[token["id"]] = _CONTROL if token["special"] else _USER
+    taken = set(by_number.values())
+    tokens = [by_number.get(number) or _unused(number, taken) for number in range(rows)]
+    types = [kinds.get(number, _UNUSED) for number in range(rows)]
+    left = sorted(text for number, text in by_number.items() if number >= rows)
+    said = f"tokens without a row in the model are left out: {', '.join(left[:3])}"
+    return tokens, types, [said] if left else []
+
+
+def _unused(number: int, taken: set[str]) -> str:
+    text = f"[PAD{number}]"
+    while text in taken:
+        text = f"[{text}]"
+    taken.add(text)
+    return text
+
+
+def _pre_tokenizer(whole: Mapping[str, Any]) -> str:
+    """llama.cpp's name for how the text is cut before BPE."""
+    own = whole.get("pre_tokenizer") or {}
+    steps = own.get("pretokenizers", [own])
+    cuts = tuple(map(_cut, steps))
+    found = PRE_TOKENIZERS.get(cuts)
+    normaliser = (whole.get("normalizer") or {"type": "NFC"})["type"]
+    if found is None or normaliser != "NFC":
+        kinds = ", ".join(str(step.get("type")) for step in steps)
+        raise CannotExport(
+            f"--gguf: llama.cpp has no name for how the tokenizer cuts text (normalizer "
+            f"{normaliser}, {kinds})  (known: {', '.join(PRE_TOKENIZERS.values())}; export it "
+            "with --merged)"
+        )
+    return found
+
+
+def _cut(step: Mapping[str, Any]) -> str:
+    kind = step.get("type")
+    if kind == "Digits" and step.get("individual_digits"):
+        return "Digits"
+    if kind == "ByteLevel" and not step.get("add_prefix_space"):
+        return "Bytes" if step.get("use_regex", True) else "bytes"
+    if kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
+        return str(step["pattern"].get("Regex"))
+    return f"{kind}?"
+
+
+def _bpe_notes(whole: Mapping[str, Any], pre: str) -> list[str]:
+    notes = []
+    if bool(whole["model"].get("ignore_merges")) != (pre in _WHOLE_WORDS):
+        notes.append(
+            f"llama.cpp's pre-tokenizer {pre} {'takes' if pre in _WHOLE_WORDS else 'does not take'}"
+            " words of the vocabulary whole, and the tokenizer differs: rare words may have other "
+            "tokens"
+        )
+    if whole.get("normalizer"):
+        notes.append(
+            "the tokenizer composes characters first (NFC), llama.cpp does not: text with loose "
+            "accents has other tokens there"
+        )
+    return notes
+
+
+def _ids(encoder: TextEncoder, ends: Sequence[int], model: Mapping[str, Any]) -> dict[str, int]:
+    look = encoder.tokenizer.token_to_id
+    found = {
+        "bos": look(encoder.special.bos) if encoder.special.bos else None,
+        "eos": ends[0] if ends else None,
+        "eot": ends[1] if len(ends) > 1 else None,
+        "unk": look(model["unk_token"]) if model.get("unk_token") else None,
+        "pad": encoder.pad_id,
+    }
+    return {name: int(number) for name, number in found.items() if number is not None}
+
+
+# --- SentencePiece -------------------------------------------------------------------------------
+
+
+def _spaced(tokens: list[str], types: list[int]) -> list[str]:
+    """Words that users added are looked for in the text as it is, where spaces are spaces."""
+    taken = set(tokens)
+    found = []
+    for text, kind in zip(tokens, types, strict=True):
+        plain = text.replace("▁", " ")
+        found.append(plain if kind == _USER and plain not in taken else text)
+    return found
+
+
+def _scores(tokens: Sequence[str], merges: Sequence[str]) -> list[float]:
+    """llama.cpp joins the pair with the highest score first: that of the earliest merge."""
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(merges):
+        ranks.setdefault(merge.replace(" ", "", 1), rank)
+    return [float(-ranks.get(text, len(merges))) for text in tokens]
+
+
+def _space_prefix(
+    encoder: TextEncoder,
+    template: Template,
+    tokens: Sequence[str],
+    types: Sequence[int],
+    scores: Sequence[float],
+) -> bool:
+    """Whether a space is put before text: as the tokenizer's own tokens are found again."""
+    from expert.data.records import Turn
+
+    asked = template.prompt([Turn("user", PROBES[0])])
+    numbers = {text: number for number, text in enumerate(tokens)}
+    marks = [text for text, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER)]
+    for prefix in (False, True):
+        if all(
+            _sentence_piece(text, numbers, marks, scores, prefix)
+            == encoder.tokenizer.encode(text, add_special_tokens=False).ids
+            for text in (asked, *PROBES)
+        ):
+            return prefix
+    raise CannotExport(
+        "--gguf: llama.cpp's SentencePiece would cut text into other tokens than this tokenizer  "
+        "(export it with --merged)"
+    )
+
+
+def _sentence_piece(
+    text: str, numbers: Mapping[str, int], marks: list[str], scores: Sequence[float], prefix: bool
+) -> list[int]:
+    """A text's tokens as llama.cpp finds them; markers are found first, the longest before."""
+    words = sorted(marks, key=len, reverse=True)
+    pattern = "|".join(map(re.escape, words)) or r"(?!)"
+    found: list[int] = []
+    after_mark = True
+    for part in re.split(f"({pattern})", text):
+        if part in numbers and part in marks:
+            found.append(numbers[part])
+            after_mark = True
+        elif part:
+            spaced = (" " if prefix and after_mark else "") + part
+            found += _merged(spaced.replace(" ", "▁"), numbers, scores)
+            after_mark = False
+    return found
+
+
+def _merged(text: str, numbers: Mapping[str, int], scores: Sequence[float]) -> list[int]:
+    pieces: list[str] = list(text)
+    after = [*range(1, len(pieces)), -1] if pieces else []
+    before = list(range(-1, len(pieces) - 1))
+    queue: list[tuple[float, int, int, str]] = []
+
+    def offer(left: int, right: int) -> None:
+        joined = pieces[left] + pieces[right] if left >= 0 and right >= 0 else ""
+        if joined in numbers:
+            heapq.heappush(queue, (-scores[numbers[joined]], left, right, joined))
+
+    for left, right in enumerate(after):
+        offer(left, right)
+    while queue:
+        _, left, right, joined = heapq.heappop(queue)
+        if not pieces[left] or not pieces[right] or pieces[left] + pieces[right] != joined:
+            continue
+        pieces[left], pieces[right] = joined, ""
+        after[left] = after[right]
+        if after[left] >= 0:
+            before[after[left]] = left
+        offer(before[left], left)
+        offer(left, after[left])
+    found: list[int] = []
+    for piece in filter(None, pieces):
+        if piece in numbers:
+            found.append(numbers[piece])
+        else:
+            found += [numbers.get(f"<0x{byte:02X}>", -1) for byte in piece.encode("utf-8")]
+    return found

@@ -1,0 +1,426 @@
+"""Experts as GGUF files: what lies in them, what is refused, what is said of their quality."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+import jinja2
+import numpy as np
+import pytest
+import torch
+
+from expert.cli.export import exported_lines
+from expert.core.publish import damage
+from expert.core.rundir import RunFolder
+from expert.data.records import Turn
+from expert.data.template.chat_template import chat_template
+from expert.data.template.templates import LAYOUTS, named_template
+from expert.jobs.export.chat_format import Pieces, go_template, jinja_of, pieces_of
+from expert.jobs.export.checks import CannotExport
+from expert.jobs.export.engines import engines, problems
+from expert.jobs.export.export import export
+from expert.jobs.export.exported import Exported
+from expert.jobs.export.gguf_file.adapter import _scaling
+from expert.jobs.export.gguf_file.architecture import FAMILIES, family_of, stored_tensors
+from expert.jobs.export.gguf_file.file import About, begin
+from expert.jobs.export.gguf_file.k_quants import K_TYPES, k_quantised
+from expert.jobs.export.gguf_file.types import FILE_TYPES, tensor_type
+from expert.jobs.export.portable_base import portable_base
+from expert.jobs.verify import verify
+from expert.run.stored.load import read_plan
+from tests.data.tokenizers import tokenizer_json
+from tests.each import each
+from tests.jobs.gguf_models import MODELS, small_tokenizer
+from tests.jobs.runs import base_model, place, run, write_expert
+from tests.jobs.test_model_card import held_to_the_run
+from tests.jobs.trained_runs import finished, finished_characters
+from tests.model.models import tiny_model
+from tests.wording import wording
+
+
+def exported(run_folder: Path, to: Path, **more: Any) -> Exported:
+    return export(run_folder, to, device="cpu", **more)
+
+
+@cache
+def as_q8() -> Exported:
+    """An export that several tests only read."""
+    return exported(finished("lora"), place() / "exported q8", gguf="q8_0")
+
+
+# --- tensors -------------------------------------------------------------------------------------
+
+
+@each("kind, most", [("Q4_K", 0.09), ("Q5_K", 0.045), ("Q6_K", 0.022)])
+def test_k_types_are_read_back_by_the_gguf_package_near_to_what_they_were(kind, most):
+    """Of normal values 4 bits lose 7.1 % of their root mean square here, 5 bits 3.6 %, 6 1.8 %."""
+    values = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
+    back = gguf.dequantize(k_quantised(values, kind), gguf.GGMLQuantizationType[kind])
+    assert back.shape == values.shape
+    assert float((torch.from_numpy(back) - values).square().mean().sqrt()) < most
+
+
+@each("kind", K_TYPES)
+def test_blocks_of_nothing_of_one_value_and_with_one_large_value_stay_what_they_are(kind):
+    rows = torch.zeros(5, 256)
+    rows[1], rows[2], rows[3, 17], rows[4, ::2] = 0.25, -0.25, 1e4, 3e-3
+    back = gguf.dequantize(k_quantised(rows, kind), gguf.GGMLQuantizationType[kind])
+    assert np.isfinite(back).all()
+    assert np.abs(back - rows.numpy()).max() <= 2e-3 * 1e4
+    assert np.abs(back[[0, 1, 2, 4]] - rows.numpy()[[0, 1, 2, 4]]).max() < 2e-3
+
+
+@each(
+    "name, shape, file, expected",
+    [
+        ("blk.0.attn_norm.weight", (256,), "q4_k_m", "F32"),
+        ("blk.0.attn_q.weight", (256, 256), "q4_k_m", "Q4_K"),
+        ("blk.2.attn_v.weight", (256, 256), "q4_k_m", "Q6_K"),
+        ("blk.0.ffn_down.weight", (256, 512), "q4_k_s", "Q4_K"),
+        ("blk.0.attn_v.weight", (256, 256), "q4_k_s", "Q5_K"),
+        ("output.weight", (400, 256), "q4_k_m", "Q6_K"),
+        ("output.weight", (400, 576), "q4_k_m", "Q8_0"),
+        ("token_embd.weight", (400, 256), "q5_k_m", "Q6_K"),
+        ("blk.0.attn_q.weight", (256, 576), "q4_k_m", "Q5_0"),
+        ("blk.0.attn_q.weight", (256, 48), "q8_0", "F16"),
+        ("rope_freqs.weight", (16,), "f16", "F32"),
+        ("blk.0.attn_q.weight", (256, 48), "bf16", "BF16"),
+    ],
+)
+def test_each_tensor_has_the_type_of_llama_cpps_mix(name, shape, file, expected):
+    assert tensor_type(name, shape, file, layers=4, tied=True) == expected
+
+
+def test_every_tensor_of_a_model_has_a_name_in_the_file_and_comes_back_as_it_was():
+    from tests.model.models import family_config
+
+    for family in ("llama", "mistral", "qwen2", "qwen3"):
+        transformers_model = _model(family_config(family))
+        stored = stored_tensors(transformers_model, family_of(transformers_model.config))
+        own = transformers_model.state_dict()
+        for one in stored:
+            values = own[one.source]
+            assert torch.equal(one.to_model(one.to_file(values)), values), one.name
+    assert {name.partition("_")[0] for name in FAMILIES} >= {"llama", "gemma3", "phi3"}
+    assert {config for config, _, _ in MODELS.values()}  # all of them in the real llama.cpp (slow)
+
+
+def _model(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(config)
+
+
+@each(
+    "settings, module, expected",
+    [
+        ({"r": 4, "lora_alpha": 8}, "m.q_proj", 1.0),
+        ({"r": 4, "lora_alpha": 8, "use_rslora": True}, "m.q_proj", 2.0),
+        ({"r": 4, "lora_alpha": 8, "alpha_pattern": {"q_proj": 16}}, "m.q_proj", 2.0),
+        ({"r": 4, "lora_alpha": 8, "rank_pattern": {"q_proj": 2}}, "m.q_proj", 1.0),
+        ({"r": 4, "lora_alpha": 8, "rank_pattern": {"q_proj": 2}}, "m.o_proj", 1.0),
+    ],
+)
+def test_any_scaling_of_an_adapter_becomes_that_of_llama_cpp(settings, module, expected):
+    """llama.cpp multiplies by alpha / rank of the matrices themselves."""
+    assert _scaling(settings, module) == expected
+
+
+@each("name", ["my phi-3 expert", "PHI3-phi-3", "plain"])
+def test_a_name_that_llama_cpp_would_take_for_another_tokenizer_is_changed(name, tmp_path):
+    writer = begin(tmp_path / "x.gguf", FAMILIES["llama"], About(name=name), None)
+    stored = writer.kv_data[0]["general.name"].value.lower()
+    assert "phi-3" not in stored
+    assert "phi3" not in stored
+
+
+# --- conversations -------------------------------------------------------------------------------
+
+
+def conversations() -> list[list[Turn]]:
+    asked = [Turn("user", "a"), Turn("assistant", "b"), Turn("user", "c")]
+    return [asked[:1], asked, [Turn("system", "s"), *asked]]
+
+
+@each("name", LAYOUTS)
+def test_a_layout_as_a_chat_template_writes_what_training_writes(name):
+    template = named_template(name, eos="</s>", bos="<s>")
+    written = jinja2.Environment().from_string(jinja_of(template))
+    pieces = pieces_of(template)
+    assert isinstance(pieces, Pieces)
+    for turns in conversations():
+        messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+        expected = template.prompt(turns)
+        assert written.render(messages=messages, add_generation_prompt=True) == expected
+        said = [turn.text for turn in turns if turn.role != "system"]
+        assert pieces.written("s" if len(said) < len(turns) else "", said) == expected
+
+
+def test_pieces_are_quoted_so_that_neither_go_nor_the_modelfile_ends_early():
+    pieces = Pieces('"""{{', ("", "`\\"), "\n", "é", "")
+    text = go_template(pieces)
+    assert '"""' not in text
+    assert "\\u0022\\u0022\\u0022{{" in text
+    assert "\\n" in text
+
+
+def test_a_template_that_does_more_is_left_to_the_file_with_the_reason():
+    odd = chat_template(
+        "{% for m in messages %}{{ m.content|length }}:{{ m.content }}<e>{% endfor %}"
+        "{% if add_generation_prompt %}>{% endif %}",
+        bos="",
+        eos="<e>",
+    )
+    assert wording("template-does-more") in str(pieces_of(odd))
+
+
+def test_a_folder_has_the_chat_template_it_was_trained_with(tmp_path):
+    from transformers import AutoTokenizer
+
+    exported(finished("lora"), tmp_path / "out", kind="merged")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hello"}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_token_that_stands_before_every_text_is_in_the_template_and_in_the_cards_code(tmp_path):
+    from transformers import AutoTokenizer
+
+    base = tmp_path / "base"
+    shutil.copytree(base_model(), base)
+    (base / "tokenizer.json").write_text(tokenizer_json(adds_bos=True), encoding="utf-8")
+    settings = {"eos_token": "<|im_end|>", "bos_token": "<s>"}
+    (base / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    config = {"epochs": 12, "learning_rate": 5e-2, "load_best_model_at_end": False}
+    folder = run(write_expert(tmp_path / "expert", base, config)).folder
+    exported(folder, tmp_path / "out", kind="merged")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+    assert text.startswith("<s><|im_start|>user")
+    held_to_the_run("say red 1", (folder, tmp_path / "out"))
+    exported(folder, tmp_path / "file", gguf="f16", judged_rows=0)
+    fields = gguf.GGUFReader(tmp_path / "file" / "demo-f16.gguf").fields
+    assert fields["tokenizer.ggml.add_bos_token"].contents() is True
+    assert not fields["tokenizer.chat_template"].contents().startswith('{{ "<s>')
+
+
+# --- exports -------------------------------------------------------------------------------------
+
+
+def test_a_gguf_export_is_whole_and_a_changed_byte_is_found(tmp_path):
+    done = as_q8()
+    names = {path.name for path in done.folder.iterdir()}
+    assert names == {"DONE", "Modelfile", "README.md", "demo-q8_0.gguf", "export.json"}
+    assert damage(done.folder) == ""
+    copy = tmp_path / "copy"
+    shutil.copytree(done.folder, copy)
+    whole = bytearray((copy / done.file).read_bytes())
+    whole[-1] ^= 1
+    (copy / done.file).write_bytes(whole)
+    [checked] = verify(copy).checked
+    assert checked.state == "damaged"
+    assert done.file in checked.faults[0]
+
+
+def test_the_file_has_tokenizer_template_and_settings():
+    reader = gguf.GGUFReader(as_q8().folder / as_q8().file)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    assert fields["general.architecture"] == "qwen3"
+    assert fields["tokenizer.ggml.model"] == "gpt2"
+    assert fields["tokenizer.ggml.pre"] == "gpt-2"
+    assert len(fields["tokenizer.ggml.tokens"]) == 400
+    assert fields["tokenizer.ggml.eos_token_id"] == 2
+    assert fields["tokenizer.ggml.add_bos_token"] is False
+    assert "<|im_start|>assistant" in fields["tokenizer.chat_template"]
+    assert {tensor.tensor_type.name for tensor in reader.tensors} == {"F32", "Q8_0"}
+
+
+def test_what_rounding_costs_is_printed_recorded_and_in_the_card():
+    done = as_q8()
+    assert done.quality is not None
+    assert done.quality.before is not None
+    assert done.quality.after is not None
+    assert done.quality.rows == 5
+    assert abs(done.quality.after.loss - done.quality.before.loss) < 0.1
+    record = json.loads((done.folder / "export.json").read_text(encoding="utf-8"))
+    assert record["quality"]["after"]["loss"] == done.quality.after.loss
+    assert record["type"] == "q8_0"
+    assert str(done.run) not in json.dumps(record)
+    shown = "\n".join(text for text, _ in exported_lines(done))
+    card = (done.folder / "README.md").read_text(encoding="utf-8")
+    for name, before, after, change in done.quality.table():
+        assert f"| {name} | {before} | {after} | {change} |" in card
+        assert name in shown
+        assert after in shown
+    assert "ollama create demo -f Modelfile" in card
+    assert "llama-server -m demo-q8_0.gguf --jinja" in card
+    assert "\nlibrary_name: gguf\n" in card
+
+
+def test_the_modelfile_names_file_template_stop_and_decoding():
+    text = (as_q8().folder / "Modelfile").read_text(encoding="utf-8")
+    assert text.startswith("FROM ./demo-q8_0.gguf\n")
+    assert 'TEMPLATE """{{ if .System }}' in text
+    for setting in ('stop "<|im_end|>"', "temperature 0", "num_ctx 256", "repeat_penalty 1"):
+        assert f"PARAMETER {setting}\n" in text
+
+
+def test_a_whole_model_in_16_bits_is_held_to_the_tolerance(tmp_path):
+    done = exported(finished("full"), tmp_path / "out", gguf="bf16", judged_rows=0)
+    assert (done.kind, done.gguf) == ("model", "bf16")
+    assert done.tolerance is not None
+    assert 0 < done.share <= done.tolerance
+    assert wording("what-rounding-costs-unknown") in done.warnings()[-1]
+
+
+def test_an_adapter_alone_adds_up_to_the_expert(tmp_path):
+    done = exported(finished("lora"), tmp_path / "out", gguf_adapter=True)
+    assert done.share < 1e-4
+    reader = gguf.GGUFReader(tmp_path / "out" / "demo-lora.gguf")
+    assert reader.fields["adapter.type"].contents() == "lora"
+    names = {tensor.name for tensor in reader.tensors}
+    assert {"blk.0.attn_q.weight.lora_a", "blk.1.ffn_down.weight.lora_b"} <= names
+    text = (tmp_path / "out" / "Modelfile").read_text(encoding="utf-8")
+    assert "ADAPTER ./demo-lora.gguf\n" in text
+
+
+def test_weights_that_are_written_wrong_are_refused_and_nothing_is_left(tmp_path, monkeypatch):
+    from expert.jobs.export.gguf_file import file
+
+    zeros = lambda tensor, kind: np.zeros(tensor.shape, np.float32)  # noqa: E731
+    monkeypatch.setattr(file, "rounded", zeros)
+    with pytest.raises(CannotExport, match=wording("export-differs-from-trained")):
+        exported(finished("lora"), tmp_path / "out", gguf="f32", judged_rows=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_that_are_gone_leave_the_cost_unknown_with_the_reason(tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished("lora"), folder)
+    events = folder / "events.jsonl"
+    events.write_text(events.read_text(encoding="utf-8").replace(str(place()), "/gone"))
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    plan["watch"]["output_dir"] = "/gone/runs"
+    plan["data"]["cache"] = None
+    from expert.core.hashed import write_hashed
+
+    write_hashed(folder / "plan.json", json.dumps(plan))
+    done = exported(folder, tmp_path / "out", gguf="q8_0")
+    assert done.quality is not None
+    assert done.quality.unknown
+    assert wording("what-rounding-costs-unknown") in done.warnings()[-1]
+
+
+def test_a_model_whose_attention_caps_its_scores_can_be_judged(tmp_path):
+    base = tiny_model(tmp_path / "base", "gemma2", query_pre_attn_scalar=16)
+    own = {"max_steps": 1, "attention": "eager"}
+    folder = run(write_expert(tmp_path / "expert", base, own)).folder
+    done = exported(folder, tmp_path / "out", gguf="q4_0")
+    assert done.quality is not None
+    assert done.quality.unknown == ""
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@each(
+    ("kind", "flags", "text"),
+    [
+        ("lora", {"gguf": "q3_k_m"}, wording("type-not-written-here")),
+        ("lora", {"gguf": "f16", "dtype": "bf16"}, wording("type-of-its-own")),
+        ("soft", {"gguf": "f16"}, wording("no-soft-prompts-there")),
+        ("lora+soft", {"gguf": "f16"}, wording("no-soft-prompts-there")),
+        ("dora", {"gguf_adapter": True}, wording("loads-lora-alone")),
+        ("full", {"gguf_adapter": True}, wording("there-is-no-adapter-gguf")),
+        ("lora+soft", {"gguf_adapter": True}, wording("no-soft-prompts-there")),
+        ("characters", {"gguf": "f16"}, wording("no-character-model-there")),
+    ],
+)
+def test_what_llama_cpp_cannot_have_is_refused_before_anything_is_loaded(
+    kind, flags, text, tmp_path, monkeypatch
+):
+    run_folder = finished_characters() if kind == "characters" else finished(kind)
+    monkeypatch.setattr("expert.jobs.export.export.load_trained", None)
+    with pytest.raises(CannotExport, match=text) as refused:
+        exported(run_folder, tmp_path / "out", **flags)
+    if flags.get("gguf") == "q3_k_m":
+        assert all(name in str(refused.value) for name in FILE_TYPES)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_is_named_with_the_command_that_adds_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CannotExport, match=wording("package-gguf-missing")):
+        exported(finished("lora"), tmp_path / "out", gguf="f16")
+
+
+def test_a_model_that_llama_cpp_would_compute_otherwise_is_refused_with_all_reasons():
+    from tests.model.models import family_config
+
+    with pytest.raises(CannotExport, match=wording("cannot-written-as-gguf")):
+        family_of(family_config("gpt2"))
+    odd = family_config("gemma2", query_pre_attn_scalar=5, tie_word_embeddings=False)
+    with pytest.raises(CannotExport) as refused:
+        family_of(odd)
+    assert "query_pre_attn_scalar" in str(refused.value)
+    assert wording("head-not-embedding") in str(refused.value)
+
+
+def test_a_tokenizer_that_cuts_text_in_an_unknown_way_is_refused():
+    from tokenizers import pre_tokenizers
+
+    from expert.data.tokens.encoder import SpecialTokens, TextEncoder
+    from expert.jobs.export.gguf_file.vocabulary import vocabulary
+
+    tokenizer, _ = small_tokenizer("bytes")
+    tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+    steps = [pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    encoder = TextEncoder(
+        lambda: tokenizer, SpecialTokens("", "", None), template_adds_bos=False, fingerprint=""
+    )
+    template = named_template("chatml", eos="<|im_end|>")
+    with pytest.raises(CannotExport, match=wording("no-name-for-how")):
+        vocabulary(encoder, template, rows=400, ends=[2], chat_template="")
+
+
+# --- servers -------------------------------------------------------------------------------------
+
+
+@each(
+    ("adapter", "kind", "expected"),
+    [
+        ({"type": "lora", "rank": 4}, "adapter", "--max-lora-rank 8 "),
+        ({"type": "lora", "rank": 33}, "adapter", "--max-lora-rank 64 "),
+        ({"type": "lora", "rank": 1024}, "adapter", None),
+        ({"type": "dora"}, "adapter", None),
+        ({"type": "dora"}, "merged", "vllm serve PATH/TO/THIS/FOLDER --dtype float32"),
+        ({"type": "lora", "soft_prompts": [{"name": "a"}]}, "merged", None),
+    ],
+)
+def test_servers_get_their_command_or_the_reason_why_not(adapter, kind, expected):
+    plan = read_plan(RunFolder(finished("lora")))
+    plan = plan.model_copy(update={"adapter": plan.adapter.model_copy(update=adapter)})
+    found = engines(
+        plan, kind, "fp32", portable_base(plan.model, needed=False), template=True, name="demo"
+    )
+    assert bool(found) == (expected is not None) == (not problems(plan, kind))
+    assert expected is None or expected in found[0].command
+
+
+def test_the_cards_of_folders_have_the_commands_and_warnings_name_what_is_missing(tmp_path):
+    done = exported(finished("lora"), tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "--enable-lora --max-lora-rank 8 --lora-modules demo=PATH/TO/THIS/FOLDER" in card
+    assert "--chat-template PATH/TO/THIS/FOLDER/chat_template.jinja" in card
+    assert done.warnings() == []
+    dora = exported(finished("dora"), tmp_path / "dora")
+    assert wording("not-for-servers") in dora.warnings()[0]
+    assert "vllm serve" not in (tmp_path / "dora" / "README.md").read_text(encoding="utf-8")

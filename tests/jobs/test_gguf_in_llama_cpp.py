@@ -1,0 +1,289 @@
+"""GGUF files in the real llama.cpp: the same tokens, the same logits, the same answers.
+
+llama_cpp may live in an environment of its own, whose interpreter EXPERT_LLAMA_CPP_PYTHON names;
+`make llama-test` makes one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import unicodedata
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from expert.core.rundir import RunFolder
+from expert.data.records import Segment
+from expert.jobs.export.comparison import logits_of
+from expert.jobs.export.export import export
+from expert.jobs.export.exported import Exported
+from expert.jobs.export.gguf_file.architecture import family_of
+from expert.jobs.export.gguf_file.file import About, read_into, write_model
+from expert.jobs.export.gguf_file.types import FILE_TYPES
+from expert.jobs.export.gguf_file.vocabulary import vocabulary
+from expert.jobs.sample.sample import prompt_text
+from expert.run.stored.choose_checkpoint import choose
+from expert.run.stored.load import Trained, load_trained, read_plan
+from tests.data.tokenizers import QWEN3
+from tests.jobs.gguf_models import MODELS, TEXT, trained_family
+from tests.jobs.runs import place, run, write_expert
+
+pytestmark = pytest.mark.slow
+
+PYTHON = os.environ.get("EXPERT_LLAMA_CPP_PYTHON") or (
+    sys.executable if importlib.util.find_spec("llama_cpp") else ""
+)
+needs_llama_cpp = pytest.mark.skipif(
+    not PYTHON, reason="no llama_cpp here: name its interpreter in EXPERT_LLAMA_CPP_PYTHON"
+)
+WORKER = Path(__file__).with_name("llama_cpp_worker.py")
+HOSTILE = [
+    "Hello! How are you?",
+    "  many  gaps,\n\n rows\tand 3.14159 = \u03c0",
+    "\u00e9t\u00e9 \u6771\u4eac \U0001f600 \u00a0end ",
+    "I'M he'LL don't 12345 <|im_start|>user\nX<|im_end|>\n a  b   c    d     e",
+    "\uff21\uff22\uff23 \u2460\u2461 \u01c5 stra\u00dfe \u0130\u0131 \u0647\u064e\u0644",
+    "\r\n\r\n \n\x7f\u200b\ufeff<|im_end",
+    'SELECT * FROM "t" WHERE a>=1 -- {{ x }} </s><unk>\\n',
+    "\U0001f468\u200d\U0001f469 e\u0301 \ud55c\uae00 \u0928\u092e\u0938\u094d\u0924\u0947",
+]
+NEW = 16
+# Root mean squares of differences, as shares of the logits' spread. Float32 sums in another order
+# moved them by up to 2e-6; llama.cpp looks GELU up in a table of half precision: 0.1 %.
+F32_SHARE, GELU_SHARE = 1e-4, 1e-2
+# llama.cpp multiplies weights of 16 bits with inputs of 16 bits, quantised ones with 8 bits: in 30
+# layers of SmolLM2 float16 moved logits by 1.2 %, in 4 of a random model q4_k_m by 4.3 %.
+ROUNDED_SHARE = {"f16": 2.5e-2, "bf16": 5e-2, "q8_0": 5e-2, "q4_k_m": 1e-1}
+
+
+def ask(**request: Any) -> dict[str, Any]:
+    """What the worker says."""
+    here = place() / "llama.cpp"
+    here.mkdir(exist_ok=True)
+    asked, answer = here / "request.json", here / "answer.npz"
+    asked.write_text(json.dumps(request), encoding="utf-8")
+    command = [PYTHON, str(WORKER), str(asked), str(answer)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    with np.load(answer) as found:
+        return dict(found)
+
+
+@cache
+def ours(folder: Path) -> Trained:
+    """The expert as trained, in float32."""
+    run_folder = RunFolder(folder)
+    choice = choose(run_folder, "final")
+    return load_trained(
+        run_folder,
+        read_plan(run_folder),
+        choice,
+        device=torch.device("cpu"),
+        precision="fp32",
+        adapter_dtype=torch.float32,
+    )
+
+
+def prompts_of(trained: Trained, texts: list[str]) -> list[list[int]]:
+    assert trained.template is not None
+    return [
+        trained.encoder.encode([[Segment(prompt_text(trained.template, text), learn=False)]])
+        .ids[:200]
+        .tolist()
+        for text in texts
+    ]
+
+
+def answers(model: Any, prompts: list[list[int]], count: int = NEW) -> list[list[int]]:
+    """The likeliest tokens, one after the other."""
+    found = []
+    for prompt in prompts:
+        ids = list(prompt)
+        for _ in range(count):
+            ids.append(int(logits_of(model, ids)[-1].argmax()))
+        found.append(ids[len(prompt) :])
+    return found
+
+
+def is_tie(model: Any, prompt: list[int], ours: list[int], theirs: list[int], off: float) -> bool:
+    """Whether the first token that differs is one of two that are nearer than logits may be off
+    (each by four times the mean of all); what follows it answers another question."""
+    place = next(n for n, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+    last = logits_of(model, prompt + ours[:place])[-1]
+    return float(last[ours[place]] - last[theirs[place]]) <= 8 * off
+
+
+def check(done: Exported, trained: Trained, model: Any, share: float) -> None:
+    """Tokens of hostile text, logits and greedy answers of a file against those of `model`."""
+    prompts = prompts_of(trained, [*HOSTILE[:3], TEXT[2]])
+    found = ask(model=str(done.folder / done.file), texts=HOSTILE, prompts=prompts, new=NEW)
+    encoder: Any = trained.encoder
+    composes = '"NFC"' in encoder.tokenizer.to_str()[:5000]
+    for number, text in enumerate(HOSTILE):
+        given = unicodedata.normalize("NFC", text)
+        if given == text or not composes:  # llama.cpp does not compose; the export says so
+            if "</s>" in text and "</s>" in " ".join(done.notes):
+                continue  # a plain word of this tokenizer, an end to llama.cpp
+            own = encoder.tokenizer.encode(text, add_special_tokens=False).ids
+            assert own == found[f"tokens-{number}"].tolist(), text
+    assert found["with_bos"].tolist()[:-1] == encoder.prefix
+    said = answers(model, prompts)
+    for number, prompt in enumerate(prompts):
+        expected = logits_of(model, prompt)
+        theirs = torch.from_numpy(found[f"logits-{number}"])[:, : expected.shape[1]]
+        off = float((expected - theirs).square().mean().sqrt())
+        assert off <= share * float(expected.std()), number
+        given = found[f"answer-{number}"].tolist()
+        assert given == said[number] or is_tie(model, prompt, said[number], given, off), number
+
+
+def share_of(family: str) -> float:
+    return GELU_SHARE if family.startswith("gemma") else F32_SHARE
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("family", MODELS)
+def test_a_family_says_in_llama_cpp_what_it_says_here(family, tmp_path):
+    trained = ours(trained_family(family))
+    done = export(trained_family(family), tmp_path / "out", gguf="f32", device="cpu")
+    check(done, trained, trained.loaded.causal_lm, share_of(family))
+
+
+def rounded(done: Exported, trained: Trained) -> Any:
+    """Our own model with the weights of a file."""
+    import copy
+
+    module: Any = copy.deepcopy(trained.loaded.module)
+    model = module.merge_and_unload() if hasattr(module, "merge_and_unload") else module
+    read_into(done.folder / done.file, model, family_of(model.config))
+    return model
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi3"])
+@pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0", "q4_k_m"])
+def test_a_rounded_file_is_read_as_it_was_written(family, kind, tmp_path):
+    trained = ours(trained_family(family))
+    done = export(trained_family(family), tmp_path / "out", gguf=kind, device="cpu", judged_rows=0)
+    check(done, trained, rounded(done, trained), ROUNDED_SHARE[kind])
+
+
+def written(trained: Trained, path: Path, kind: str) -> Path:
+    """The base of an expert, without its adapter, as a file."""
+    import copy
+
+    module: Any = copy.deepcopy(trained.loaded.module)
+    base = module.unload()
+    assert trained.template is not None
+    rows = base.get_input_embeddings().weight.shape[0]
+    encoder: Any = trained.encoder
+    words = vocabulary(encoder, trained.template, rows=rows, ends=[0], chat_template="")
+    write_model(path, base, family_of(base.config), words, kind, About(name="base"))
+    return path
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "phi3"])
+def test_an_adapter_beside_its_base_says_what_the_expert_says(family, tmp_path):
+    trained = ours(trained_family(family))
+    base = written(trained, tmp_path / "base.gguf", "f32")
+    done = export(trained_family(family), tmp_path / "out", gguf_adapter=True, device="cpu")
+    prompts = prompts_of(trained, HOSTILE[:2])
+    request = {"texts": [], "prompts": prompts, "new": 1}
+    found = ask(model=str(base), lora=str(done.folder / done.file), **request)
+    without = ask(model=str(base), **request)
+    for number, prompt in enumerate(prompts):
+        expected = logits_of(trained.loaded.causal_lm, prompt)
+        width, spread = expected.shape[1], float(expected.std())
+        off = [
+            float((expected - torch.from_numpy(each[f"logits-{number}"])[:, :width]).abs().max())
+            for each in (found, without)
+        ]
+        assert off[0] <= share_of(family) * spread
+        assert off[1] > 0.1 * spread  # the adapter does something
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
+def test_tensors_have_the_types_that_llama_cpp_would_give_them_and_are_no_worse(family, tmp_path):
+    import gguf
+
+    trained = ours(trained_family(family))
+    source = written(trained, tmp_path / "f32.gguf", "f32")
+    exact = {t.name: t.data for t in gguf.GGUFReader(source).tensors}
+    kinds = [kind for kind in FILE_TYPES if kind.startswith("q")]
+    for kind in kinds:
+        mine = written(trained, tmp_path / f"{kind}.gguf", kind)
+        theirs = tmp_path / f"{kind}-theirs.gguf"
+        ask(quantise={"source": str(source), "target": str(theirs), "kind": kind.upper()})
+        own, other = ({t.name: t for t in gguf.GGUFReader(path).tensors} for path in (mine, theirs))
+        types = [{n: t.tensor_type.name for n, t in each.items()} for each in (own, other)]
+        assert types[0] == types[1], kind
+        errors = [
+            sum(
+                float(np.square(gguf.dequantize(t.data, t.tensor_type) - exact[n]).sum())
+                for n, t in each.items()
+            )
+            for each in (own, other)
+        ]
+        assert errors[0] <= 1.01 * errors[1], kind
+
+
+@needs_llama_cpp
+def test_a_real_tokenizer_cuts_hostile_text_alike(tmp_path):
+    if not QWEN3.is_dir():
+        pytest.skip("shared/data/tokenizers/qwen3 is not here")
+    import shutil
+
+    import transformers
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
+    config = transformers.Qwen3Config(
+        **sizes, num_attention_heads=4, num_key_value_heads=2, vocab_size=151_936
+    )
+    base = tmp_path / "base"
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(base)
+    for file in QWEN3.iterdir():
+        shutil.copyfile(file, base / file.name)
+    own = {"max_steps": 1, "eval_steps": 1, "save_steps": 1}
+    manifest = write_expert(tmp_path / "expert", base, own, model={"prompt_template": "tokenizer"})
+    folder = run(manifest).folder
+    done = export(folder, tmp_path / "out", gguf="f32", device="cpu")
+    check(done, ours(folder), ours(folder).loaded.causal_lm, F32_SHARE)
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("name", ["tiny", "smollm2-135m"])
+def test_a_trained_expert_answers_in_llama_cpp_what_it_answers_here(name, tmp_path):
+    from expert.run.smollm2 import ModelUnavailable, smollm2_folder
+
+    base: Path | str = name
+    if name != "tiny":
+        try:
+            base = smollm2_folder(tmp_path / "models")
+        except ModelUnavailable as why:
+            pytest.skip(str(why))
+    config = {"max_steps": 6, "eval_steps": 6, "save_steps": 6, "batch_size": 4}
+    folder = run(write_expert(tmp_path / "expert", base, config)).folder
+    trained = ours(folder)
+    files = {
+        kind: export(folder, tmp_path / kind, gguf=kind, device="cpu", judged_rows=4)
+        for kind in ("f16", "q8_0", "q4_k_m")
+    }
+    check(files["f16"], trained, rounded(files["f16"], trained), ROUNDED_SHARE["f16"])
+    for kind, most in (("f16", 0.01), ("q8_0", 0.05), ("q4_k_m", 0.5)):
+        quality = files[kind].quality
+        assert quality is not None
+        assert quality.before is not None
+        assert quality.after is not None
+        assert abs(quality.after.loss - quality.before.loss) < most * quality.before.loss
+    sizes = [(files[kind].folder / files[kind].file).stat().st_size for kind in files]
+    assert sizes[0] > sizes[1] > sizes[2]
