@@ -24,6 +24,7 @@ from expert.cli import (
     pretokenize,
     report,
     sample,
+    serve,
     train,
     validate,
     verify,
@@ -48,6 +49,7 @@ _COMMANDS: dict[str, Any] = {
     "sample": sample.sample,
     "validate": validate.validate,
     "export": export.export,
+    "serve": serve.serve,
     "verify": verify.verify,
     "report": report.report,
     "diagnose": diagnose.diagnose,
@@ -57,6 +59,7 @@ _COMMANDS: dict[str, Any] = {
 IN_ORDER_OF_USE = tuple(_COMMANDS)
 _MORE: dict[str, dict[str, Any]] = {
     "train": {"cls": train.TrainCommand, "epilog": train.TRAIN_EPILOG},
+    "serve": {"epilog": serve.SERVE_EPILOG},
     "verify": {"epilog": verify.VERIFY_EPILOG},
     "diagnose": {"epilog": diagnose.DIAGNOSE_EPILOG},
 }

@@ -31,6 +31,7 @@ WHAT_IS_LEFT = {
     "benchmark": f"no result was written; {STARTS_OVER}",
     "export": f"nothing was exported; {STARTS_OVER}",
     "watch": "the run itself continues",
+    "serve": "nothing is served any more",
 }
 
 

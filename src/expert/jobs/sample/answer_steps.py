@@ -69,7 +69,7 @@ class Speaker:
     @property
     def number_bytes(self) -> int:
         """Of a number of the model."""
-        return max(2, next(self.model.parameters()).element_size())
+        return max(2, int(next(self.model.parameters()).element_size()))
 
     @property
     def remembered_bytes(self) -> int:

@@ -33,11 +33,14 @@ class AnswerWriter:
         tell: Tell | None,
         *,
         strip: bool,
+        special: bool = False,
     ) -> None:
+        """`special`: special tokens are part of the text."""
         self.ids: list[int] = []
         self.ended = False
         self._tokenizer, self._ends, self._stops = tokenizer, ends, stops
         self._tell, self._strip, self._told = tell, strip, 0
+        self._special = special or bool(stops)
 
     def take(self, token: int) -> None:
         """One token more."""
@@ -60,7 +63,7 @@ class AnswerWriter:
     def text(self, *, special: bool = False) -> str:
         """What was said, without what ended it; on request with its special tokens."""
         said = [token for token in self.ids if token not in self._ends]
-        text = self._decoded(said, special=special or bool(self._stops))
+        text = self._decoded(said, special=special or self._special)
         place = cut_at(text, self._stops)
         text = text if place is None else text[:place]
         return text.strip() if self._strip else text
