@@ -156,7 +156,9 @@ def read_json(body: bytes) -> dict[str, Any]:
         raise BadRequest(f"nested more than {DEEPEST} deep") from None
     except ValueError as error:  # UnicodeError is one
         words = str(error).partition("\n")[0]
-        raise BadRequest(f"the body is not JSON in UTF-8: {visible(words)[:200]}") from None
+        raise BadRequest(
+            f"the body is not JSON in UTF-8: {visible(words, keep='')[:200]}"
+        ) from None
     if not isinstance(value, dict):
         raise BadRequest("the body is not a JSON object")
     if _depth(value) > DEEPEST:
@@ -193,8 +195,8 @@ def _checked(kind: type[Request], body: Mapping[str, Any]) -> Request:
             unknown = fault["type"] == "extra_forbidden"
             problems.append((where, "unknown field" if unknown else fault["msg"]))
     if problems:
-        text = "; ".join(f"{visible(name)[:100]}: {what}" for name, what in problems[:10])
-        raise BadRequest(text, visible(problems[0][0])[:100])
+        text = "; ".join(f"{visible(name, keep='')[:100]}: {what}" for name, what in problems[:10])
+        raise BadRequest(text, visible(problems[0][0], keep="")[:100])
     return found
 
 
@@ -203,7 +205,9 @@ def _turns(messages: list[dict[str, Any]]) -> tuple[Turn, ...]:
     for number, message in enumerate(messages, 1):
         strange = [name for name in unused_fields([message]) if message[name]]
         if strange:
-            raise UnfitRow(f"messages[{number}]: unknown field {visible(strange[0])[:100]!r}")
+            raise UnfitRow(
+                f"messages[{number}]: unknown field {visible(strange[0], keep='')[:100]!r}"
+            )
     turns = turns_in(messages, "messages")
     if turns[-1].role not in ("user", "tool"):
         raise UnfitRow("the last message is not of the role user or tool: nothing is asked")

@@ -139,11 +139,8 @@ def _token(given: str, host: str) -> tuple[str, str]:
 
 def in_words(entry: Entry, engine: Engine) -> str:
     """One line of what became of a request."""
-    parts = [str(entry.status or "cut")]
-    if entry.model:
-        parts.append(visible(entry.model)[:100])
-    else:
-        parts.append(visible(entry.path)[:100])
+    asked = visible(entry.model or entry.path, keep="")[:100]
+    parts = [str(entry.status or "cut"), asked]
     if entry.prompt_tokens:
         parts.append(f"{entry.prompt_tokens:,} + {entry.tokens:,} tokens")
     parts.append(duration(entry.seconds))
