@@ -10,6 +10,7 @@ import typer
 
 from expert.cli.show.display import make_console, show, write_line
 from expert.cli.show.options import Device, WhereToCompute, checkpoint_option
+from expert.core.text import visible
 
 if TYPE_CHECKING:
     from expert.jobs.serve.app import Entry
@@ -86,8 +87,8 @@ def serve(
         with_base=with_base,
         loading=lambda what: show(notes, f"{what} …", "dim"),
     )
-    for line in ready.lines():
-        show(console, line)
+    for line in ready.lines():  # as they are: what looks like a key in them is an example
+        write_line(visible(line), needed=False)
     if ready.made_token:  # as it is: it is known nowhere else
         write_line(f"\nexport {TOKEN}={ready.made_token}", needed=False)
     show(console, "\nCtrl-C stops it", "dim")

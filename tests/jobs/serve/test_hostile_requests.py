@@ -281,7 +281,7 @@ def test_other_machines_always_need_a_token():
 
 
 def test_a_port_in_use_is_said_plainly(here):
-    with pytest.raises(CannotServe, match=wording("port-in-use", port=here.port)):
+    with pytest.raises(CannotServe, match=wording("port-in-use-by-another", port=here.port)):
         listen.bound("127.0.0.1", here.port)
     with pytest.raises(CannotServe, match=re.escape("--host nowhere.invalid")):
         listen.bound("nowhere.invalid", 0)

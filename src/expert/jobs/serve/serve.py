@@ -106,6 +106,7 @@ def serving(
         listening.close()
         raise
     name, real = listening.getsockname()[:2]
+    name = socket.gethostname() if name in ("0.0.0.0", "::") else name
     address = f"http://{f'[{name}]' if ':' in name else name}:{real}"
     limits = Limits(token=token, loopback=is_loopback(host), answer_seconds=seconds)
     front: list[str] = []
