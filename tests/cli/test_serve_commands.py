@@ -65,7 +65,7 @@ def test_it_says_where_it_is_and_how_to_ask_and_a_line_for_each_request(run):
     assert found[0].choices[0].message.content
     assert ran.err.endswith(wording("nothing-is-served", name="SIGTERM"))
     lines = ran.out.splitlines()
-    assert lines[0] == wording("serving-at", port=port)
+    assert lines[0] == f"serving http://127.0.0.1:{port}/v1"
     assert any(line.startswith("curl http://127.0.0.1:") for line in lines)
     assert any(line.startswith("openai.OpenAI(") and 'api_key="-"' in line for line in lines)
     assert any("&& vllm serve demo-merged --served-model-name demo" in line for line in lines)
@@ -129,4 +129,4 @@ def test_what_cannot_be_served_is_said_before_a_model_is_loaded(run, tmp_path):
         ran = run("serve", str(finished("lora")), "--port", str(port))
     assert ran.code == 2
     assert wording("port-in-use-by-another", port=port) in ran.err
-    assert wording("loading-the-base") not in ran.err
+    assert "loading" not in ran.err

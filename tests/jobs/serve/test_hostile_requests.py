@@ -171,9 +171,8 @@ def head(length: int) -> bytes:
 
 
 def test_a_body_that_does_not_come_is_given_up(here):
-    with raw(here, head(1000) + b'{"model"') as connection:
-        with connection.makefile("rb") as answer:
-            assert b" 408 " in answer.read(), "which ends: the connection is closed"
+    with raw(here, head(1000) + b'{"model"') as connection, connection.makefile("rb") as answer:
+        assert b" 408 " in answer.read(), "which ends: the connection is closed"
 
 
 def test_a_body_that_is_longer_than_it_says_it_may_be_is_not_read(here):

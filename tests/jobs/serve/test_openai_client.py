@@ -213,23 +213,31 @@ def test_without_tools_or_with_an_unreadable_call_the_answer_stays_text(caller):
 @each(
     ("change", "param", "what"),
     [
-        ({"model": "other"}, "model", "no-such-model"),
+        ({"model": "other"}, "model", wording("no-such-model")),
         ({"temperature": 3}, "temperature", ""),
         ({"temperature": "hot"}, "temperature", ""),
         ({"max_tokens": 0}, "max_tokens", ""),
         ({"max_tokens": True}, "max_tokens", ""),
         ({"n": 1000}, "n", ""),
-        ({"stop": ["a"] * 5}, "stop", "few-stops"),
-        ({"logprobs": True}, "logprobs", "no-probabilities"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "only-plain-text"),
-        ({"tool_choice": "required"}, "tool_choice", "model-decides-calls"),
+        ({"stop": ["a"] * 5}, "stop", wording("few-stops")),
+        ({"logprobs": True}, "logprobs", wording("no-probabilities")),
+        (
+            {"response_format": {"type": "json_object"}},
+            "response_format",
+            wording("only-plain-text"),
+        ),
+        ({"tool_choice": "required"}, "tool_choice", wording("model-decides-calls")),
         ({"frequency_penalty": 0.5}, "frequency_penalty", ""),
-        ({"extra_body": {"best_guess": 1}}, "best_guess", "unknown-field"),
+        ({"extra_body": {"best_guess": 1}}, "best_guess", "unknown field"),
         ({"tools": [{"type": "function"}]}, "tools", ""),
         ({"messages": []}, "messages", ""),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages", ""),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "nothing-is-asked"),
-        ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages", "unknown-field"),
+        (
+            {"messages": [{"role": "assistant", "content": "x"}]},
+            "messages",
+            wording("nothing-is-asked"),
+        ),
+        ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages", "unknown field"),
         ({"messages": [{"role": "user", "content": "x " * 4000}]}, "messages", ""),
     ],
     ids=lambda row: str(row)[:40],
@@ -240,7 +248,7 @@ def test_what_is_not_honoured_is_refused_by_name(here, change, param, what):
         here.client.chat.completions.create(**{**asking("say cat 1"), **change})
     assert refused.value.param == param
     assert refused.value.body["type"] == "invalid_request_error"
-    assert not what or wording(what) in refused.value.body["message"]
+    assert what in refused.value.body["message"]
 
 
 def test_every_problem_is_named_at_once(here):
