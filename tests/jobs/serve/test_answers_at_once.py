@@ -18,6 +18,7 @@ from expert.jobs.serve.engine import Busy, Engine, Finished, Question, Stopped, 
 from expert.jobs.serve.models import load_models
 from expert.model import fixed_cache
 from tests.jobs.runs import WORDS
+from tests.jobs.test_answering import Undone
 from tests.jobs.trained_runs import finished
 from tests.wording import wording
 
@@ -72,6 +73,27 @@ def test_answers_among_others_are_those_of_expert_sample(parallel, monkeypatch):
     finally:
         engine.close()
     assert len(set(alone())) > 8, "all alike would prove nothing"
+
+
+def test_rows_join_and_leave_steps_that_are_recorded(monkeypatch):
+    """As on a card, with a stand-in for CUDA graphs."""
+    recorder = Undone()
+    record = answer_steps.FixedSteps._record_it
+
+    def told(self: Any, *args: Any) -> None:
+        recorder.steps = self
+        record(self, *args)
+
+    monkeypatch.setattr(answer_steps.FixedSteps, "_record_it", told)
+    monkeypatch.setattr(answer_steps, "recorder_of", lambda device: recorder)
+    monkeypatch.setattr(answer_steps, "ROOM", {"cpu": 6})
+    engine = Engine(models(), parallel=6)
+    engine._lanes["demo"]._on_cpu = False
+    try:
+        assert all_at_once(engine) == alone()
+    finally:
+        engine.close()
+    assert recorder.replayed > recorder.recorded > 2
 
 
 @pytest.mark.parametrize("kind", ["soft", "lora+soft"])

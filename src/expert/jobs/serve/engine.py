@@ -232,6 +232,9 @@ class Engine:
     def _work(self) -> None:
         import torch
 
+        for lane in self._lanes.values():
+            if lane.device.type == "cuda":  # every thread has a device of its own
+                torch.cuda.set_device(lane.device)
         with torch.inference_mode():
             while True:
                 with self._wake:
@@ -314,9 +317,7 @@ def _asked(model: Model, question: Question, loop: asyncio.AbstractEventLoop) ->
             encoder.tokenizer, ends, stops, tell, strip=not continues, special=bool(question.tools)
         )
         end = _end(asked, writer, number, note)
-        asked.rows.append(
-            Row(ids, fitting, writer, seed=seed, number=number, speaker=model.speaker, end=end)
-        )
+        asked.rows.append(Row(ids, fitting, writer, seed=seed, number=number, end=end))
     return asked
 
 

@@ -8,8 +8,10 @@ are asked. In bfloat16 and float16 rounding is as large as many leads, and ties 
 
 from __future__ import annotations
 
+import platform
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,19 +46,22 @@ class Row:
         *,
         seed: int,
         number: int,
-        speaker: Speaker,
         end: Callable[[str], None],
     ) -> None:
-        """`end` is called once, with the reason where the answer failed."""
+        """`end` is called once, with the reason where the answer failed. Nothing is on a device
+        yet: another thread may be recording there."""
         self.prompt, self.how, self.writer, self.end = list(prompt), how, writer, end
         self.cancelled = False
         self.draws: Tensor | None = None
         self.penalty: Penalty | None = None
         if how.temperature > 0:
             self.draws = row_draws(how, [number], seed)[0]
-        if how.repetition_penalty != 1.0:
+
+    def begin(self, speaker: Speaker) -> None:
+        """Before its first token, on the thread that computes."""
+        if self.how.repetition_penalty != 1.0 and self.penalty is None:
             seen = seen_tokens([self.prompt], speaker.vocabulary).to(speaker.device)
-            self.penalty = Penalty(how.repetition_penalty, seen)
+            self.penalty = Penalty(self.how.repetition_penalty, seen)
 
     @property
     def ids(self) -> list[int]:
@@ -87,9 +92,10 @@ class _Alone:
     """A row that is answered by itself."""
 
     row: Row
-    steps: Steps
     behind: deque[int]
     """What it said among others and has to repeat."""
+    steps: Steps | None = None
+    """None before its prompt is read."""
 
 
 class Lane:
@@ -106,6 +112,8 @@ class Lane:
         if not self._bytes or not speaker.fixed:
             self.most = min(self.most, FEW)
         self._exact = next(speaker.model.parameters()).element_size() == 4
+        arm = platform.machine().lower() in ("aarch64", "arm64")
+        self._without_onednn = self._on_cpu and self._exact and arm
         self._slots: list[Row | None] = []
         self._steps: FixedSteps | None = None
         self._alone: list[_Alone] = []
@@ -122,12 +130,29 @@ class Lane:
     def turn(self) -> int:
         """One token more for every row; returns how many were said."""
         self._let_go()
-        self._admit()
+        with self._products():
+            self._admit()
         rows = self.rows
         before = sum(len(row.writer.ids) for row in rows)
         self._turn_of_alone()
-        self._turn_of_batch()
+        with self._products():
+            self._turn_of_batch()
         return sum(len(row.writer.ids) for row in rows) - before
+
+    @contextmanager
+    def _products(self) -> Iterator[None]:
+        """On ARM oneDNN multiplies some dozens of rows 2 to 10 times as slowly as BLAS does (LoRA
+        on 256 x 512, one thread of a Neoverse-N1: 10 rows 1.74 ms, not 0.17; 100 rows 2.76, not
+        0.91). Rows that are alone are computed as `expert sample` does."""
+        import torch
+
+        known = torch._C._get_mkldnn_enabled()
+        if self._without_onednn:
+            torch._C._set_mkldnn_enabled(False)
+        try:
+            yield
+        finally:
+            torch._C._set_mkldnn_enabled(known)
 
     def fail(self, reason: str) -> None:
         """Every row of it ends with this reason."""
@@ -173,8 +198,10 @@ class Lane:
             joining.append(self.waiting.popleft())
         if not joining:
             return
+        for row in joining:
+            row.begin(self._speaker)
         if not self._speaker.fixed:
-            self._alone += [_Alone(row, self._read_alone(row), deque()) for row in joining]
+            self._alone += [_Alone(row, deque(row.writer.ids)) for row in joining]
             return
         joining.sort(key=lambda row: -len(row.ids))
         self._join(joining, _near_in_length([row.ids for row in joining]))
@@ -204,9 +231,6 @@ class Lane:
         for slot, row in zip(free, joining, strict=False):
             self._slots[slot] = row
 
-    def _read_alone(self, row: Row) -> Steps:
-        return self._speaker.begin([[row.prompt]], row.how.max_new_tokens)
-
     # --- one token more ---------------------------------------------------------------------------
 
     def _turn_of_batch(self) -> None:
@@ -220,8 +244,7 @@ class Lane:
             said = dict(zip(live, tokens, strict=True))
             for slot, row, doubt in zip(live, rows, doubtful, strict=True):
                 if doubt:
-                    behind = deque(row.writer.ids)
-                    self._alone.append(_Alone(row, self._read_alone(row), behind))
+                    self._alone.append(_Alone(row, deque(row.writer.ids)))
                 if doubt or row.take(said[slot]):
                     self._slots[slot] = None
             self._go_on(said)
@@ -253,6 +276,9 @@ class Lane:
 
         left = []
         for each in self._alone:
+            if each.steps is None:
+                room = each.row.how.max_new_tokens
+                each.steps = self._speaker.begin([[each.row.prompt]], room)
             for _ in range(min(REPLAYED, len(each.behind))):
                 each.steps.go_on(one(each.behind.popleft()))
             if not each.behind:
