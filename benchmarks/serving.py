@@ -5,9 +5,10 @@
         [--gguf FOLDER/*.gguf --llama-python PYTHON] [--clients 1 100] [--count 100]
 
 Clients ask at once, each again as soon as it is answered, greedily, until every prompt was asked.
-The servers take turns, several times each; medians are reported. llama.cpp is served by
-llama-cpp-python (`python -m llama_cpp.server`), which answers one request after the other. Rows are
-JSONL with `instruction` and `input`. Answers of both are compared with those of `expert sample`.
+The servers take turns, several times each; medians are reported, and the CPU time of the servers,
+which says more where other programs use the machine as well. llama.cpp is served by llama-cpp-
+python (`python -m llama_cpp.server`), which answers one request after the other. Rows are JSONL
+with `instruction` and `input`. Answers of both are compared with those of `expert sample`.
 """
 
 import argparse
@@ -95,13 +96,16 @@ def asked(port: int, prompt: str, most: int) -> dict[str, Any]:
     }
 
 
-def round_of(port: int, texts: list[str], clients: int, most: int) -> dict[str, Any]:
+def round_of(
+    server: psutil.Process, port: int, texts: list[str], clients: int, most: int
+) -> dict[str, Any]:
     """Every prompt once, by so many clients at once."""
     with ThreadPoolExecutor(clients) as pool:
-        began = time.perf_counter()
+        began, used = time.perf_counter(), server.cpu_times()
         found = list(pool.map(lambda text: asked(port, text, most), texts))
-        seconds = time.perf_counter() - began
-    return {"seconds": seconds, "found": found}
+        seconds, now = time.perf_counter() - began, server.cpu_times()
+    cpu = now.user + now.system - used.user - used.system
+    return {"seconds": seconds, "cpu_seconds": cpu, "found": found}
 
 
 def summary(rounds: list[dict[str, Any]], expected: list[str]) -> dict[str, Any]:
@@ -117,6 +121,8 @@ def summary(rounds: list[dict[str, Any]], expected: list[str]) -> dict[str, Any]
         "requests_per_second": len(expected) / seconds,
         "tokens": tokens,
         "tokens_per_second": tokens / seconds,
+        "cpu_seconds": [one["cpu_seconds"] for one in rounds],
+        "tokens_per_cpu_second": tokens / statistics.median(one["cpu_seconds"] for one in rounds),
         "wait_seconds": {"median": waits[len(waits) // 2], "p95": waits[int(0.95 * len(waits))]},
         "answers_of_expert_sample": min(same),
     }
@@ -147,12 +153,13 @@ def main() -> None:
             rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in processes}
             for number in range(ROUNDS + 1):
                 for name, own in rounds.items():
-                    done = round_of(PORTS[name], some, clients, args.tokens)
+                    given = (some, clients, args.tokens)
+                    done = round_of(processes[name], PORTS[name], *given)
                     own += [done] if number else []  # the first one warms up
             for name, own in rounds.items():
                 found = summary(own, expected[: len(some)])
                 results.setdefault(f"{clients} clients", {})[name] = {"prompts": len(some), **found}
-                print(name, clients, json.dumps({**found, "seconds": None}))
+                print(name, clients, json.dumps({**found, "seconds": None, "cpu_seconds": None}))
         memory = {name: process.memory_info().rss for name, process in processes.items()}
     record = {
         "environment": environment(),

@@ -23,9 +23,9 @@ SERVE_EPILOG = (
 Places = Annotated[
     list[str],
     typer.Argument(
-        metavar="[NAME=]RUN...",
+        metavar="RUN...",
         help="Run folders, or folders of runs or of an expert: the newest run. Adapters of one "
-        "base share it in memory. NAME is what requests call it; default: the expert's.",
+        "base share it in memory. NAME=RUN: what requests call it; default: the expert's name.",
     ),
 ]
 Host = Annotated[
