@@ -32,7 +32,7 @@ from expert.core.files import write_text_atomically
 from expert.jobs.sample.sample import answer, ready
 
 PORTS = {"expert": 18431, "llama.cpp": 18432}
-ROUNDS = 5
+ROUNDS = 3
 PATIENCE_SECONDS = 180
 
 
@@ -50,7 +50,7 @@ def commands(args: argparse.Namespace) -> dict[str, list[str]]:
     if args.gguf:
         llama = [str(args.llama_python), "-m", "llama_cpp.server", "--model", str(args.gguf)]
         options = {"model_alias": "demo", "n_ctx": 1024, "port": PORTS["llama.cpp"]}
-        options |= {"interrupt_requests": False, "n_threads": os.cpu_count()}
+        options |= {"interrupt_requests": False, "n_threads": args.threads}
         more = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
         found["llama.cpp"] = [*llama, *more]
     return found
@@ -138,7 +138,9 @@ def main() -> None:
     reader.add_argument("--clients", type=int, nargs="+", default=[1, 100])
     reader.add_argument("--count", type=int, default=100)
     reader.add_argument("--tokens", type=int, default=128)
+    reader.add_argument("--threads", type=int, default=os.cpu_count())
     args = reader.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)  # of the server that is started
     texts = prompts(args.rows, args.count)
     loaded = ready(args.run, device="cpu", decoding={"max_new_tokens": args.tokens})
     expected = [answer(loaded, text).text for text in texts]
@@ -164,6 +166,7 @@ def main() -> None:
     record = {
         "environment": environment(),
         "cores": os.cpu_count(),
+        "threads": args.threads,
         "model": loaded.trained.plan.model.name,
         "precision": {"expert": loaded.trained.plan.kernels.precision, "llama.cpp": "f16 weights"},
         "remark": "llama.cpp behind llama-cpp-python's server, which answers one request at a time"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from expert.core.text import duration, visible
+from expert.core.text import counted, duration, visible
 from expert.jobs.serve.app import ANSWER_SECONDS, Entry, Limits, make_app
 from expert.jobs.serve.engine import QUEUE, Engine
 from expert.jobs.serve.listen import bound, is_loopback, refuse_without_packages, server_of
@@ -101,7 +101,9 @@ def serving(
     token, made = _token(environment.get(TOKEN, ""), host)
     listening = bound(host, port)
     try:
-        engine = Engine(load_models(places, **which), parallel=parallel, queue=queue, note=note)
+        models = load_models(places, **which)
+        _settle_threads(models[0].trained.device.type, note)
+        engine = Engine(models, parallel=parallel, queue=queue, note=note)
     except BaseException:
         listening.close()
         raise
@@ -121,6 +123,18 @@ def serving(
     )
     front += found.lines()
     return found
+
+
+def _settle_threads(device: str, note: Callable[[str], None]) -> None:
+    """On a CPU no more threads than cores that nobody else uses: they wait for each other."""
+    import torch
+
+    from expert.run.session.start import look_for_threads
+
+    chosen = look_for_threads(torch.get_num_threads())
+    if device == "cpu" and chosen.count != torch.get_num_threads():
+        torch.set_num_threads(chosen.count)
+        note(f"computing with {counted(chosen.count, 'thread')}: {chosen.because}")
 
 
 def _token(given: str, host: str) -> tuple[str, str]:
