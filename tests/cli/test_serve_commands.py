@@ -34,7 +34,7 @@ def is_up(port: int) -> bool:
         return found.connect_ex(("127.0.0.1", port)) == 0
 
 
-def meanwhile(port: int, act: Callable[[openai.OpenAI], None]) -> threading.Thread:
+def meanwhile(port: int, act: Callable[[Any], None]) -> threading.Thread:
     """Act as a client once the server is there; the command itself has the main thread."""
 
     def wait_and_act() -> None:
@@ -53,9 +53,10 @@ def meanwhile(port: int, act: Callable[[openai.OpenAI], None]) -> threading.Thre
 
 
 def test_it_says_where_it_is_and_how_to_ask_and_a_line_for_each_request(run):
-    port, found = free_port(), []
+    port = free_port()
+    found: list[Any] = []
 
-    def ask(client: openai.OpenAI) -> None:
+    def ask(client: Any) -> None:
         found.append(client.chat.completions.create(**ASKED))
 
     client = meanwhile(port, ask)
@@ -85,9 +86,10 @@ def test_answers_under_way_are_finished_or_after_a_while_cut(run, monkeypatch, g
         go_on(self, tokens)
 
     monkeypatch.setattr(answer_steps.FixedSteps, "go_on", slowly)
-    port, said = free_port(), []
+    port = free_port()
+    said: list[str | None] = []
 
-    def ask(client: openai.OpenAI) -> None:
+    def ask(client: Any) -> None:
         stream = client.chat.completions.create(**ASKED, stream=True, max_tokens=30)
         try:
             for chunk in stream:
@@ -106,9 +108,10 @@ def test_answers_under_way_are_finished_or_after_a_while_cut(run, monkeypatch, g
 
 def test_other_machines_are_told_the_token_that_was_made(run, monkeypatch):
     monkeypatch.delenv("EXPERT_SERVE_TOKEN", raising=False)
-    port, codes = free_port(), []
+    port = free_port()
+    codes: list[int] = []
 
-    def ask(client: openai.OpenAI) -> None:
+    def ask(client: Any) -> None:
         with pytest.raises(openai.AuthenticationError):
             client.models.list()
         codes.append(401)

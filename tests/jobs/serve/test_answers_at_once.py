@@ -149,9 +149,9 @@ def test_a_likeliest_token_is_doubted_by_its_lead_and_a_drawn_one_is_not():
         penalty = draws = None
 
     scores = torch.tensor([[1.0, 2.0, 0.0], [2.0, 2.0001, 0.0]])
-    tokens, doubtful = lane.chosen(scores, [Greedy(), Greedy()], exact=True)  # type: ignore[list-item]
+    tokens, doubtful = lane.chosen(scores, [Greedy(), Greedy()], exact=True)
     assert (tokens, doubtful) == ([1, 1], [False, True])
-    assert lane.chosen(scores, [Greedy(), Greedy()], exact=False)[1] == [False, False]  # type: ignore[list-item]
+    assert lane.chosen(scores, [Greedy(), Greedy()], exact=False)[1] == [False, False]
 
 
 def failing(monkeypatch: Any, error: Exception, *, on: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import openai
 import pytest
@@ -25,7 +26,7 @@ def test_a_hundred_clients_at_once_get_the_answers_of_expert_sample(tmp_path):
     with served(f"demo={folder}") as here:
 
         def ask(number: int) -> str:
-            client = openai.OpenAI(base_url=f"{here.address}/v1", api_key="-", timeout=300)
+            client: Any = openai.OpenAI(base_url=f"{here.address}/v1", api_key="-", timeout=300)
             asked = [{"role": "user", "content": PROMPTS[number]}]
             if number % 2:
                 found = client.chat.completions.create(model="demo", messages=asked)
