@@ -229,7 +229,7 @@ def test_more_connections_than_there_is_room_for_are_refused(here, monkeypatch):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_ends_its_answer(here, stream, endless):
-    before = len(here.entries)
+    before, said = len(here.entries), here.engine.tokens
     body = json.dumps({**FINE, "stream": stream, "max_tokens": 400}).encode()
     connection = raw(here, head(len(body)) + body)
     until(lambda: here.engine.running == 1)
@@ -237,6 +237,7 @@ def test_a_client_that_leaves_ends_its_answer(here, stream, endless):
     until(lambda: here.engine.running == 0)
     entry = here.until_logged(before + 1)[-1]
     assert entry.note == wording("the-client-left")
+    assert here.engine.tokens - said < 400, "it was not answered to the end"
 
 
 def test_an_answer_that_takes_too_long_is_ended(endless):
