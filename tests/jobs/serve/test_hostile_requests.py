@@ -237,7 +237,8 @@ def test_a_client_that_leaves_ends_its_answer(here, stream, endless):
     until(lambda: here.engine.running == 0)
     entry = here.until_logged(before + 1)[-1]
     assert entry.note == wording("the-client-left")
-    assert here.engine.tokens - said < 400, "it was not answered to the end"
+    most = min(400, here.engine.models["demo"].speaker.context)
+    assert here.engine.tokens - said < most / 2, "it was not answered to the end"
 
 
 def test_an_answer_that_takes_too_long_is_ended(endless):
