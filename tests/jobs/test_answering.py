@@ -309,7 +309,7 @@ def test_what_is_remembered_fits_into_its_share_of_the_memory(tokens, monkeypatc
     how = replace(GREEDY, max_new_tokens=tokens)
     work = answering._Work(loaded("lora"), questions, how, 0, pytest.fail)
     free = 60_000_000
-    monkeypatch.setattr(answering, "_free_bytes", lambda device: free)
+    monkeypatch.setattr(answer_steps.Speaker, "free_bytes", lambda speaker: free)
     monkeypatch.setattr(answer_steps, "ROOM", {"cpu": 128})
     for rows in (work.order, work.order[1:]):
         some = rows[: answering._rows_that_fit(work, rows)]

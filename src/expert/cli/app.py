@@ -25,6 +25,7 @@ from expert.cli import (
     pretokenize,
     report,
     sample,
+    serve,
     train,
     validate,
     verify,
@@ -50,6 +51,7 @@ _COMMANDS: dict[str, Any] = {
     "sample": sample.sample,
     "validate": validate.validate,
     "export": export.export,
+    "serve": serve.serve,
     "verify": verify.verify,
     "report": report.report,
     "diagnose": diagnose.diagnose,
@@ -60,6 +62,7 @@ IN_ORDER_OF_USE = tuple(_COMMANDS)
 _MORE: dict[str, dict[str, Any]] = {
     "train": {"cls": train.TrainCommand, "epilog": train.TRAIN_EPILOG},
     "export": {"epilog": export.EXPORT_EPILOG},
+    "serve": {"epilog": serve.SERVE_EPILOG},
     "verify": {"epilog": verify.VERIFY_EPILOG},
     "diagnose": {"epilog": diagnose.DIAGNOSE_EPILOG},
 }

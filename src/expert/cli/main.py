@@ -32,6 +32,7 @@ WHAT_IS_LEFT = {
     "export": f"nothing was exported; {STARTS_OVER}",
     "watch": "the run itself continues",
     "board": "runs and commands that it started continue",
+    "serve": "nothing is served any more",
 }
 
 

@@ -107,17 +107,16 @@ class FixedCache:
     def is_full(self) -> bool:
         return self.filled == self.size
 
-    def put(self, past: Any, first: int) -> None:
-        """Take what was remembered of some rows, the first of which has this number here."""
+    def put(self, past: Any, rows: Tensor) -> None:
+        """Take what was remembered of some rows, which have these numbers here."""
         if not self.layers:
             keys = past.layers[0].keys
             self.place = torch.full((1,), self.filled, device=keys.device)
             self.layers = [self._empty(layer.keys, layer.values) for layer in past.layers]
         for own, layer in zip(self.layers, past.layers, strict=True):
-            rows, _, length, _ = layer.keys.shape
-            places = slice(self.filled - length, self.filled)
-            own.keys[first : first + rows, :, places] = layer.keys
-            own.values[first : first + rows, :, places] = layer.values
+            places = slice(self.filled - layer.keys.shape[2], self.filled)
+            own.keys[rows, :, places] = layer.keys
+            own.values[rows, :, places] = layer.values
 
     def for_transformers(self) -> Any:
         """The layers as transformers' models take them."""
@@ -128,18 +127,20 @@ class FixedCache:
         self.filled += 1
 
     def keep(self, index: Tensor) -> None:
-        """Some rows only; layer by layer, as all of them at once may not fit twice."""
+        """These rows only, or some of them several times; layer by layer, as all of them at once
+        may not fit twice."""
         self.rows = len(index)
         for layer in self.layers:
             layer.keys, layer.values = layer.keys[index], layer.values[index]
 
-    def grow(self, room: int) -> None:
-        """Room for more tokens."""
-        more = even(self.filled + room) - self.size
-        self.size += more
+    def reframe(self, before: int, after: int) -> None:
+        """More places before those that are filled and after them; fewer where it is below 0."""
+        self.filled += before
+        self.size += before + after
+        self.place.add_(before)
         for layer in self.layers:
-            layer.keys = F.pad(layer.keys, (0, 0, 0, more))
-            layer.values = F.pad(layer.values, (0, 0, 0, more))
+            layer.keys = F.pad(layer.keys, (0, 0, before, after))
+            layer.values = F.pad(layer.values, (0, 0, before, after))
 
     def _empty(self, keys: Tensor, values: Tensor) -> Any:
         """A layer without keys; what is not filled is masked, and must be a number all the same."""

@@ -26,19 +26,28 @@ class AnswerWriter:
     """Follows the tokens of one answer, reports its text, and knows when it has ended."""
 
     def __init__(
-        self, tokenizer: Any, ends: Sequence[int], stops: Sequence[str], tell: Tell, *, strip: bool
+        self,
+        tokenizer: Any,
+        ends: Sequence[int],
+        stops: Sequence[str],
+        tell: Tell | None,
+        *,
+        strip: bool,
+        special: bool = False,
     ) -> None:
+        """`special`: special tokens are part of the text."""
         self.ids: list[int] = []
         self.ended = False
         self._tokenizer, self._ends, self._stops = tokenizer, ends, stops
         self._tell, self._strip, self._told = tell, strip, 0
+        self._special = special or bool(stops)
 
     def take(self, token: int) -> None:
         """One token more."""
         self.ids.append(token)
-        self.ended = token in self._ends or (
-            bool(self._stops) and cut_at(self._decoded(self.ids), self._stops) is not None
-        )
+        self.ended = token in self._ends or self._has_stop()
+        if self._tell is None:
+            return
         shown = self.text()
         # A character may still lack bytes, and a stop its end.
         if not self.ended and not shown.endswith("\ufffd"):
@@ -48,15 +57,24 @@ class AnswerWriter:
 
     def end(self) -> None:
         """No more tokens: tell what was held back."""
-        self._tell(self.text()[self._told :])
+        if self._tell is not None:
+            self._tell(self.text()[self._told :])
 
-    def text(self) -> str:
-        """What was said, without what ended it."""
+    def text(self, *, special: bool = False) -> str:
+        """What was said, without what ended it; on request with its special tokens."""
         said = [token for token in self.ids if token not in self._ends]
-        text = self._decoded(said, special=bool(self._stops))
+        text = self._decoded(said, special=special or self._special)
         place = cut_at(text, self._stops)
         text = text if place is None else text[:place]
         return text.strip() if self._strip else text
+
+    def _has_stop(self) -> bool:
+        if not self._stops:
+            return False
+        # A character has at most four tokens; more are decoded only where that finds something.
+        tail = self._decoded(self.ids[-4 * max(map(len, self._stops)) - 8 :])
+        found = cut_at(tail, self._stops) is not None
+        return found and cut_at(self._decoded(self.ids), self._stops) is not None
 
     def _decoded(self, ids: list[int], *, special: bool = True) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=not special))

@@ -29,10 +29,10 @@ class TokenChoice:
         device = speaker.device
         self._choose: Likeliest | SampledToken = Likeliest()
         if how.temperature > 0:
-            self._choose = SampledToken(how, _draws(how, prompts, seed).to(device))
+            self._choose = SampledToken(how, row_draws(how, prompts, seed).to(device))
         self._penalty: Penalty | None = None
         if how.repetition_penalty != 1.0:
-            seen = _seen(list(prompts.values()), speaker.vocabulary).to(device)
+            seen = seen_tokens(list(prompts.values()), speaker.vocabulary).to(device)
             self._penalty = Penalty(how.repetition_penalty, seen)
 
     def of(self, scores: Tensor) -> Tensor:
@@ -68,31 +68,35 @@ class SampledToken:
         self._how, self._draws, self._step = how, draws, 0
 
     def __call__(self, scores: Tensor) -> Tensor:
-        import torch
-
-        how = self._how
-        ordered, tokens = (scores / how.temperature).sort(-1, descending=True)
-        if how.top_k:
-            ordered[:, how.top_k :] = float("-inf")
-        shares = ordered.softmax(-1)
-        before = shares.cumsum(-1) - shares
-        shares = shares.where(before < how.top_p, 0.0)
-        shares = shares.where(shares >= how.min_p * shares[:, :1], 0.0)
-        upto = shares.cumsum(-1)
-        aims = self._draws[:, self._step, None] * upto[:, -1:]
         self._step += 1
-        places = torch.searchsorted(upto, aims, right=True).clamp(max=scores.shape[1] - 1)
-        return tokens.gather(1, places)[:, 0]
+        return drawn(scores, self._how, self._draws[:, self._step - 1])
 
     def keep(self, index: Tensor) -> None:
         self._draws = self._draws[index]
+
+
+def drawn(scores: Tensor, how: DecodingSettings, draws: Tensor) -> Tensor:
+    """A token of every row, by a number from 0 to 1 for each."""
+    import torch
+
+    ordered, tokens = (scores / how.temperature).sort(-1, descending=True)
+    if how.top_k:
+        ordered[:, how.top_k :] = float("-inf")
+    shares = ordered.softmax(-1)
+    before = shares.cumsum(-1) - shares
+    shares = shares.where(before < how.top_p, 0.0)
+    shares = shares.where(shares >= how.min_p * shares[:, :1], 0.0)
+    upto = shares.cumsum(-1)
+    aims = draws[:, None] * upto[:, -1:]
+    places = torch.searchsorted(upto, aims, right=True).clamp(max=scores.shape[1] - 1)
+    return tokens.gather(1, places)[:, 0]
 
 
 class Penalty:
     """Scores of tokens that a row has seen made less likely."""
 
     def __init__(self, factor: float, seen: Tensor) -> None:
-        self._factor, self._seen = factor, seen
+        self._factor, self._seen, self.device = factor, seen, seen.device
 
     def __call__(self, scores: Tensor) -> Tensor:
         lower = (scores / self._factor).where(scores >= 0, scores * self._factor)
@@ -106,7 +110,7 @@ class Penalty:
         self._seen = self._seen[index]
 
 
-def _draws(how: DecodingSettings, numbers: Iterable[int], seed: int) -> Tensor:
+def row_draws(how: DecodingSettings, numbers: Iterable[int], seed: int) -> Tensor:
     """A number from 0 to 1 for every token to come, by the seed and the number of the row."""
     import torch
 
@@ -117,7 +121,7 @@ def _draws(how: DecodingSettings, numbers: Iterable[int], seed: int) -> Tensor:
     return torch.stack(drawn)
 
 
-def _seen(prompts: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
+def seen_tokens(prompts: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
     """Which tokens stand in each prompt."""
     import torch
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from expert.data.records import Example, Segment
-from expert.jobs.sample.answer_steps import Speaker
+from expert.jobs.sample.answer_steps import CACHE_SHARE, MOST_ROWS, Speaker
 from expert.jobs.sample.answer_writer import cut_at
 from expert.jobs.sample.decoding import DecodingSettings, end_tokens
 from expert.jobs.sample.token_choice import TokenChoice
@@ -15,21 +15,13 @@ from expert.run.session.failures import is_out_of_memory
 from expert.run.session.session import release_memory
 
 if TYPE_CHECKING:
-    import torch
-
     from expert.run.stored.load import Trained
 
-MOST_ROWS = {"cpu": 128, "cuda": 512}
-"""At once. 300 answers of 25 tokens took `tiny` 4.1 s on one CPU core with 128 rows, 4.0 s with 64,
-5.5 s with 32. A step of a small model takes a card as long for a few rows as for hundreds: 512 is
-reckoned from that, not measured."""
 NEAR = 0.5
 """Prompts that are read together are at least so long for the longest of them."""
 WORTH_A_PASS = 8192
 """Tokens and padding; fewer are read together however long they are: another pass has to be
 launched, too."""
-CACHE_SHARE = 0.4
-"""Of the memory that is free, for keys and values."""
 READING_SHARE = 0.2
 """The same for reading prompts: what their layers compute, and a mask of each."""
 TAIL_TOKENS = 32
@@ -249,7 +241,7 @@ def _rows_that_fit(work: _Work, left: Sequence[int]) -> int:
     gets few. The first of them is the longest."""
     from expert.model.fixed_cache import even
 
-    token_bytes = _remembered_bytes(work)
+    token_bytes = work.speaker.remembered_bytes
     if not token_bytes:
         return 8
     longest = len(work.prompts[left[0]]) + work.speaker.lead
@@ -257,36 +249,21 @@ def _rows_that_fit(work: _Work, left: Sequence[int]) -> int:
     row_bytes = token_bytes * even(most)
     # Scores are float32; sorted and added up to draw from, they are held about ten times.
     row_bytes += work.speaker.vocabulary * 4 * (10 if work.how.temperature else 4)
-    fitting = max(1, int(CACHE_SHARE * _free_bytes(work.trained.device) / row_bytes))
+    fitting = max(1, int(CACHE_SHARE * work.speaker.free_bytes() / row_bytes))
     return fitting if work.speaker.fixed else min(fitting, _rows_read_at_once(work, longest))
-
-
-def _remembered_bytes(work: _Work) -> int:
-    """Of keys and values a token; 0 where the model does not tell its shape."""
-    config = work.trained.loaded.causal_lm.config.get_text_config()
-    heads = getattr(config, "num_attention_heads", None)
-    layers = getattr(config, "num_hidden_layers", None)
-    width = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else None)
-    if not (heads and layers and width):
-        return 0
-    groups = getattr(config, "num_key_value_heads", None) or heads
-    return 2 * int(layers) * int(groups) * int(width) * _number_bytes(work)
-
-
-def _number_bytes(work: _Work) -> int:
-    return max(2, next(work.trained.loaded.module.parameters()).element_size())
 
 
 def _rows_read_at_once(work: _Work, longest: int) -> int:
     """How many prompts of this length go through the model together."""
     config = work.trained.loaded.causal_lm.config.get_text_config()
-    size = _number_bytes(work)
+    size = work.speaker.number_bytes
     hidden = getattr(config, "hidden_size", 0) or 0
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
     # What one layer has at hand of a token, its mask once as bits and once as numbers, and what
     # all layers remember of it until that is put to the other rows'.
-    token_bytes = size * (8 * hidden + 3 * inner) + (1 + size) * longest + _remembered_bytes(work)
-    share = READING_SHARE * _free_bytes(work.trained.device)
+    token_bytes = size * (8 * hidden + 3 * inner) + (1 + size) * longest
+    token_bytes += work.speaker.remembered_bytes
+    share = READING_SHARE * work.speaker.free_bytes()
     return max(1, int(share / max(1, longest * token_bytes)))
 
 
@@ -303,13 +280,3 @@ def _groups(work: _Work, prompts: Sequence[Sequence[int]]) -> list[Sequence[Sequ
         groups.append(left[:count])
         left = left[count:]
     return groups
-
-
-def _free_bytes(device: torch.device) -> int:
-    import psutil
-    import torch
-
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
-    return int(psutil.virtual_memory().available)

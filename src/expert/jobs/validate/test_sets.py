@@ -290,7 +290,7 @@ def as_written(asked: Sequence[tuple[Case, Example]], template: Template) -> lis
     """The cases; of those that expect calls, the expected answer is what was trained on."""
     if not any(example.turns[-1].extra for _, example in asked):
         return [case for case, _ in asked]
-    marks = _marks(template)
+    marks = call_marks(template)
     found = []
     for case, example in asked:
         if example.turns[-1].extra:
@@ -300,7 +300,7 @@ def as_written(asked: Sequence[tuple[Case, Example]], template: Template) -> lis
     return found
 
 
-def _marks(template: Template) -> CallMarks | None:
+def call_marks(template: Template) -> CallMarks | None:
     """What the template puts around calls; None where it does not write the shortest row."""
     tool = {"name": _NAME, "description": "x", "parameters": {"type": "object", "properties": {}}}
     call = {"name": _NAME, "arguments": {"x": "y"}}

@@ -1,0 +1,95 @@
+"""`expert serve`: trained experts behind an OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from expert.cli.show.display import make_console, show, write_line
+from expert.cli.show.options import Device, WhereToCompute, checkpoint_option
+from expert.core.text import visible
+
+if TYPE_CHECKING:
+    from expert.jobs.serve.app import Entry
+
+SERVE_EPILOG = (
+    "Exit codes: 130 after Ctrl-C and 143 after SIGTERM, when answers under way were finished or, "
+    "after 10 s, cut; 2 nothing could be served; 65 an expert is damaged."
+)
+
+Places = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN...",
+        help="Run folders, or folders of runs or of an expert: the newest run. Adapters of one "
+        "base share it in memory. NAME=RUN: what requests call it; default: the expert's name.",
+    ),
+]
+Host = Annotated[
+    str,
+    typer.Option(
+        help="Address to listen on. Other machines need a token, EXPERT_SERVE_TOKEN of the "
+        "environment or one that is made and printed."
+    ),
+]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
+WithBase = Annotated[
+    bool, typer.Option("--with-base", help="Serve the untrained base too, as the model base.")
+]
+Parallel = Annotated[
+    int | None, typer.Option(min=1, help="Answers of a model at once; default: as many as fit.")
+]
+Queue = Annotated[
+    int, typer.Option(min=1, help="Answers that may wait; more are refused with status 429.")
+]
+Seconds = Annotated[
+    float, typer.Option("--time-limit", min=1, help="Seconds that an answer may take.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No line for each request.")]
+
+
+def serve(
+    runs: Places,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    with_base: WithBase = False,
+    checkpoint: Annotated[str | None, checkpoint_option("training.packaging_checkpoint")] = None,
+    device: WhereToCompute = Device.auto,
+    parallel: Parallel = None,
+    queue: Queue = 256,
+    time_limit: Seconds = 300,
+    quiet: Quiet = False,
+) -> None:
+    """Serve trained experts to OpenAI clients on this machine, several requests at once."""
+    from expert.jobs.serve.serve import TOKEN, in_words, serving
+
+    console, notes = make_console(needed=False), make_console(error=True)
+
+    def told(entry: Entry) -> None:
+        if not quiet:
+            show(console, f"{datetime.now():%H:%M:%S}  {in_words(entry, ready.engine)}")
+
+    ready = serving(
+        runs,
+        host=host,
+        port=port,
+        environment=os.environ,
+        parallel=parallel,
+        queue=queue,
+        seconds=time_limit,
+        told=told,
+        note=lambda text: show(notes, text, "yellow"),
+        checkpoint=checkpoint,
+        device=device.value,
+        with_base=with_base,
+        loading=lambda what: show(notes, f"{what} …", "dim"),
+    )
+    for line in ready.lines():  # as they are: what looks like a key in them is an example
+        write_line(visible(line), needed=False)
+    if ready.made_token:  # as it is: it is known nowhere else
+        write_line(f"\nexport {TOKEN}={ready.made_token}", needed=False)
+    show(console, "\nCtrl-C stops it", "dim")
+    ready.run()

@@ -1,0 +1,1 @@
+"""expert serve: trained experts behind an OpenAI-compatible endpoint."""

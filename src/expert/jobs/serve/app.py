@@ -1,0 +1,366 @@
+"""The endpoint: who may ask, what a request may cost, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import ExpertError
+from expert.core.text import duration, gib
+from expert.jobs.serve.answers import Reply
+from expert.jobs.serve.engine import (
+    Asked,
+    Busy,
+    CannotAnswer,
+    Engine,
+    Finished,
+    NoSuchModel,
+    Stopped,
+    TimeIsUp,
+)
+from expert.jobs.serve.models import as_listed
+from expert.jobs.serve.requests import (
+    BadRequest,
+    ChatRequest,
+    TextRequest,
+    chat_request,
+    read_json,
+    text_request,
+)
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+LARGEST_BODY = 2**20
+"""Bytes; a request of 100,000 words has about half of it."""
+BODY_SECONDS = 20
+ANSWER_SECONDS = 300
+RETRY_SECONDS = 2
+QUIET = ("/health", "/v1/models")
+"""Asked by machines again and again."""
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+@dataclass
+class Entry:
+    """What became of a request, for whoever watches."""
+
+    path: str
+    status: int = 0
+    model: str = ""
+    prompt_tokens: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Who may ask, and for how long."""
+
+    token: str = ""
+    """"": nobody is asked for one."""
+    loopback: bool = True
+    """Only this machine is listened to: other names for it are refused, as a page that a browser
+    shows could have given it one."""
+    body_bytes: int = LARGEST_BODY
+    body_seconds: float = BODY_SECONDS
+    answer_seconds: float = ANSWER_SECONDS
+
+
+class Refused(Exception):
+    """A request that ends with an error, in OpenAI's shape."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    def response(self) -> Response:
+        from starlette.responses import JSONResponse
+
+        headers = {"retry-after": str(RETRY_SECONDS)} if self.status in (429, 503) else {}
+        if self.status in (408, 413):
+            headers["connection"] = "close"  # the rest of the body is not read
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return JSONResponse({"error": self.body()}, self.status, headers)
+
+    def body(self) -> dict[str, Any]:
+        kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {
+            "message": str(self),
+            "type": kinds.get(self.status, kind),
+            "param": self.param,
+            "code": self.code,
+        }
+
+
+def make_app(
+    engine: Engine,
+    limits: Limits,
+    *,
+    told: Callable[[Entry], None] = lambda entry: None,
+    front: Sequence[str] = (),
+) -> Guard:
+    """The endpoint as an ASGI application; `front` are the lines that / shows."""
+    from starlette.responses import PlainTextResponse
+    from starlette.routing import Route, Router
+
+    endpoint = Endpoint(engine, limits)
+
+    async def page(request: Request) -> Response:
+        return PlainTextResponse("\n".join(front))
+
+    routes = [
+        Route("/", page),
+        Route("/health", endpoint.health),
+        Route("/v1/models", endpoint.models),
+        Route("/v1/models/{name}", endpoint.model),
+        Route("/v1/chat/completions", endpoint.chat, methods=["POST"]),
+        Route("/v1/completions", endpoint.complete, methods=["POST"]),
+    ]
+    return Guard(Router(routes, redirect_slashes=False), limits, told)
+
+
+class Guard:
+    """Before every request: host, origin and token. After it: an entry of what became of it."""
+
+    def __init__(self, app: Any, limits: Limits, told: Callable[[Entry], None]) -> None:
+        self._app, self._limits, self._told = app, limits, told
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        entry = scope["entry"] = Entry(f"{scope['method']} {scope['path']}")
+        began = time.monotonic()
+
+        async def watched(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                entry.status = message["status"]
+            await send(message)
+
+        try:
+            # Longer than an answer may take: for clients that do not read what they asked for.
+            async with asyncio.timeout(self._limits.answer_seconds + 2 * self._limits.body_seconds):
+                await self._answer(scope, receive, watched, entry)
+        except TimeoutError:
+            entry.note = entry.note or "the client did not read its answer"
+            raise
+        finally:
+            entry.seconds = time.monotonic() - began
+            if entry.status != 200 or scope["path"] not in QUIET:
+                self._told(entry)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, entry: Entry) -> None:
+        from starlette.exceptions import HTTPException
+
+        scope["app"] = self._app  # so that addresses that are not there raise
+        try:
+            self._check(scope)
+            await self._app(scope, receive, send)
+        except Refused as refused:
+            entry.note = str(refused)
+            await refused.response()(scope, receive, send)
+        except HTTPException as error:
+            entry.note = f"{entry.path}: {error.detail}"
+            await Refused(error.status_code, entry.note).response()(scope, receive, send)
+        except TimeoutError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one request fails, the others do not
+            entry.note = f"internal error: {type(error).__name__}: {error}"
+            if not entry.status:
+                await Refused(500, "an internal error").response()(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        def of(name: bytes) -> list[str]:
+            return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+
+        host, origin = of(b"host"), of(b"origin")
+        if len(host) != 1:
+            raise Refused(400, "a request has one Host header")
+        if self._limits.loopback and _without_port(host[0]) not in LOOPBACK:
+            raise Refused(403, f"the host {host[0]!r} is not served here: only this machine is")
+        # Pages of other sites may not ask: a browser says where they are from.
+        if origin and origin[0].partition("://")[2] != host[0]:
+            raise Refused(403, f"requests from pages of {origin[0]!r} are refused")
+        if self._limits.token:
+            given = (of(b"authorization") or [""])[0]
+            wanted = f"Bearer {self._limits.token}"
+            if not hmac.compare_digest(given.encode(), wanted.encode()):
+                raise Refused(401, "the token is missing or wrong", code="invalid_api_key")
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdigit() else host).lower()
+
+
+class Endpoint:
+    """OpenAI's addresses."""
+
+    def __init__(self, engine: Engine, limits: Limits) -> None:
+        self._engine, self._limits = engine, limits
+
+    async def health(self, request: Request) -> Response:
+        from starlette.responses import JSONResponse
+
+        engine = self._engine
+        state = {"status": "ok", "running": engine.running, "waiting": engine.waiting}
+        return JSONResponse({**state, "tokens": engine.tokens})
+
+    async def models(self, request: Request) -> Response:
+        from starlette.responses import JSONResponse
+
+        data = [as_listed(model) for model in self._engine.models.values()]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        from starlette.responses import JSONResponse
+
+        model = self._engine.models.get(request.path_params["name"])
+        if model is None:
+            raise Refused(404, "there is no such model", param="model", code="model_not_found")
+        return JSONResponse(as_listed(model))
+
+    async def chat(self, request: Request) -> Response:
+        return await self._reply(request, chat_request)
+
+    async def complete(self, request: Request) -> Response:
+        return await self._reply(request, text_request)
+
+    async def _reply(
+        self, request: Request, read: Callable[[dict[str, Any]], ChatRequest | TextRequest]
+    ) -> Response:
+        from starlette.responses import JSONResponse, StreamingResponse
+
+        entry: Entry = request.scope["entry"]
+        body = await self._body(request)
+        try:
+            wanted = read(read_json(body))
+            entry.model = wanted.model
+            question = wanted.question()
+        except BadRequest as fault:
+            raise Refused(400, str(fault), param=fault.param) from None
+        asked = await _putting(self._engine, question)
+        reply = Reply(
+            self._engine.models[question.model],
+            asked.prompt_tokens,
+            chat=isinstance(wanted, ChatRequest),
+            offers_tools=bool(question.tools),
+            counts_usage=wanted.counts_usage,
+        )
+        entry.prompt_tokens = asked.prompt_tokens
+        if wanted.stream:
+            events = self._events(asked, reply, entry)
+            headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+            return StreamingResponse(events, 200, headers, "text/event-stream")
+        finished = await self._all(request, asked)
+        found = reply.whole(finished)
+        entry.tokens, entry.note = reply.tokens, "; ".join(reply.notes)
+        return JSONResponse(found)
+
+    async def _body(self, request: Request) -> bytes:
+        """The body of a request that says it is JSON, which a page of another site cannot."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise Refused(415, "the Content-Type is not application/json")
+        most, found = self._limits.body_bytes, bytearray()
+        too_large = Refused(413, f"the body has more than {gib(most)}")
+        length = request.headers.get("content-length", "")
+        if length.isdigit() and int(length[:20]) > most:
+            raise too_large
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                async for chunk in request.stream():
+                    found += chunk
+                    if len(found) > most:
+                        raise too_large
+        except TimeoutError:
+            within = duration(self._limits.body_seconds)
+            raise Refused(408, f"the body was not sent within {within}") from None
+        return bytes(found)
+
+    async def _all(self, request: Request, asked: Asked) -> list[Finished]:
+        """Every answer, unless the client leaves before."""
+
+        async def collect() -> list[Finished]:
+            pieces = asked.pieces(self._limits.answer_seconds)
+            return [piece async for piece in pieces if isinstance(piece, Finished)]
+
+        async def left() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
+        both = [asyncio.ensure_future(collect()), asyncio.ensure_future(left())]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not both[0].done():
+                raise Refused(499, "the client left")
+            return await both[0]  # type: ignore[return-value]
+        except Stopped as fault:
+            raise _stopped(fault) from None
+        finally:
+            asked.cancel()
+            for each in both:
+                each.cancel()
+
+    async def _events(self, asked: Asked, reply: Reply, entry: Entry) -> AsyncIterator[str]:
+        """Server-sent events; an error after the first of them is an event, too."""
+        ended = False
+        try:
+            async for piece in asked.pieces(self._limits.answer_seconds):
+                for chunk in reply.chunks(piece):
+                    yield _event(chunk)
+            for chunk in reply.last_chunks():
+                yield _event(chunk)
+            ended = True
+            yield "data: [DONE]\n\n"
+        except Stopped as fault:
+            ended = True
+            entry.note = str(fault)
+            yield _event({"error": _stopped(fault).body()})
+        finally:
+            asked.cancel()
+            entry.tokens = reply.tokens
+            entry.note = (
+                entry.note or "; ".join(reply.notes) or ("" if ended else "the client left")
+            )
+
+
+async def _putting(engine: Engine, question: Any) -> Asked:
+    """The question in the queue, or why it is not."""
+    try:
+        return await engine.ask(question)
+    except NoSuchModel as fault:
+        raise Refused(404, str(fault), param="model", code=fault.code) from None
+    except Busy as fault:
+        raise Refused(429, str(fault), code="rate_limit_exceeded") from None
+    except Stopped as fault:
+        raise _stopped(fault) from None
+    except CannotAnswer as fault:
+        raise Refused(400, str(fault), param="messages", code=fault.code or None) from None
+    except ExpertError as fault:  # of the template
+        raise Refused(400, str(fault), param="messages") from None
+
+
+def _stopped(fault: Stopped) -> Refused:
+    if isinstance(fault, TimeIsUp):
+        return Refused(504, str(fault), code="timeout")
+    return Refused(503, str(fault))
+
+
+def _event(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data)}\n\n"

@@ -1,0 +1,354 @@
+"""Questions to answers: one thread computes, any number of coroutines wait for their pieces.
+
+engine = Engine(load_models(["runs/sql"]))
+async for piece in engine.answer(Question(model="sql", turns=(Turn("user", "…"),))):
+    piece.text  # and at the end one Finished for every answer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from expert.core.errors import ExpertError
+from expert.core.text import counted, duration
+from expert.data.records import Segment, Turn
+from expert.jobs.sample.answer_writer import AnswerWriter
+from expert.jobs.sample.decoding import end_tokens
+from expert.jobs.sample.sample import prompt_text
+from expert.jobs.serve.lane import Lane, Row
+
+if TYPE_CHECKING:
+    from expert.jobs.sample.decoding import DecodingSettings
+    from expert.jobs.serve.models import Model
+
+QUEUE = 256
+"""Answers that may wait for their turn."""
+LARGEST_SEED = 2**43
+"""Larger seeds begin again at 0: the number of an answer is drawn from the seed a million times."""
+
+
+class CannotAnswer(ExpertError):
+    """A question that this model cannot be asked."""
+
+    code = ""
+    """As OpenAI's errors have it."""
+
+
+class TooLong(CannotAnswer):
+    """A prompt that leaves no room for an answer."""
+
+    code = "context_length_exceeded"
+
+
+class NoSuchModel(CannotAnswer):
+    code = "model_not_found"
+
+
+class Busy(ExpertError):
+    """Too many questions wait already."""
+
+
+class Stopped(ExpertError):
+    """The engine failed, or is shutting down."""
+
+
+class TimeIsUp(Stopped):
+    """An answer took longer than it may."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of a model: a conversation, or a text to continue."""
+
+    model: str
+    turns: tuple[Turn, ...] = ()
+    text: str | None = None
+    """To be continued as it stands, in place of turns."""
+    tools: str = ""
+    """As JSON, those that it is offered."""
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+    """What differs from the manifest's."""
+    stop: tuple[str, ...] = ()
+    """Where answers end as well."""
+    seed: int | None = None
+    count: int = 1
+    """Answers to the same question."""
+    streams: bool = True
+    """Whether text is wanted as it comes, or at the end alone."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some more text of an answer."""
+
+    text: str
+    answer: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The end of an answer."""
+
+    text: str
+    """All of it."""
+    marked: str
+    """The same with its special tokens: some templates mark calls of tools by them."""
+    tokens: int
+    reason: Literal["stop", "length"]
+    note: str = ""
+    answer: int = 0
+
+
+class Asked:
+    """A question that is being answered: its pieces, as they come."""
+
+    def __init__(self, prompt_tokens: int, seed: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.prompt_tokens, self.seed = prompt_tokens, seed
+        self.rows: list[Row] = []
+        self._queue: asyncio.Queue[Piece | Finished | Stopped] = asyncio.Queue()
+        self._loop = loop
+
+    def put(self, piece: Piece | Finished | Stopped) -> None:
+        """From the thread that computes."""
+        with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, piece)
+
+    async def pieces(self, seconds: float | None = None) -> AsyncIterator[Piece | Finished]:
+        """Text as it comes, where that was asked for, and the end of each answer; Stopped where
+        one failed, or took longer than so many seconds."""
+        left = len(self.rows)
+        until = None if seconds is None else self._loop.time() + seconds
+        while left:
+            try:
+                async with asyncio.timeout_at(until):
+                    piece = await self._queue.get()
+            except TimeoutError:
+                raise TimeIsUp(f"not answered within {duration(seconds or 0)}") from None
+            if isinstance(piece, Stopped):
+                raise piece
+            left -= isinstance(piece, Finished)
+            yield piece
+
+    def cancel(self) -> None:
+        """Nobody waits any more; without effect on answers that have ended."""
+        for row in self.rows:
+            row.cancelled = True
+
+
+class Engine:
+    """Models that answer, several questions at once."""
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        *,
+        parallel: int | None = None,
+        queue: int = QUEUE,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`parallel`: answers of a model at once; None: as many as fit. `note` is told of trouble,
+        from the thread that computes."""
+        self.models = {model.name: model for model in models}
+        self.tokens = 0
+        """Generated so far."""
+        self._lanes = {m.name: Lane(m.speaker, most=parallel) for m in models}
+        self._queue, self._note = queue, note
+        self._inbox: deque[tuple[str, Row]] = deque()
+        self._wake = threading.Condition()
+        self._closed = self._refusing = False
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Answers that have not begun."""
+        return len(self._inbox) + sum(len(lane.waiting) for lane in self._lanes.values())
+
+    @property
+    def running(self) -> int:
+        return sum(len(lane.rows) for lane in self._lanes.values())
+
+    async def answer(self, question: Question) -> AsyncIterator[Piece | Finished]:
+        """Ask, and what comes; whoever stops listening cancels it."""
+        asked = await self.ask(question)
+        try:
+            async for piece in asked.pieces():
+                yield piece
+        finally:
+            asked.cancel()
+
+    async def ask(self, question: Question) -> Asked:
+        """Put a question into the queue; CannotAnswer, Busy or Stopped where that is refused."""
+        model = self.models.get(question.model)
+        if model is None:
+            raise NoSuchModel(f"there is no model {question.model!r}  ({self._offer()})")
+        self._refuse_more(question.count)
+        # A template and a tokenizer may take a while: others are listened to meanwhile.
+        asked = await asyncio.to_thread(_asked, model, question, asyncio.get_running_loop())
+        with self._wake:
+            self._refuse_more(question.count)
+            self._inbox.extend((model.name, row) for row in asked.rows)
+            self._wake.notify()
+        return asked
+
+    @property
+    def most(self) -> int:
+        """Answers that can be under way or wait."""
+        return self._queue + sum(lane.most for lane in self._lanes.values())
+
+    def refuse(self) -> None:
+        """Take no more questions; those that are there are answered."""
+        self._refusing = True
+
+    def cut(self) -> None:
+        """Every answer that is under way ends with an error."""
+        with self._wake:
+            self._closed = self._refusing = True
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Cut what is left, and wait for the end of the thread."""
+        self.cut()
+        self._thread.join()
+
+    def _offer(self) -> str:
+        return f"there is {', '.join(self.models)}"
+
+    def _refuse_more(self, count: int) -> None:
+        if self._refusing:
+            raise Stopped("the server is shutting down")
+        if self.waiting + count > self._queue:
+            raise Busy(f"{counted(self.waiting, 'answer')} wait already: try again in a moment")
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        import torch
+
+        for lane in self._lanes.values():
+            if lane.device.type == "cuda":  # every thread has a device of its own
+                torch.cuda.set_device(lane.device)
+        with torch.inference_mode():
+            while True:
+                with self._wake:
+                    while not (self._closed or self._inbox or self._busy):
+                        self._wake.wait()
+                    while self._inbox:
+                        name, row = self._inbox.popleft()
+                        self._lanes[name].waiting.append(row)
+                if self._closed:
+                    for lane in self._lanes.values():
+                        lane.fail("the server was stopped")
+                    return
+                for lane in self._lanes.values():  # each model has its turn
+                    if lane.busy:
+                        self._turn(lane)
+
+    @property
+    def _busy(self) -> bool:
+        return any(lane.busy for lane in self._lanes.values())
+
+    def _turn(self, lane: Lane) -> None:
+        again = halve = False
+        reason = ""
+        try:
+            self.tokens += lane.turn()
+        except Exception as error:  # noqa: BLE001 - other questions are answered all the same
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            again, halve = _can_go_on(error)
+        if not reason:
+            return
+        self._note(reason)
+        # Out here, where the traceback holds no tensors any more.
+        if not (again and lane.start_over(halve=halve)):
+            lane.fail("out of memory" if halve else "an internal error")
+        _release(lane)
+
+
+def _can_go_on(error: Exception) -> tuple[bool, bool]:
+    """Whether the same rows may be read again after an error, and half as many of them."""
+    from expert.model.attention import without_cudnn
+    from expert.run.session.failures import is_out_of_memory
+
+    if isinstance(error, RuntimeError) and without_cudnn(error):
+        return True, False
+    short = is_out_of_memory(error)
+    return short, short
+
+
+def _release(lane: Lane) -> None:
+    from expert.run.session.session import release_memory
+
+    release_memory(lane.device)
+
+
+# --- a question in tokens -------------------------------------------------------------------------
+
+
+def _asked(model: Model, question: Question, loop: asyncio.AbstractEventLoop) -> Asked:
+    continues = question.text is not None
+    if question.text is not None:
+        text = prompt_text(model.template, question.text, plain=True)
+    else:
+        text = model.template.prompt(question.turns, question.tools)
+    encoder: Any = model.trained.encoder
+    ids = encoder.encode([[Segment(text, learn=False)]]).ids.tolist()
+    how, room = _settled(model, question, len(ids))
+    ends = end_tokens(encoder, model.template)
+    stops = list(dict.fromkeys([*how.stop_sequences, *question.stop]))
+    if not continues and encoder.tokenizer.token_to_id(model.template.stop) is None:
+        stops.append(model.template.stop)
+    seed = secrets.randbelow(2**31) if question.seed is None else question.seed % LARGEST_SEED
+    asked = Asked(len(ids), seed, loop)
+    fitting = replace(how, max_new_tokens=min(how.max_new_tokens, room))
+    note = ""
+    if room < how.max_new_tokens:
+        note = f"cut after {counted(room, 'token')}: the model's context is full"
+    for number in range(question.count):
+        tell = (lambda piece, n=number: asked.put(Piece(piece, n))) if question.streams else None
+        writer = AnswerWriter(
+            encoder.tokenizer, ends, stops, tell, strip=not continues, special=bool(question.tools)
+        )
+        end = _end(asked, writer, number, note)
+        asked.rows.append(Row(ids, fitting, writer, seed=seed, number=number, end=end))
+    return asked
+
+
+def _end(asked: Asked, writer: AnswerWriter, number: int, note: str) -> Callable[[str], None]:
+    def end(failed: str) -> None:
+        if failed:
+            asked.put(Stopped(failed))
+            return
+        asked.put(
+            Finished(
+                text=writer.text(),
+                marked=writer.text(special=True),
+                tokens=len(writer.ids),
+                reason="stop" if writer.ended else "length",
+                note="" if writer.ended else note,
+                answer=number,
+            )
+        )
+
+    return end
+
+
+def _settled(model: Model, question: Question, tokens: int) -> tuple[DecodingSettings, int]:
+    """How tokens are chosen, and how many there is room for."""
+    how = replace(model.decoding, **question.decoding)
+    taken = tokens + model.speaker.lead
+    if not tokens:
+        raise CannotAnswer("an empty text cannot be continued  (write a word)")
+    if taken >= model.speaker.context:
+        raise TooLong(
+            f"the prompt has {taken:,} tokens with its template, and the context of {model.name} "
+            f"is {model.speaker.context:,} with the answer  (shorten it)"
+        )
+    return how, model.speaker.context - taken

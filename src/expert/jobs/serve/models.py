@@ -1,0 +1,227 @@
+"""The models that are served: experts by name, and one base in memory for all of its adapters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import ExpertError
+from expert.core.publish import DONE
+from expert.core.text import visible
+from expert.data.examples.tools import tool_names
+from expert.jobs.sample.answer_steps import Speaker
+from expert.jobs.sample.decoding import DecodingSettings, settle_decoding
+from expert.jobs.validate.test_sets import call_marks
+from expert.manifest.schema.kinds import ADAPTERS
+from expert.manifest.schema.manifest import CHAR_GPT
+from expert.run.stored.choose_checkpoint import BASE, choose
+from expert.run.stored.load import (
+    Trained,
+    base_remark,
+    load_base,
+    load_trained,
+    manifest_of_run,
+    pick_device,
+    read_plan,
+)
+from expert.run.stored.locate import find_trained
+
+if TYPE_CHECKING:
+    import torch
+
+    from expert.core.rundir import RunFolder
+    from expert.data.template.templates import Template
+    from expert.judging.oracles.calls import CallMarks
+    from expert.planning.run_plan import RunPlan
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
+
+
+class CannotServe(ExpertError):
+    """What cannot be answered with, or not under this name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """One expert, or a base, that answers."""
+
+    name: str
+    run: Path
+    checkpoint: str
+    trained: Trained
+    speaker: Speaker
+    template: Template
+    decoding: DecodingSettings
+    """Where a request does not say otherwise: that of the manifest."""
+    marks: CallMarks | None
+    """What its template puts around calls; None where that cannot be read."""
+    notes: tuple[str, ...]
+    fingerprint: str
+    """Changes with the weights."""
+    created: int
+
+
+def load_models(
+    places: Sequence[str],
+    *,
+    checkpoint: str | None = None,
+    device: str = "auto",
+    with_base: bool = False,
+    loading: Callable[[str], None] = lambda what: None,
+) -> list[Model]:
+    """The experts of these places (`NAME=PLACE` or a place alone), and on request the bases they
+    were trained on."""
+    asked = [_named(place) for place in places]
+    names = [name for name, _, _ in asked]
+    for name in names:
+        if names.count(name) > 1:
+            raise CannotServe(f"two experts would be called {name}  (name them: NAME=FOLDER)")
+    on = pick_device(device)
+    loaded: list[Model] = []
+    bases: dict[str, Trained] = {}
+    for name, folder, plan in asked:
+        choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
+        loading(f"loading {plan.model.name} and {choice.name} of {folder.path}")
+        key = _base_of(plan)
+        shared = bases.get(key) if plan.adapter.type in ADAPTERS else None
+        # A base that is there already is read where it takes no memory of the card.
+        apart = shared is not None and plan.model.quantization == "none"
+        trained = load_trained(folder, plan, choice, device=_cpu() if apart else on)
+        if shared is not None:
+            trained = _on_base(trained, shared, on)
+        elif plan.adapter.type != "full":
+            bases[key] = trained
+        remark = base_remark(folder, plan)
+        loaded.append(_model(name, folder, trained, [remark] if remark else []))
+    if with_base:
+        loaded += _bases(asked, bases, on, taken=names)
+    return loaded
+
+
+def _named(place: str) -> tuple[str, RunFolder, RunPlan]:
+    given, sign, path = place.partition("=")
+    if not sign or Path(place).exists():
+        given, path = "", place
+    folder = find_trained(Path(path))
+    plan = read_plan(folder)
+    if plan.model.name == CHAR_GPT:
+        raise CannotServe(
+            f"{folder.path}: the character model has no conversations to answer  (expert sample "
+            "continues its text)"
+        )
+    name = given or _safe(manifest_of_run(folder).name) or folder.path.name
+    if not _NAME.fullmatch(name):
+        raise CannotServe(
+            f"{visible(place)}: {visible(name)!r} cannot be the name of a model  (up to 100 "
+            "letters, digits and . _ : -; give another: NAME=FOLDER)"
+        )
+    return name, folder, plan
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._:-]+", "-", name).strip("-._:")
+
+
+def _cpu() -> torch.device:
+    import torch
+
+    return torch.device("cpu")
+
+
+def _base_of(plan: RunPlan) -> str:
+    """What must be the same for two adapters to share their base."""
+    model = plan.model.model_dump(mode="json", exclude={"prompt_template", "name"})
+    return json.dumps([model, plan.kernels.precision], sort_keys=True)
+
+
+def _on_base(trained: Trained, other: Trained, device: torch.device) -> Trained:
+    """An adapter upon the base of another expert: layers without weights of the adapter are the
+    other's own."""
+    mine, theirs = trained.loaded.causal_lm, _base_layers(other.loaded.causal_lm)
+    for name, (path, module) in _base_layers(mine).items():
+        if name in theirs and type(theirs[name][1]) is type(module):
+            parent, _, child = path.rpartition(".")
+            setattr(mine.get_submodule(parent), child, theirs[name][1])
+    trained.loaded.module.to(device)
+    if trained.loaded.soft_prompts is not None:
+        trained.loaded.soft_prompts.to(device)
+    return replace(trained, device=device)
+
+
+def _base_layers(model: Any) -> dict[str, tuple[str, Any]]:
+    """The innermost layers of a model but for those of its adapter, by their names without it, with
+    their paths in it."""
+    adapter = {
+        id(inner)
+        for layer in model.modules()
+        if hasattr(layer, "base_layer")
+        for name, child in layer.named_children()
+        if name != "base_layer"
+        for inner in child.modules()
+    }
+    return {
+        path.replace(".base_layer", ""): (path, module)
+        for path, module in model.named_modules()
+        if path and id(module) not in adapter and not any(True for _ in module.children())
+    }
+
+
+def _bases(
+    asked: Sequence[tuple[str, RunFolder, RunPlan]],
+    bases: dict[str, Trained],
+    device: torch.device,
+    taken: Sequence[str],
+) -> list[Model]:
+    found: list[Model] = []
+    for _, folder, plan in {_base_of(plan): (n, f, plan) for n, f, plan in asked}.values():
+        shared = bases.get(_base_of(plan))
+        apart = shared is not None and plan.model.quantization == "none"
+        trained = load_base(plan, device=_cpu() if apart else device)
+        if shared is not None:
+            trained = _on_base(trained, shared, device)
+        name = BASE if not found else f"{BASE}-{len(found) + 1}"
+        if name in taken:
+            raise CannotServe(f"--with-base: an expert is called {name}  (name it: NAME=FOLDER)")
+        found.append(_model(name, folder, trained, []))
+    return found
+
+
+def _model(name: str, folder: RunFolder, trained: Trained, notes: list[str]) -> Model:
+    from expert.data.plain_text import FirstRow, trained_on_text
+
+    plan, template = trained.plan, trained.template
+    assert template is not None
+    decoding, told = settle_decoding(plan, {})
+    first = FirstRow(plan)
+    if trained_on_text(plan, first):
+        told.append("trained on plain text: /v1/completions continues it")
+    elif first.tools:
+        offered = ", ".join(tool_names((), first.tools))
+        told.append(f"trained with tools ({offered}): send tools with every request")
+    if not (speaker := Speaker(trained, told.append)).fixed:
+        told.append("its layers see a window only: requests take turns instead of sharing a batch")
+    hashes = trained.choice.path / DONE  # of every file; a base has none
+    weights = hashes.read_bytes() if hashes.is_file() else name.encode()
+    return Model(
+        name=name,
+        run=folder.path,
+        checkpoint=trained.choice.name,
+        trained=trained,
+        speaker=speaker,
+        template=template,
+        decoding=decoding,
+        marks=call_marks(template),
+        notes=(*notes, *told),
+        fingerprint=f"fp_{hashlib.sha256(weights).hexdigest()[:12]}",
+        created=int(folder.plan.stat().st_mtime),
+    )
+
+
+def as_listed(model: Model) -> dict[str, Any]:
+    """As `/v1/models` has it."""
+    return {"id": model.name, "object": "model", "created": model.created, "owned_by": "expert"}

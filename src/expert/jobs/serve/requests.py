@@ -1,0 +1,228 @@
+"""OpenAI's requests, field by field: honoured, harmless, or refused with the reason.
+
+A field that is not known is refused, so that nothing a client asks for is dropped in silence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from expert.core.text import visible
+from expert.data.examples.messages import conversation, turns_in, unused_fields
+from expert.data.examples.tools import tools_of
+from expert.data.records import Turn, UnfitRow
+from expert.jobs.serve.engine import Question
+
+DEEPEST = 64
+"""Lists and objects inside each other; schemas of tools have about ten."""
+LONGEST_ANSWER = 2**17
+MOST_ANSWERS = 16
+MOST_STOPS = 4
+IGNORED = (
+    *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("service_tier", "prediction"),
+)
+"""They change no answer: labels of the caller, and hints to OpenAI's own service."""
+_TEXT_ONLY = "answers are plain text"
+ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+    "logprobs": ((False, 0), "probabilities are not reported"),
+    "top_logprobs": ((0,), "probabilities are not reported"),
+    "logit_bias": (({},), "single tokens cannot be weighed"),
+    "frequency_penalty": ((0,), "use repetition_penalty"),
+    "presence_penalty": ((0,), "use repetition_penalty"),
+    "response_format": (({"type": "text"},), _TEXT_ONLY),
+    "modalities": ((["text"],), _TEXT_ONLY),
+    "audio": ((), _TEXT_ONLY),
+    "tool_choice": (("auto", "none"), "the model itself decides whether it calls a tool"),
+    "parallel_tool_calls": ((True,), "an answer may hold several calls"),
+    "functions": (([],), "use tools"),
+    "function_call": (("auto", "none"), "use tools"),
+    "reasoning_effort": (("none",), "it cannot be set"),
+    "store": ((False,), "nothing is stored"),
+    "best_of": ((1,), "use n"),
+    "echo": ((False,), "the prompt is not repeated"),
+    "suffix": (("",), "text is continued, not filled in"),
+}
+"""Fields that are accepted with these values alone, and why."""
+
+
+Request = TypeVar("Request", bound="_Common")
+
+
+class BadRequest(Exception):
+    """What is wrong with a request, and with which field first."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class _StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class _Common(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str = Field(max_length=200)
+    max_tokens: int | None = Field(None, ge=1, le=LONGEST_ANSWER)
+    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    top_k: int | None = Field(None, ge=1)
+    min_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
+    repetition_penalty: float | None = Field(None, gt=0, le=10, allow_inf_nan=False)
+    stop: str | list[str] | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    n: int = Field(1, ge=1, le=MOST_ANSWERS)
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _few_stops(cls, stop: str | list[str] | None) -> list[str]:
+        stops = [stop] if isinstance(stop, str) else stop or []
+        if len(stops) > MOST_STOPS or not all(stops):
+            raise ValueError(f"up to {MOST_STOPS} texts, none of them empty")
+        return stops
+
+    @property
+    def counts_usage(self) -> bool:
+        """Whether the last chunk of a stream says how many tokens there were."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def _question(self, **what: Any) -> Question:
+        given = self.model_dump(
+            include={"temperature", "top_p", "top_k", "min_p", "repetition_penalty"},
+            exclude_none=True,
+        )
+        longest = getattr(self, "max_completion_tokens", None) or self.max_tokens
+        if longest is not None:
+            given["max_new_tokens"] = longest
+        return Question(
+            model=self.model,
+            decoding=given,
+            stop=tuple(self.stop or ()),
+            seed=self.seed,
+            count=self.n,
+            streams=self.stream,
+            **what,
+        )
+
+
+class ChatRequest(_Common):
+    """Of /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none"] = "auto"
+    max_completion_tokens: int | None = Field(None, ge=1, le=LONGEST_ANSWER)
+
+    def question(self) -> Question:
+        """What is asked; BadRequest where messages or tools cannot be written by a template."""
+        try:
+            turns = _turns(self.messages)
+        except UnfitRow as fault:
+            raise BadRequest(str(fault), "messages") from None
+        try:
+            tools = tools_of(self.tools, "tools") if self.tool_choice == "auto" else ""
+        except UnfitRow as fault:
+            raise BadRequest(str(fault), "tools") from None
+        return self._question(turns=turns, tools=tools)
+
+
+class TextRequest(_Common):
+    """Of /v1/completions."""
+
+    prompt: str
+
+    def question(self) -> Question:
+        return self._question(text=self.prompt)
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """The object of a body; BadRequest where it is not one, or holds what no text can."""
+    try:
+        value = json.loads(body.decode("utf-8"), parse_constant=_no_number)
+        # Half a pair of UTF-16 is no character, and no tokenizer takes it.
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except RecursionError:
+        raise BadRequest(f"nested more than {DEEPEST} deep") from None
+    except ValueError as error:  # UnicodeError is one
+        words = str(error).partition("\n")[0]
+        raise BadRequest(
+            f"the body is not JSON in UTF-8: {visible(words, keep='')[:200]}"
+        ) from None
+    if not isinstance(value, dict):
+        raise BadRequest("the body is not a JSON object")
+    if _depth(value) > DEEPEST:
+        raise BadRequest(f"nested more than {DEEPEST} deep")
+    return value
+
+
+def chat_request(body: Mapping[str, Any]) -> ChatRequest:
+    """The request of a conversation; BadRequest with everything that is wrong."""
+    return _checked(ChatRequest, body)
+
+
+def text_request(body: Mapping[str, Any]) -> TextRequest:
+    """The request to continue a text; BadRequest with everything that is wrong."""
+    return _checked(TextRequest, body)
+
+
+def _checked(kind: type[Request], body: Mapping[str, Any]) -> Request:
+    given = {k: v for k, v in body.items() if v is not None and k not in IGNORED}
+    problems: list[tuple[str, str]] = []
+    for name, (allowed, why) in ONLY.items():
+        if name in given and given[name] not in allowed:
+            values = " or ".join(json.dumps(value) for value in allowed)
+            only = f"only {values} is supported" if values else "is not supported"
+            problems.append((name, f"{only}: {why}"))
+            del given[name]
+        elif name in given and name not in kind.model_fields:
+            del given[name]
+    try:
+        found = kind.model_validate(given)
+    except ValidationError as error:
+        for fault in error.errors(include_url=False, include_input=False):
+            where = ".".join(map(str, fault["loc"]))
+            unknown = fault["type"] == "extra_forbidden"
+            problems.append((where, "unknown field" if unknown else fault["msg"]))
+    if problems:
+        text = "; ".join(f"{visible(name, keep='')[:100]}: {what}" for name, what in problems[:10])
+        raise BadRequest(text, visible(problems[0][0], keep="")[:100])
+    return found
+
+
+def _turns(messages: list[dict[str, Any]]) -> tuple[Turn, ...]:
+    """The turns of a conversation that ends where an answer is expected."""
+    for number, message in enumerate(messages, 1):
+        strange = [name for name in unused_fields([message]) if message[name]]
+        if strange:
+            raise UnfitRow(
+                f"messages[{number}]: unknown field {visible(strange[0], keep='')[:100]!r}"
+            )
+    turns = turns_in(messages, "messages")
+    if turns[-1].role not in ("user", "tool"):
+        raise UnfitRow("the last message is not of the role user or tool: nothing is asked")
+    # The rules of training rows, with the answer that is to come.
+    return conversation([*turns, Turn("assistant", "…")]).turns[:-1]
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _depth(value: Any) -> int:
+    deep, level = 0, [value]
+    while level:
+        inner = [each for each in level if isinstance(each, dict | list)]
+        deep += bool(inner)
+        level = [e for each in inner for e in (each.values() if isinstance(each, dict) else each)]
+    return deep

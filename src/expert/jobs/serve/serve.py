@@ -1,0 +1,167 @@
+"""The job behind `expert serve`: models loaded, a socket bound, and requests answered until a
+signal."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from expert.core.text import counted, duration, visible
+from expert.jobs.serve.app import ANSWER_SECONDS, Entry, Limits, make_app
+from expert.jobs.serve.engine import QUEUE, Engine
+from expert.jobs.serve.listen import bound, is_loopback, refuse_without_packages, server_of
+from expert.jobs.serve.models import CannotServe, Model, load_models
+
+if TYPE_CHECKING:
+    import uvicorn
+
+TOKEN = "EXPERT_SERVE_TOKEN"
+SHORTEST_TOKEN = 16
+"""Letters of a token that other machines need."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """A server that is ready to run."""
+
+    address: str
+    engine: Engine
+    server: uvicorn.Server
+    socket: socket.socket
+    made_token: str
+    """One that was made here, because other machines need one and none was given."""
+    needs_token: bool
+
+    def run(self) -> None:
+        """Answer until a signal ends it."""
+        try:
+            self.server.run(sockets=[self.socket])
+        finally:
+            self.engine.close()
+            self.socket.close()
+
+    def lines(self) -> list[str]:
+        """Where it is, what it serves, and how to ask it."""
+        models = list(self.engine.models.values())
+        width = max(len(model.name) for model in models)
+        found = [f"serving {self.address}/v1"]
+        for model in models:
+            found.append(f"  {model.name.ljust(width)}  {visible(model.checkpoint)} of {model.run}")
+            found += [f"  {' ' * width}  {note}" for note in model.notes]
+        return [*found, "", *self.examples(models[0]), "", *outgrown(models[0])]
+
+    def examples(self, model: Model) -> list[str]:
+        """A request with curl, and one with OpenAI's client."""
+        body = f'{{"model": "{model.name}", "messages": [{{"role": "user", "content": "…"}}]}}'
+        head = ["-H 'Content-Type: application/json'"]
+        if self.needs_token:
+            head.append(f'-H "Authorization: Bearer ${TOKEN}"')
+        key = f'os.environ["{TOKEN}"]' if self.needs_token else '"-"'
+        return [
+            f"curl {self.address}/v1/chat/completions {' '.join(head)} -d '{body}'",
+            f'openai.OpenAI(base_url="{self.address}/v1", api_key={key}).chat.completions.create('
+            f'model="{model.name}", messages=[{{"role": "user", "content": "…"}}])',
+        ]
+
+
+def outgrown(model: Model) -> list[str]:
+    """What to do where this server is too small."""
+    folder = f"{model.name}-merged"
+    kind = "" if model.trained.plan.adapter.type == "full" else " --merged"
+    return [
+        "for more users than one process can answer:",
+        f"expert export {shlex.quote(str(model.run))} --to {folder}{kind} && "
+        f"vllm serve {folder} --served-model-name {model.name}",
+    ]
+
+
+def serving(
+    places: Sequence[str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    environment: Mapping[str, str],
+    parallel: int | None = None,
+    queue: int = QUEUE,
+    seconds: float = ANSWER_SECONDS,
+    told: Callable[[Entry], None] = lambda entry: None,
+    note: Callable[[str], None] = lambda text: None,
+    **which: Any,
+) -> Serving:
+    """Everything but the running; what is wrong is said before a model is loaded.
+
+    `which`: what `load_models` takes. `told` hears of every request, `note` of trouble, the latter
+    from another thread.
+    """
+    refuse_without_packages()
+    token, made = _token(environment.get(TOKEN, ""), host)
+    listening = bound(host, port)
+    try:
+        models = load_models(places, **which)
+        _settle_threads(models[0].trained.device.type, note)
+        engine = Engine(models, parallel=parallel, queue=queue, note=note)
+    except BaseException:
+        listening.close()
+        raise
+    name, real = listening.getsockname()[:2]
+    name = socket.gethostname() if name in ("0.0.0.0", "::") else name
+    address = f"http://{f'[{name}]' if ':' in name else name}:{real}"
+    limits = Limits(token=token, loopback=is_loopback(host), answer_seconds=seconds)
+    front: list[str] = []
+    app = make_app(engine, limits, told=told, front=front)
+    found = Serving(
+        address=address,
+        engine=engine,
+        server=server_of(engine, app),
+        socket=listening,
+        made_token=made,
+        needs_token=bool(token),
+    )
+    front += found.lines()
+    return found
+
+
+def _settle_threads(device: str, note: Callable[[str], None]) -> None:
+    """On a CPU no more threads than cores that nobody else uses: they wait for each other."""
+    import torch
+
+    from expert.run.session.start import look_for_threads
+
+    chosen = look_for_threads(torch.get_num_threads())
+    if device == "cpu" and chosen.count != torch.get_num_threads():
+        torch.set_num_threads(chosen.count)
+        note(f"computing with {counted(chosen.count, 'thread')}: {chosen.because}")
+
+
+def _token(given: str, host: str) -> tuple[str, str]:
+    """The token that requests need, and the same where it was made here."""
+    if given and not (given.isascii() and given.isprintable() and " " not in given):
+        raise CannotServe(f"{TOKEN}: a token has letters, digits and signs only, without blanks")
+    if is_loopback(host):
+        return given, ""
+    if given and len(given) < SHORTEST_TOKEN:
+        raise CannotServe(
+            f"{TOKEN}: a token for other machines has at least {SHORTEST_TOKEN} characters  (leave "
+            "it out: one is made)"
+        )
+    made = "" if given else secrets.token_urlsafe(24)
+    return given or made, made
+
+
+def in_words(entry: Entry, engine: Engine) -> str:
+    """One line of what became of a request."""
+    asked = visible(entry.model or entry.path, keep="")[:100]
+    parts = [str(entry.status or "cut"), asked]
+    if entry.prompt_tokens:
+        parts.append(f"{entry.prompt_tokens:,} + {entry.tokens:,} tokens")
+    parts.append(duration(entry.seconds))
+    if entry.tokens and entry.seconds:
+        parts.append(f"{entry.tokens / entry.seconds:,.0f} tokens/s")
+    parts.append(f"{engine.running} running, {engine.waiting} waiting")
+    if entry.note:
+        parts.append(visible(entry.note, keep="")[:300])
+    return "  ".join(parts)

@@ -1,0 +1,135 @@
+"""`expert serve` from its first line to its end by a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from expert.jobs.sample import answer_steps
+from expert.jobs.serve import engine, listen
+from tests.jobs.serve.served import until
+from tests.jobs.trained_runs import finished
+from tests.wording import wording
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
+
+ASKED: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "say cat 1"}]}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def is_up(port: int) -> bool:
+    with socket.socket() as found:
+        return found.connect_ex(("127.0.0.1", port)) == 0
+
+
+def meanwhile(port: int, act: Callable[[Any], None]) -> threading.Thread:
+    """Act as a client once the server is there; the command itself has the main thread."""
+
+    def wait_and_act() -> None:
+        until(lambda: is_up(port), 120)
+        client = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=60
+        )
+        try:
+            act(client)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    return thread
+
+
+def test_it_says_where_it_is_and_how_to_ask_and_a_line_for_each_request(run):
+    port = free_port()
+    found: list[Any] = []
+
+    def ask(client: Any) -> None:
+        found.append(client.chat.completions.create(**ASKED))
+
+    client = meanwhile(port, ask)
+    ran = run("serve", str(finished("lora")), "--port", str(port), "--device", "cpu")
+    client.join()
+    assert ran.code == 143
+    assert found[0].choices[0].message.content
+    assert ran.err.endswith(wording("nothing-is-served", name="SIGTERM"))
+    lines = ran.out.splitlines()
+    assert lines[0] == f"serving http://127.0.0.1:{port}/v1"
+    assert any(line.startswith("curl http://127.0.0.1:") for line in lines)
+    assert any(line.startswith("openai.OpenAI(") and 'api_key="-"' in line for line in lines)
+    assert any("&& vllm serve demo-merged --served-model-name demo" in line for line in lines)
+    assert "  200  demo  " in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("grace", "ending"), [(30.0, "finished"), (0.3, "cut")], ids=["finished", "cut"]
+)
+def test_answers_under_way_are_finished_or_after_a_while_cut(run, monkeypatch, grace, ending):
+    monkeypatch.setattr(listen, "GRACE", grace)
+    monkeypatch.setattr(engine, "end_tokens", lambda encoder, template: [])
+    go_on = answer_steps.FixedSteps.go_on
+
+    def slowly(self: Any, tokens: Any) -> None:
+        time.sleep(0.05)
+        go_on(self, tokens)
+
+    monkeypatch.setattr(answer_steps.FixedSteps, "go_on", slowly)
+    port = free_port()
+    said: list[str | None] = []
+
+    def ask(client: Any) -> None:
+        stream = client.chat.completions.create(**ASKED, stream=True, max_tokens=30)
+        try:
+            for chunk in stream:
+                if not said:
+                    os.kill(os.getpid(), signal.SIGINT)
+                said.append(chunk.choices[0].finish_reason)
+        except openai.APIError as error:
+            said.append(error.message)
+
+    client = meanwhile(port, ask)
+    ran = run("serve", f"demo={finished('lora')}", "--port", str(port), "--device", "cpu", "-q")
+    client.join()
+    assert ran.code in (130, 143)  # the helper's own signal may be the second
+    assert said[-1] == ("length" if ending == "finished" else wording("was-stopped"))
+
+
+def test_other_machines_are_told_the_token_that_was_made(run, monkeypatch):
+    monkeypatch.delenv("EXPERT_SERVE_TOKEN", raising=False)
+    port = free_port()
+    codes: list[int] = []
+
+    def ask(client: Any) -> None:
+        with pytest.raises(openai.AuthenticationError):
+            client.models.list()
+        codes.append(401)
+
+    client = meanwhile(port, ask)
+    ran = run("serve", str(finished("lora")), "--host", "0.0.0.0", "--port", str(port))
+    client.join()
+    assert codes == [401]
+    (made,) = [line for line in ran.out.splitlines() if line.startswith("export EXPERT_SERVE_")]
+    assert len(made.partition("=")[2]) >= 32
+    assert 'api_key=os.environ["EXPERT_SERVE_TOKEN"]' in ran.out
+
+
+def test_what_cannot_be_served_is_said_before_a_model_is_loaded(run, tmp_path):
+    assert run("serve", str(tmp_path)).code == 2
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = run("serve", str(finished("lora")), "--port", str(port))
+    assert ran.code == 2
+    assert wording("port-in-use-by-another", port=port) in ran.err
+    assert "loading" not in ran.err

@@ -1,0 +1,82 @@
+"""Servers in this process, on a port of their own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import openai
+import torch
+
+from expert.jobs.serve.app import Entry, Limits, make_app
+from expert.jobs.serve.engine import Engine
+from expert.jobs.serve.listen import bound, server_of
+from expert.jobs.serve.models import load_models
+
+
+@dataclass
+class Served:
+    address: str
+    engine: Engine
+    entries: list[Entry]
+    server: Any
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.address}/v1", api_key="-", max_retries=0)
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def until_logged(self, count: int) -> list[Entry]:
+        """The entries, once there are so many: the last is made after its answer was sent."""
+        until(lambda: len(self.entries) >= count)
+        return self.entries
+
+
+def until(holds: Any, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.005)
+
+
+@contextmanager
+def served(
+    *places: str, limits: Limits | None = None, with_base: bool = False, **how: Any
+) -> Iterator[Served]:
+    models = load_models(places, device="cpu", with_base=with_base)
+    entries: list[Entry] = []
+    notes: list[str] = []
+    engine = Engine(models, note=notes.append, **how)
+    socket = bound("127.0.0.1", 0)
+    app = make_app(engine, limits or Limits(), told=entries.append, front=["hello"])
+    server = server_of(engine, app)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
+    thread.start()
+    until(lambda: server.started)
+    try:
+        address = f"http://127.0.0.1:{socket.getsockname()[1]}"
+        yield Served(address, engine, entries, server, notes)
+    finally:
+        server.should_exit = True
+        thread.join()
+        engine.close()
+        socket.close()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Two threads of torch and a server would wait for each other on two cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,225 @@
+"""Answers do not depend on who else is asked: rows join, leave, wait and fail side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from expert.data.records import Turn
+from expert.jobs.sample import answer_steps
+from expert.jobs.sample.sample import answer, ready
+from expert.jobs.serve import lane
+from expert.jobs.serve.engine import Busy, Engine, Finished, Question, Stopped, TimeIsUp
+from expert.jobs.serve.models import load_models
+from expert.model import fixed_cache
+from tests.jobs.runs import WORDS
+from tests.jobs.test_answering import Undone
+from tests.jobs.trained_runs import finished
+from tests.wording import wording
+
+PROMPTS = [
+    f"say {word} {number} {'please ' * (number * 7 % 11)}" for number in range(4) for word in WORDS
+]
+LENGTHS = [1 + (7 * place) % 12 for place in range(len(PROMPTS))]
+
+
+@cache
+def models(kind: str = "lora") -> Any:
+    return load_models([f"demo={finished(kind)}"], device="cpu")
+
+
+@cache
+def alone(kind: str = "lora", **more: Any) -> list[str]:
+    """Each prompt by itself, as `expert sample` answers it."""
+    loaded = ready(finished(kind), device="cpu", seed=5, decoding=more)
+    return [
+        answer(replace(loaded, decoding=replace(loaded.decoding, max_new_tokens=n)), prompt).text
+        for prompt, n in zip(PROMPTS, LENGTHS, strict=True)
+    ]
+
+
+def asked(place: int, **more: Any) -> Question:
+    given = {"max_new_tokens": LENGTHS[place], **more}
+    turns = (Turn("user", PROMPTS[place]),)
+    return Question(model="demo", turns=turns, decoding=given, seed=5, streams=place % 2 == 0)
+
+
+async def last_of(engine: Engine, question: Question) -> Finished:
+    found = [piece async for piece in engine.answer(question)]
+    assert isinstance(found[-1], Finished)
+    return found[-1]
+
+
+def all_at_once(engine: Engine, **more: Any) -> list[str]:
+    async def together() -> list[Finished]:
+        return await asyncio.gather(
+            *(last_of(engine, asked(place, **more)) for place in range(len(PROMPTS)))
+        )
+
+    return [each.text for each in asyncio.run(together())]
+
+
+@pytest.mark.parametrize("parallel", [3, None])
+def test_answers_among_others_are_those_of_expert_sample(parallel, monkeypatch):
+    monkeypatch.setattr(answer_steps, "ROOM", {"cpu": 4})  # memory is moved every few tokens
+    engine = Engine(models(), parallel=parallel)
+    try:
+        assert all_at_once(engine) == alone()
+    finally:
+        engine.close()
+    assert len(set(alone())) > 8, "all alike would prove nothing"
+
+
+def test_rows_join_and_leave_steps_that_are_recorded(monkeypatch):
+    """As on a card, with a stand-in for CUDA graphs."""
+    recorder = Undone()
+    record = answer_steps.FixedSteps._record_it
+
+    def told(self: Any, *args: Any) -> None:
+        recorder.steps = self
+        record(self, *args)
+
+    monkeypatch.setattr(answer_steps.FixedSteps, "_record_it", told)
+    monkeypatch.setattr(answer_steps, "recorder_of", lambda device: recorder)
+    monkeypatch.setattr(answer_steps, "ROOM", {"cpu": 6})
+    engine = Engine(models(), parallel=6)
+    engine._lanes["demo"]._on_cpu = False
+    try:
+        assert all_at_once(engine) == alone()
+    finally:
+        engine.close()
+    assert recorder.replayed > recorder.recorded > 2
+
+
+@pytest.mark.parametrize("kind", ["soft", "lora+soft"])
+def test_soft_prompts_stand_before_rows_that_join(kind):
+    engine = Engine(models(kind), parallel=5)
+    try:
+        assert all_at_once(engine) == alone(kind)
+    finally:
+        engine.close()
+
+
+def test_penalties_and_draws_are_each_row_s_own():
+    engine = Engine(models())
+    drawn = {"temperature": 0.9, "top_k": 20}
+    try:
+        for more in ({"repetition_penalty": 1.3}, drawn):
+            assert all_at_once(engine, **more) == alone("lora", **more)
+    finally:
+        engine.close()
+
+
+def test_a_model_whose_memory_cannot_be_fixed_answers_row_by_row(monkeypatch):
+    monkeypatch.setattr(fixed_cache, "can_be_fixed", lambda model: False)
+    loaded = load_models([f"demo={finished('lora')}"], device="cpu")
+    assert any(wording("take-turns") in note for note in loaded[0].notes)
+    engine = Engine(loaded)
+    try:
+        assert all_at_once(engine) == alone()
+    finally:
+        engine.close()
+
+
+def test_a_row_whose_token_is_nearly_a_tie_continues_alone_with_the_same_words(monkeypatch):
+    begun: list[int] = []
+    begin = answer_steps.Speaker.begin
+
+    def counted(speaker: Any, groups: Any, room: int) -> Any:
+        begun.append(len(groups[0]))
+        return begin(speaker, groups, room)
+
+    monkeypatch.setattr(answer_steps.Speaker, "begin", counted)
+    monkeypatch.setattr(lane, "TIE", 0.5)
+    engine = Engine(models())
+    try:
+        assert all_at_once(engine) == alone()
+    finally:
+        engine.close()
+    assert 3 < begun.count(1) <= len(PROMPTS), "some were tied, and each continued alone once"
+
+
+def test_a_likeliest_token_is_doubted_by_its_lead_and_a_drawn_one_is_not():
+    class Greedy:
+        penalty = draws = None
+
+    scores = torch.tensor([[1.0, 2.0, 0.0], [2.0, 2.0001, 0.0]])
+    tokens, doubtful = lane.chosen(scores, [Greedy(), Greedy()], exact=True)
+    assert (tokens, doubtful) == ([1, 1], [False, True])
+    assert lane.chosen(scores, [Greedy(), Greedy()], exact=False)[1] == [False, False]
+
+
+def failing(monkeypatch: Any, error: Exception, *, on: int) -> None:
+    """The step of this number fails once."""
+    steps: list[int] = []
+    go_on = answer_steps.FixedSteps.go_on
+
+    def step(self: Any, tokens: Any) -> None:
+        steps.append(len(tokens))
+        if len(steps) == on:
+            raise error
+        go_on(self, tokens)
+
+    monkeypatch.setattr(answer_steps.FixedSteps, "go_on", step)
+
+
+def test_rows_that_memory_ran_out_for_are_read_again_fewer_at_once(monkeypatch):
+    notes: list[str] = []
+    engine = Engine(models(), parallel=16, note=notes.append)
+    failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"), on=4)
+    try:
+        assert all_at_once(engine) == alone()
+        assert engine._lanes["demo"].most <= 8
+    finally:
+        engine.close()
+    assert [note.partition(":")[0] for note in notes] == ["OutOfMemoryError"]
+
+
+def test_a_fault_ends_the_answers_under_way_and_none_after_them(monkeypatch):
+    engine = Engine(models())
+    failing(monkeypatch, RuntimeError("broken"), on=2)
+    try:
+        with pytest.raises(Stopped, match=wording("an-internal-error")):
+            asyncio.run(last_of(engine, asked(11)))
+        assert asyncio.run(last_of(engine, asked(11))).text == alone()[11]
+    finally:
+        engine.close()
+
+
+def test_a_closed_engine_refuses_and_cuts_what_is_under_way():
+    engine = Engine(models())
+
+    async def cut() -> None:
+        waiting = asyncio.ensure_future(last_of(engine, asked(0, max_new_tokens=400)))
+        while not engine.running:
+            await asyncio.sleep(0.001)
+        engine.refuse()
+        with pytest.raises(Stopped, match=wording("shutting-down")):
+            await engine.ask(asked(1))
+        engine.cut()
+        with pytest.raises(Stopped, match=wording("was-stopped")):
+            await waiting
+
+    asyncio.run(cut())
+    engine.close()
+
+
+def test_who_waits_too_long_is_told_and_a_full_queue_takes_nobody():
+    engine = Engine(models(), queue=2)
+
+    async def late() -> None:
+        first = await engine.ask(asked(0, max_new_tokens=400))
+        with pytest.raises(TimeIsUp):
+            async for _ in first.pieces(0.01):
+                pass
+        with pytest.raises(Busy):
+            await engine.ask(Question(model="demo", turns=(Turn("user", "x"),), count=3))
+        first.cancel()
+
+    asyncio.run(late())
+    engine.close()

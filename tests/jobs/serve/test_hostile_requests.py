@@ -1,0 +1,304 @@
+"""Requests that are not meant well get 4xx, bounded memory and time, and change nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from expert.core.errors import Damaged
+from expert.jobs.sample import answer_steps
+from expert.jobs.serve import engine, listen
+from expert.jobs.serve.app import Limits
+from expert.jobs.serve.models import CannotServe, load_models
+from expert.jobs.serve.serve import SHORTEST_TOKEN, TOKEN, _token, in_words
+from tests.each import each
+from tests.jobs.serve.served import Served, served, until
+from tests.jobs.trained_runs import finished
+from tests.wording import wording
+
+CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
+FINE: dict[str, Any] = {
+    "model": "demo",
+    "max_tokens": 2,
+    "messages": [{"role": "user", "content": "x"}],
+}
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Served]:
+    limits = Limits(body_bytes=20_000, body_seconds=0.5)
+    with served(f"demo={finished('lora')}", limits=limits) as found:
+        yield found
+
+
+def sent(
+    here: Served, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, dict[str, Any]]:
+    connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=20)
+    text = json.dumps(body) if isinstance(body, dict) else body
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, text, {**JSON, **given})
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, json.loads(content)
+
+
+def still_fine(here: Served) -> None:
+    assert sent(here, "POST", CHAT, FINE)[0] == 200
+    until(lambda: sent(here, "GET", "/health")[1]["running"] == 0)
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens take a while, and none of them ends an answer."""
+    go_on = answer_steps.FixedSteps.go_on
+
+    def slowly(self: Any, tokens: Any) -> None:
+        time.sleep(0.02)
+        go_on(self, tokens)
+
+    monkeypatch.setattr(answer_steps.FixedSteps, "go_on", slowly)
+    monkeypatch.setattr(engine, "end_tokens", lambda encoder, template: [])
+
+
+@each(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "evil.example:8000"}, 403),
+        ({"Host": "127.0.0.1.evil.example"}, 403),
+        ({"Host": "localhost.:8000"}, 403),
+        ({"Host": ""}, 403),
+        ({"Host": "LOCALHOST:1"}, 200),
+        ({"Host": "[::1]:8000"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+    ],
+    ids=str,
+)
+def test_pages_of_other_sites_and_other_names_of_this_machine_are_refused(here, headers, status):
+    found, body = sent(here, "POST", CHAT, FINE, **headers)
+    assert found == status
+    assert status == 200 or body["error"]["message"]
+
+
+@each(
+    ("body", "status"),
+    [
+        ("", 400),
+        ("{", 400),
+        ("[]", 400),
+        ("null", 400),
+        (b"\xff\xfe", 400),
+        ("[" * 9_000 + "]" * 9_000, 400),
+        ('{"a":' * 3_000 + "1" + "}" * 3_000, 400),
+        ('{"model": "demo", "messages": ' + "[" * 80 + "]" * 80 + "}", 400),
+        ('{"temperature": NaN}', 400),
+        ('{"seed": ' + "9" * 5_000 + "}", 400),
+        ('{"model": "demo", "messages": [{"role": "user", "content": "\\ud800"}]}', 400),
+        ({**FINE, "seed": 10**30}, 400),
+        ({**FINE, "max_tokens": 10**12}, 400),
+        ({**FINE, "messages": "x"}, 400),
+        ({**FINE, "messages": [[]]}, 400),
+        ({**FINE, "messages": [{"role": "user", "content": {"a": 1}}]}, 400),
+        ({**FINE, "messages": [{"role": "user", "content": ""}]}, 400),
+        ({**FINE, "model": {"a": 1}}, 400),
+        ({**FINE, "model": "../../etc/passwd"}, 404),
+        ({**FINE, "stop": ""}, 400),
+        ({**FINE, "tools": [{"type": "function", "function": {"name": 1}}]}, 400),
+        ("x" * 20_001, 413),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bodies_that_are_not_requests_are_refused(here, body, status):
+    found, answer = sent(here, "POST", CHAT, body)
+    assert found == status
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+
+
+@each(
+    ("method", "path", "status"),
+    [
+        ("GET", CHAT, 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/../../etc/passwd", 404),
+        ("GET", "/v1/models/..%2f..%2fetc", 404),
+        ("GET", "/v1/models/other", 404),
+        ("GET", "/v1/chat/completions/", 404),
+        ("POST", "/", 405),
+    ],
+)
+def test_other_addresses_are_refused_in_the_same_shape(here, method, path, status):
+    found, answer = sent(here, method, path)
+    assert (found, answer["error"]["type"]) == (status, "invalid_request_error")
+
+
+def test_after_all_of_that_answers_are_as_before_and_refusals_are_logged_without_raw_bytes(here):
+    still_fine(here)
+    before = len(here.entries)
+    sent(here, "POST", CHAT, {**FINE, "model": "\x1b[2Jred\n\u202e"})
+    sent(here, "GET", "/%1b%5b2J")
+    lines = [in_words(entry, here.engine) for entry in here.until_logged(before + 2)[before:]]
+    assert [line[:3] for line in lines] == ["404", "404"]
+    assert all(line.isprintable() for line in lines)
+
+
+def raw(here: Served, data: bytes) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", here.port), timeout=20)
+    connection.sendall(data)
+    return connection
+
+
+def head(length: int) -> bytes:
+    return (
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+def test_a_body_that_does_not_come_is_given_up(here):
+    with raw(here, head(1000) + b'{"model"') as connection, connection.makefile("rb") as answer:
+        assert b" 408 " in answer.read(), "which ends: the connection is closed"
+
+
+def test_a_body_that_is_longer_than_it_says_it_may_be_is_not_read(here):
+    with raw(here, head(10**12)) as connection:
+        assert b" 413 " in connection.recv(1000)
+    chunked = head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    with raw(here, chunked + b"ffff\r\n" + b"x" * 0xFFFF) as connection:
+        assert b" 413 " in connection.recv(1000)
+    still_fine(here)
+
+
+def test_headers_without_end_are_refused(here):
+    with raw(here, b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: " + b"x" * 70_000) as connection:
+        assert b" 400 " in connection.recv(1000)
+
+
+def test_connections_whose_request_does_not_come_are_closed(monkeypatch):
+    monkeypatch.setattr(listen, "HEADER_SECONDS", 0.3)
+    with served(f"demo={finished('lora')}") as here:
+        starts = [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\n"] * 10
+        slow = [raw(here, start) for start in starts]
+        for byte in (b"X", b"-"):  # a byte now and then does not help
+            time.sleep(0.1)
+            for connection in slow[1:]:
+                connection.sendall(byte)
+        still_fine(here)
+        for connection in slow:
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(100) == b""
+            connection.close()
+        # An answer that leaves a body unread does not keep the connection for ever.
+        with raw(
+            here, b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+        ) as one:
+            assert b" 200 " in one.recv(1000)
+            one.sendall(b"x")
+            with contextlib.suppress(ConnectionResetError):
+                while one.recv(1000):
+                    pass
+        until(lambda: not here.server.server_state.connections)
+
+
+def test_more_connections_than_there_is_room_for_are_refused(here, monkeypatch):
+    monkeypatch.setattr(here.server.config, "limit_concurrency", 3)
+    waiting = [raw(here, b"") for _ in range(3)]
+    until(lambda: len(here.server.server_state.connections) >= 3)
+    with raw(here, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
+        assert b" 503 " in connection.recv(1000)
+    for one in waiting:
+        one.close()
+    until(lambda: not here.server.server_state.connections)
+    still_fine(here)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_answer(here, stream, endless):
+    before, said = len(here.entries), here.engine.tokens
+    body = json.dumps({**FINE, "stream": stream, "max_tokens": 400}).encode()
+    connection = raw(here, head(len(body)) + body)
+    until(lambda: here.engine.running == 1)
+    connection.close()
+    until(lambda: here.engine.running == 0)
+    entry = here.until_logged(before + 1)[-1]
+    assert entry.note == wording("the-client-left")
+    most = min(400, here.engine.models["demo"].speaker.context)
+    assert here.engine.tokens - said < most / 2, "it was not answered to the end"
+
+
+def test_an_answer_that_takes_too_long_is_ended(endless):
+    limits = Limits(answer_seconds=0.05)
+    with served(f"demo={finished('lora')}", limits=limits) as here:
+        long = {**FINE, "max_tokens": 500}
+        assert sent(here, "POST", CHAT, long)[0] == 504
+        with pytest.raises(openai.APIError) as failed:
+            list(here.client.chat.completions.create(**long, stream=True))
+        assert failed.value.code == "timeout"
+        until(lambda: here.engine.running == 0)
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def test_with_a_token_nothing_is_answered_without_it():
+    token = "a-token-of-some-length"
+    limits = Limits(token=token, loopback=False)
+    with served(f"demo={finished('lora')}", limits=limits) as here:
+        for path in ("/", "/health", "/v1/models", "/nothing"):
+            for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": token}):
+                status, answer = sent(here, "GET", path, **given)
+                assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+        with pytest.raises(openai.AuthenticationError):
+            here.client.models.list()
+        client = here.client.with_options(api_key=token)
+        assert client.chat.completions.create(**FINE).choices[0].message.content is not None
+
+
+def test_other_machines_always_need_a_token():
+    assert _token("", "127.0.0.1") == _token("", "localhost") == _token("", "::1") == ("", "")
+    made = {_token("", host)[0] for host in ("0.0.0.0", "192.168.1.7", "::", "example.org")}
+    assert len(made) == 4
+    assert all(len(token) > SHORTEST_TOKEN for token in made)
+    long = "x" * SHORTEST_TOKEN
+    assert _token(long, "0.0.0.0") == _token(long, "127.0.0.1") == (long, "")
+    for given in ("short", "with a blank in the middle", "ünïcödé-of-some-length"):
+        with pytest.raises(CannotServe, match=TOKEN):
+            _token(given, "0.0.0.0")
+
+
+def test_a_port_in_use_is_said_plainly(here):
+    with pytest.raises(CannotServe, match=wording("port-in-use-by-another", port=here.port)):
+        listen.bound("127.0.0.1", here.port)
+    with pytest.raises(CannotServe, match=re.escape("--host nowhere.invalid")):
+        listen.bound("nowhere.invalid", 0)
+
+
+def test_a_damaged_expert_is_not_served(tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished("lora"), run)
+    file = run / "final" / "adapter_model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(Damaged):
+        load_models([str(run)], device="cpu")
+
+
+def test_a_name_that_is_not_one_is_refused():
+    with pytest.raises(CannotServe, match=wording("not-a-model-name")):
+        load_models([f"a b\x1b={finished('lora')}"])

@@ -1,0 +1,323 @@
+"""OpenAI's own client talks to `expert serve` as it does to OpenAI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from expert.jobs.sample.sample import prompt_text, sample
+from expert.jobs.serve.engine import Engine, Question
+from tests.each import each
+from tests.jobs.runs import WORDS
+from tests.jobs.serve.served import Served, served, until
+from tests.jobs.test_validated_calls import TOOLS, WRITTEN, calling
+from tests.jobs.trained_runs import finished, finished_characters
+from tests.wording import wording
+
+PROMPTS = [f"say {word} {number} {'please ' * (number % 5)}" for number, word in enumerate(WORDS)]
+LONG = PROMPTS[1]
+DRAWN: dict[str, Any] = {"temperature": 1.5, "seed": 4}
+"""What the likeliest tokens say is short: the models here have hardly learnt anything."""
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Served]:
+    with served(f"demo={finished('lora')}", f"dora={finished('dora')}", with_base=True) as found:
+        yield found
+
+
+def asking(prompt: str, **more: Any) -> dict[str, Any]:
+    return {"model": "demo", "messages": [{"role": "user", "content": prompt}], **more}
+
+
+def said(here: Served, prompt: str, **more: Any) -> str:
+    found = here.client.chat.completions.create(**asking(prompt, **more))
+    return found.choices[0].message.content or ""
+
+
+def alone(kind: str, *prompts: str, **decoding: Any) -> list[str]:
+    found = sample(finished(kind), prompts, device="cpu", seed=3, decoding=decoding)
+    return [each.text for each in found.samples]
+
+
+def test_an_answer_is_that_of_expert_sample_with_its_tokens_counted(here):
+    found = here.client.chat.completions.create(**asking(PROMPTS[0]))
+    (choice,) = found.choices
+    (expected,) = sample(finished("lora"), PROMPTS[:1], device="cpu").samples
+    assert choice.message.content == expected.text
+    assert choice.finish_reason == ("stop" if expected.ended else "length")
+    assert found.usage is not None
+    assert found.usage.completion_tokens == expected.tokens
+    assert found.usage.total_tokens == found.usage.prompt_tokens + expected.tokens
+    assert found.model == "demo"
+    assert here.entries[-1].tokens == expected.tokens
+
+
+def test_a_stream_gives_the_same_text_in_pieces_and_the_tokens_at_its_end(here):
+    stream = here.client.chat.completions.create(
+        **asking(LONG, stream=True, stream_options={"include_usage": True}, **DRAWN)
+    )
+    chunks = list(stream)
+    pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
+    assert "".join(piece or "" for piece in pieces) == said(here, LONG, **DRAWN)
+    assert len([piece for piece in pieces if piece]) > 1
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] in ("stop", "length")
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens > 1
+
+
+def test_every_model_answers_by_its_name_and_adapters_share_their_base(here):
+    names = [model.id for model in here.client.models.list()]
+    assert names == ["demo", "dora", "base"]
+    assert here.client.models.retrieve("dora").id == "dora"
+    found = {name: said(here, PROMPTS[2], model=name) for name in names}
+    assert found["demo"] == alone("lora", PROMPTS[2])[0]
+    assert found["dora"] == alone("dora", PROMPTS[2])[0]
+    assert len(set(found.values())) > 1
+    weights = [
+        model.trained.loaded.causal_lm.get_input_embeddings().weight.data_ptr()
+        for model in here.engine.models.values()
+    ]
+    assert len(set(weights)) == 1
+
+
+def test_the_same_seed_draws_what_expert_sample_draws(here):
+    how = {"temperature": 0.9, "top_p": 0.9, "max_tokens": 10}
+    extra = {"top_k": 20, "min_p": 0.01}
+    first = said(here, PROMPTS[3], seed=3, extra_body=extra, **how)
+    assert first == said(here, PROMPTS[3], seed=3, extra_body=extra, **how)
+    asked = {"temperature": 0.9, "top_p": 0.9, "max_new_tokens": 10, **extra}
+    assert [first] == alone("lora", PROMPTS[3], **asked)
+    others = {said(here, PROMPTS[3], seed=seed, extra_body=extra, **how) for seed in range(8)}
+    assert len(others) > 1
+
+
+def test_several_answers_are_drawn_apart(here):
+    found = here.client.chat.completions.create(
+        **asking(PROMPTS[4], n=3, temperature=1.0, seed=3, max_completion_tokens=8)
+    )
+    assert [choice.index for choice in found.choices] == [0, 1, 2]
+    texts = [choice.message.content for choice in found.choices]
+    assert texts[0] == alone("lora", PROMPTS[4], temperature=1.0, max_new_tokens=8)[0]
+    assert len(set(texts)) > 1
+
+
+def test_an_answer_ends_before_a_stop_and_after_so_many_tokens(here):
+    whole = said(here, PROMPTS[5])
+    stop = whole[3:5]
+    for stream in (False, True):
+        found = here.client.chat.completions.create(
+            **asking(PROMPTS[5], stop=[stop], stream=stream)
+        )
+        if stream:
+            chunks = list(found)
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            reason = chunks[-1].choices[0].finish_reason
+        else:
+            text, reason = found.choices[0].message.content, found.choices[0].finish_reason
+        assert (text, reason) == (whole.partition(stop)[0].strip(), "stop")
+    short = here.client.chat.completions.create(**asking(PROMPTS[5], max_tokens=2))
+    assert short.choices[0].finish_reason == "length"
+    assert short.usage is not None
+    assert short.usage.completion_tokens == 2
+
+
+def test_a_text_is_continued_as_expert_sample_continues_it(here):
+    found = here.client.completions.create(model="demo", prompt="say cat", max_tokens=6)
+    (expected,) = sample(
+        finished("lora"), ["say cat"], plain=True, device="cpu", decoding={"max_new_tokens": 6}
+    ).samples
+    assert found.choices[0].text == expected.text
+    stream = here.client.completions.create(
+        model="demo", prompt="say cat", max_tokens=6, stream=True
+    )
+    assert "".join(chunk.choices[0].text for chunk in stream) == expected.text
+
+
+def test_turns_before_the_question_are_part_of_it(here):
+    before = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "say dog 1"},
+        {"role": "assistant", "content": "dog 1", "refusal": None, "annotations": []},
+    ]
+    asked = [*before, {"role": "user", "content": [{"type": "text", "text": "say cat 2"}]}]
+    found = here.client.chat.completions.create(model="demo", messages=asked, max_tokens=1)
+    alone = here.client.chat.completions.create(**asking("say cat 2", max_tokens=1))
+    assert found.usage is not None
+    assert alone.usage is not None
+    assert found.usage.prompt_tokens > alone.usage.prompt_tokens + 6
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def caller() -> Iterator[Served]:
+    with served(f"demo={calling()}") as found:
+        yield found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_in_the_words_of_the_template_becomes_a_tool_call(caller, stream):
+    found = caller.client.chat.completions.create(**asking("say cat 1", tools=TOOLS, stream=stream))
+    if stream:
+        deltas = [chunk.choices[0] for chunk in found]
+        (call,) = [c for each in deltas for c in each.delta.tool_calls or []]
+        assert not any(each.delta.content for each in deltas)
+        reason = deltas[-1].finish_reason
+    else:
+        (call,) = found.choices[0].message.tool_calls
+        assert found.choices[0].message.content is None
+        reason = found.choices[0].finish_reason
+    assert (call.function.name, json.loads(call.function.arguments)) == ("ok", {"yes": True})
+    assert reason == "tool_calls"
+    assert len(call.id) == 9
+
+
+def test_what_a_tool_gave_back_is_part_of_the_question(caller):
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "ok", "arguments": "{}"}}
+    asked = [
+        {"role": "user", "content": "say cat 1"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": "done"},
+    ]
+    found = caller.client.chat.completions.create(model="demo", messages=asked, tools=TOOLS)
+    assert found.usage is not None
+    assert found.usage.prompt_tokens > 20
+
+
+def test_without_tools_or_with_an_unreadable_call_the_answer_stays_text(caller):
+    plain = caller.client.chat.completions.create(
+        **asking("say cat 1", tools=TOOLS, tool_choice="none")
+    )
+    assert plain.choices[0].message.tool_calls is None
+    cut = caller.client.chat.completions.create(
+        **asking("say cat 1", tools=TOOLS, max_tokens=len(WRITTEN) // 4)
+    )
+    assert cut.choices[0].message.tool_calls is None
+    assert cut.choices[0].finish_reason == "length"
+    assert cut.choices[0].message.content
+    (note,) = cut.model_extra["notes"]
+    assert note.startswith(wording("calls-left-as-text"))
+    assert any(wording("trained-with-tools") in n for n in caller.engine.models["demo"].notes)
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@each(
+    ("change", "param", "what"),
+    [
+        ({"model": "other"}, "model", wording("no-such-model")),
+        ({"temperature": 3}, "temperature", ""),
+        ({"temperature": "hot"}, "temperature", ""),
+        ({"max_tokens": 0}, "max_tokens", ""),
+        ({"max_tokens": True}, "max_tokens", ""),
+        ({"n": 1000}, "n", ""),
+        ({"stop": ["a"] * 5}, "stop", wording("few-stops")),
+        ({"logprobs": True}, "logprobs", wording("no-probabilities")),
+        (
+            {"response_format": {"type": "json_object"}},
+            "response_format",
+            wording("only-plain-text"),
+        ),
+        ({"tool_choice": "required"}, "tool_choice", wording("model-decides-calls")),
+        ({"frequency_penalty": 0.5}, "frequency_penalty", ""),
+        ({"extra_body": {"best_guess": 1}}, "best_guess", "unknown field"),
+        ({"tools": [{"type": "function"}]}, "tools", ""),
+        ({"messages": []}, "messages", ""),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages", ""),
+        (
+            {"messages": [{"role": "assistant", "content": "x"}]},
+            "messages",
+            wording("nothing-is-asked"),
+        ),
+        ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages", "unknown field"),
+        ({"messages": [{"role": "user", "content": "x " * 4000}]}, "messages", ""),
+    ],
+    ids=lambda row: str(row)[:40],
+)
+def test_what_is_not_honoured_is_refused_by_name(here, change, param, what):
+    kind = openai.NotFoundError if param == "model" else openai.BadRequestError
+    with pytest.raises(kind) as refused:
+        here.client.chat.completions.create(**{**asking("say cat 1"), **change})
+    assert refused.value.param == param
+    assert refused.value.body["type"] == "invalid_request_error"
+    assert what in refused.value.body["message"]
+
+
+def test_every_problem_is_named_at_once(here):
+    with pytest.raises(openai.BadRequestError) as refused:
+        here.client.chat.completions.create(**asking("x", temperature=9, n=0, logprobs=True))
+    message = refused.value.body["message"]
+    assert all(f"{name}: " in message for name in ("temperature", "n", "logprobs"))
+
+
+def test_labels_and_values_that_mean_nothing_are_accepted(here):
+    more = {"user": "me", "metadata": {"a": "b"}, "logprobs": False, "presence_penalty": 0}
+    more |= {
+        "tool_choice": "auto",
+        "response_format": {"type": "text"},
+        "parallel_tool_calls": True,
+    }
+    assert said(here, PROMPTS[0], **more) == said(here, PROMPTS[0])
+
+
+def test_a_full_queue_is_a_rate_limit_with_a_time_to_wait(here, monkeypatch):
+    monkeypatch.setattr(here.engine, "_queue", 0)
+    with pytest.raises(openai.RateLimitError) as refused:
+        said(here, "say cat 1")
+    assert int(refused.value.response.headers["retry-after"]) > 0
+
+
+def test_the_character_model_is_refused_before_it_is_loaded():
+    from expert.jobs.serve.models import CannotServe, load_models
+
+    with pytest.raises(CannotServe, match=wording("characters-not-served")):
+        load_models([str(finished_characters())])
+    with pytest.raises(CannotServe, match=wording("two-experts-one-name")):
+        load_models([str(finished("lora")), str(finished("dora"))])
+
+
+# --- the engine by itself, as the board uses it ---------------------------------------------------
+
+
+def test_an_engine_is_asked_without_a_server(here):
+    engine: Engine = here.engine
+    from expert.data.records import Turn
+
+    async def answer() -> list[Any]:
+        question = Question(model="demo", turns=(Turn("user", PROMPTS[0]),))
+        return [piece async for piece in engine.answer(question)]
+
+    *pieces, last = asyncio.run(answer())
+    assert "".join(piece.text for piece in pieces) == last.text == alone("lora", PROMPTS[0])[0]
+
+
+def test_who_stops_listening_cancels_the_answer(here):
+    engine: Engine = here.engine
+    from expert.data.records import Turn
+
+    async def first_piece() -> None:
+        question = Question(
+            model="demo", turns=(Turn("user", "say"),), decoding={"max_new_tokens": 400}
+        )
+        async for _ in engine.answer(question):
+            break
+
+    asyncio.run(first_piece())
+    until(lambda: engine.running == 0)
+
+
+def test_the_prompt_is_the_template_s(here):
+    model = here.engine.models["demo"]
+    text = prompt_text(model.template, "say cat 1")
+    ids = model.trained.encoder.tokenizer.encode(text, add_special_tokens=False).ids
+    found = here.client.chat.completions.create(**asking("say cat 1", max_tokens=1))
+    assert found.usage is not None
+    assert found.usage.prompt_tokens == len(ids)
