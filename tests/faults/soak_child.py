@@ -1,0 +1,51 @@
+"""The command line with faults that cannot be made from outside: a file named after one asks for
+it. `python -m tests.faults.soak_child FOLDER train ...`"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from expert.core.interrupts import leave_when_asked
+
+
+def main() -> None:
+    leave_when_asked()
+    folder = Path(sys.argv.pop(1))
+    clock = time.time
+
+    def jumping() -> float:
+        try:
+            return clock() + float((folder / "clock").read_text())
+        except (OSError, ValueError):
+            return clock()
+
+    time.time = jumping
+
+    import torch
+
+    from expert.model.load import LoadedModel
+
+    loss_sum = LoadedModel.loss_sum
+
+    def is_asked(what: str) -> bool:
+        there = (folder / what).exists()
+        (folder / what).unlink(missing_ok=True)
+        return there
+
+    def faulty(self: LoadedModel, batch: Any) -> Any:
+        if is_asked("oom"):
+            raise torch.OutOfMemoryError("CUDA out of memory: by the soak")
+        loss = loss_sum(self, batch)
+        return loss * float("nan") if is_asked("nan") else loss
+
+    LoadedModel.loss_sum = faulty  # type: ignore[method-assign]
+    from expert.__main__ import main as command_line
+
+    command_line()
+
+
+if __name__ == "__main__":
+    main()
