@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo experts test slow-test fault-test gpu-test bench-data check fix clean
+.PHONY: help demo experts test slow-test fault-test soak-test fuzz gpu-test bench-data check fix clean
 
 help:            ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -49,6 +49,13 @@ FAULTS ?= 1.0
 
 fault-test: $(READY)  ## every fault of docs/RELIABILITY.md and a table of what survived; FAULTS=0.1 makes a tenth
 	@FAULTS=$(FAULTS) $(BIN)/python -m pytest -q -p no:xdist -p tests.faults.matrix -m 'fault and not gpu'
+
+HOURS   ?= 2
+MINUTES ?= $(shell echo $$((60 * $(HOURS))))
+SOAK    := build/soak-$(shell date +%Y%m%d-%H%M%S)
+
+soak-test: $(READY)   ## runs of `tiny` that meet a fault every 20 s and resume; HOURS=2, or MINUTES
+	@$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --folder $(SOAK) --out $(SOAK).json
 
 gpu-test: $(READY)    ## tests that need a CUDA card; skipped with a reason where there is none
 	@$(BIN)/python -m pytest -q -m gpu

@@ -3,6 +3,7 @@ it. `python -m tests.faults.soak_child FOLDER train ...`"""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -27,8 +28,14 @@ def main() -> None:
     import torch
 
     from expert.model.load import LoadedModel
+    from expert.training import loop
 
-    loss_sum = LoadedModel.loss_sum
+    loss_sum, seed_step = LoadedModel.loss_sum, loop.seed_step
+    nan_at, steps = os.environ["NAN_AT"], [""]
+
+    def seeded(seed: int, step: int, rank: int) -> None:
+        steps[0] = str(step)
+        seed_step(seed, step, rank)
 
     def is_asked(what: str) -> bool:
         there = (folder / what).exists()
@@ -39,9 +46,10 @@ def main() -> None:
         if is_asked("oom"):
             raise torch.OutOfMemoryError("CUDA out of memory: by the soak")
         loss = loss_sum(self, batch)
-        return loss * float("nan") if is_asked("nan") else loss
+        return loss * float("nan") if steps[0] == nan_at else loss
 
     LoadedModel.loss_sum = faulty  # type: ignore[method-assign]
+    setattr(loop, "seed_step", seeded)  # noqa: B010
     from expert.__main__ import main as command_line
 
     command_line()
