@@ -167,8 +167,8 @@ def _checkpoint(soak: Soak, trainer: Trainer) -> str:
     soak.end(trainer, signal.SIGKILL)
     run = soak.run_folder()
     saved = sorted(run.glob("checkpoints/step-*")) if run is not None else []
-    if not saved:
-        return "killed; nothing was saved yet"
+    if len(saved) < 2:  # a run whose every checkpoint is damaged is not started over by itself
+        return "killed; nothing was saved before the last one"
     done = damage(soak.chance.choice(files_in(saved[-1])), soak.chance.choice(KINDS), soak.chance)
     return f"killed; {saved[-1].name}: {done}"
 
@@ -269,10 +269,10 @@ class Soak:
             shutil.copytree(
                 self.folder / "whole", self.expert, ignore=shutil.ignore_patterns("runs")
             )
-        while True:
-            name = self._one_start()
-            if name == "finished":
-                break
+        before = len(self.findings)
+        while self._one_start() != "finished":
+            if len(self.findings) > before + 3:  # what is left is kept, to be looked at
+                return
         found = _outcome(self.run_folder())
         whole = self.whole[self.has_nan]
         different = [key for key in whole if found.get(key) != whole[key]]
