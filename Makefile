@@ -46,9 +46,10 @@ slow-test: $(READY)   ## long tests, new examples for every property, real model
 	@HYPOTHESIS=search $(BIN)/python -m pytest -q -n auto -m 'not gpu and not fault and (slow or hypothesis)'
 
 FAULTS ?= 1.0
+ROWS   ?=
 
-fault-test: $(READY)  ## every fault of docs/RELIABILITY.md and a table of what survived; FAULTS=0.1 makes a tenth
-	@FAULTS=$(FAULTS) $(BIN)/python -m pytest -q -p no:xdist -p tests.faults.matrix -m 'fault and not gpu'
+fault-test: $(READY)  ## every fault of docs/RELIABILITY.md and a table of what survived; FAULTS=0.1 makes a tenth; ROWS=4,5
+	@FAULTS=$(FAULTS) ROWS=$(ROWS) $(BIN)/python -m pytest -q -p no:xdist -p tests.faults.matrix -m 'fault and not gpu'
 
 HOURS   ?= 2
 MINUTES ?= $(shell echo $$((60 * $(HOURS))))
