@@ -84,7 +84,7 @@ class Position:
     final_step: int | None = None
     """The step whose weights the run ends with, where they are not the last ones."""
     last_eval: EvalResult | None = None
-    restarted_workers: bool = False
+    restarted_workers: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
