@@ -52,11 +52,13 @@ fault-test: $(READY)  ## every fault of docs/RELIABILITY.md and a table of what 
 	@FAULTS=$(FAULTS) ROWS=$(ROWS) $(BIN)/python -m pytest -q -p no:xdist -p tests.faults.matrix -m 'fault and not gpu'
 
 HOURS   ?= 2
-MINUTES ?= $(shell echo $$((60 * $(HOURS))))
 SOAK    := build/soak-$(shell date +%Y%m%d-%H%M%S)
 
 soak-test: $(READY)   ## runs of `tiny` that meet a fault every 20 s and resume; HOURS=2, or MINUTES
-	@$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --folder $(SOAK) --out $(SOAK).json
+	@$(BIN)/python -m tests.faults.soak --minutes $(or $(MINUTES),$$((60 * $(HOURS)))) --folder $(SOAK) --out $(SOAK).json
+
+fuzz: $(READY)        ## every parser with files damaged at random, MINUTES=1 for each; finds become tests
+	@$(BIN)/python -m tests.faults.fuzz --minutes $(or $(MINUTES),1)
 
 gpu-test: $(READY)    ## tests that need a CUDA card; skipped with a reason where there is none
 	@$(BIN)/python -m pytest -q -m gpu
