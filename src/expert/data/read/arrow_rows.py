@@ -40,8 +40,21 @@ def read_parquet(
         groups = [file.metadata.row_group(n) for n in range(file.metadata.num_row_groups)]
         size = sum(group.total_byte_size for group in groups)
         UnpackLimit(path, max_unpacked).check(size, path.stat().st_size)
-        batches = file.iter_batches(_rows_at_once(groups))
+        batches = _counted(file.iter_batches(_rows_at_once(groups)), file.metadata, groups, path)
         yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), unread)
+
+
+def _counted(batches: Iterable[Any], told: Any, groups: list[Any], path: Path) -> Iterator[Any]:
+    """The batches, which must have as many rows as the file says in every place: Arrow reads as
+    many as there are in one of them, and is silent about the others."""
+    found = 0
+    for batch in batches:
+        found += batch.num_rows
+        yield batch
+    said = {told.num_rows, sum(group.num_rows for group in groups)}
+    if said != {found}:
+        what = f"it says that it has {' and '.join(map(str, sorted(said)))} rows, and has {found}"
+        raise unusable(str(path), what, "the file is damaged; write or download it again")
 
 
 def _rows_at_once(groups: list[Any]) -> int:
