@@ -4,6 +4,7 @@ it. `python -m tests.faults.soak_child FOLDER train ...`"""
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,9 @@ from expert.core.interrupts import leave_when_asked
 
 
 def main() -> None:
+    # Under nohup, and in the background, these are ignored from the start, and would stay so.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     leave_when_asked()
     folder = Path(sys.argv.pop(1))
     clock = time.time

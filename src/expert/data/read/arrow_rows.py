@@ -116,8 +116,9 @@ def arrow_errors(path: Path, format: str) -> Iterator[None]:
     """An error of Arrow as a DataError that names the file and the fix."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
-        first_sentence = str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
+    except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
+        said = str(error).strip() or "a length beyond all memory"
+        first_sentence = said.split("\n")[0].split(". ")[0].rstrip(".")
         fix = "the file is cut off, damaged or of another format; write or download it again"
         raise unusable(str(path), f"not a whole {format} file: {first_sentence}", fix) from error
 
