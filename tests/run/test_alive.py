@@ -80,8 +80,7 @@ def test_a_run_that_hangs_ends_with_its_stacks_in_the_run_folder(
     )
     assert done.returncode == EXIT_HUNG, done.stderr
     folder = only_run(manifest)
-    doing = "loading the model" if where == "loading" else "computing step"
-    assert wording("the-run-hangs", doing=doing) in done.stderr
+    assert wording(f"the-run-hangs-{where}") in done.stderr
     assert wording("what-it-was-in") + str(folder) in done.stderr
     assert f"in {stack}\n" in (folder / "stacks.txt").read_text()
     assert events_of(folder, "failed")[-1]["step"] == step
