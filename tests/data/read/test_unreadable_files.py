@@ -211,7 +211,7 @@ def test_a_parquet_file_that_lies_about_its_rows_is_refused(tmp_path):
         for number in (500, 999, 1001, 8000):
             file.write_bytes(good[:place] + as_varint(number) + good[place + len(told) :])
             with case(), contextlib.suppress(DataError):
-                rows = [row.values for row in read_rows(file)]
+                rows = [row.values for row in read_rows(file) if isinstance(row, Row)]
                 # Nobody relies on what is told in this place.
                 assert rows == [{"text": str(n)} for n in range(1000)]
     file.write_bytes(good[: places[0]] + as_varint(999) + good[places[0] + len(told) :])
