@@ -41,7 +41,7 @@ def read_parquet(
         size = sum(group.total_byte_size for group in groups)
         UnpackLimit(path, max_unpacked).check(size, path.stat().st_size)
         for number in range(len(groups)):
-            # Of damaged facts about a column, reading a row raises; asking for them ends the process.
+            # Reading a row raises over damaged facts of a column; asking for them ends the process.
             next(file.iter_batches(1, row_groups=[number]), None)
         batches = _counted(file.iter_batches(_rows_at_once(groups)), file.metadata, groups, path)
         yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), unread)
