@@ -59,7 +59,7 @@ NAN_AT = 100
 """In every other run this step is not finite: the rule skips its rows, so such runs are compared
 with one that nothing else happens to."""
 SAMPLE_SECONDS = 5.0
-START_SECONDS = 3.0
+START_SECONDS = 15.0
 """Before that a process may not listen for signals yet."""
 GONE_SECONDS = 15.0
 """For workers whose run was killed to notice it."""
