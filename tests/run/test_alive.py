@@ -63,11 +63,14 @@ def before_step(monkeypatch: pytest.MonkeyPatch, number: int, does) -> None:
 @pytest.mark.fault(19)
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("where", "limit", "stack", "step"),
-    [("step", 1.5, "stuck", 3), ("loading", 0.5, "stuck_too", 0)],
+    ("where", "limit", "stack", "step", "said"),
+    [
+        ("step", 1.5, "stuck", 3, wording("the-run-hangs-step")),
+        ("loading", 0.5, "stuck_too", 0, wording("the-run-hangs-loading")),
+    ],
 )
 def test_a_run_that_hangs_ends_with_its_stacks_in_the_run_folder(
-    manifest, where, limit, stack, step
+    manifest, where, limit, stack, step, said
 ):
     """As does one whose disk, device or feed does not answer: all of them are waited for."""
     done = subprocess.run(
@@ -80,7 +83,7 @@ def test_a_run_that_hangs_ends_with_its_stacks_in_the_run_folder(
     )
     assert done.returncode == EXIT_HUNG, done.stderr
     folder = only_run(manifest)
-    assert wording(f"the-run-hangs-{where}") in done.stderr
+    assert said in done.stderr
     assert wording("what-it-was-in") + str(folder) in done.stderr
     assert f"in {stack}\n" in (folder / "stacks.txt").read_text()
     assert events_of(folder, "failed")[-1]["step"] == step
