@@ -25,6 +25,7 @@ from expert.core.events import (
 from expert.core.secrets import known_secrets, redacted
 from tests.core.forking import in_child
 from tests.each import each
+from tests.faults.counting import case
 
 
 def ticking() -> Any:
@@ -45,8 +46,8 @@ def test_an_event_is_one_flat_line_with_its_time_and_step_first(path: Path):
         log.emit("step", step=3, loss=0.25)
         log.emit("started", expert="sql")
     assert path.read_text() == (
-        '{"event": "step", "time": 12.5, "step": 3, "loss": 0.25}\n'
-        '{"event": "started", "time": 12.5, "expert": "sql"}\n'
+        '{"event": "step", "time": 12.5, "step": 3, "loss": 0.25, "crc32": "d9d5d4ae"}\n'
+        '{"event": "started", "time": 12.5, "expert": "sql", "crc32": "ffac09e7"}\n'
     )
 
 
@@ -105,7 +106,7 @@ def test_sinks_get_what_the_file_gets(path: Path):
     with EventLog(path, [meddling, second.append], clock=ticking()) as log:
         log.emit("step", step=1, loss=float("nan"))
         log.emit("saved", step=1, path=Path("x"))
-    assert lines(path) == first == second
+    assert list(read_events(path)) == first == second
 
 
 def test_a_sink_that_fails_is_reported_to_the_others_once_and_does_not_stop_anything(path: Path):
@@ -368,3 +369,27 @@ def test_a_file_that_became_shorter_is_read_from_its_start(path: Path):
 
     got = [event["event"] for event in follow(path, lambda: len(waits) == 1, sleep=sleep)]
     assert got == ["a", "b", "new"]
+
+
+@pytest.mark.fault(8)
+def test_a_flip_of_any_bit_of_a_line_is_counted_and_never_read_as_another_number(path: Path):
+    with EventLog(path, clock=lambda: 12.5) as log:
+        for step, loss in ((1, 0.75), (2, 0.25), (3, 0.125)):
+            log.emit("step", step=step, loss=loss)
+    good, expected = path.read_bytes(), list(read_events(path))
+    start, end = good.index(b"\n") + 1, good.rindex(b"\n", 0, -1)
+    for place in range(start, end):
+        for bit in range(8):
+            line = bytearray(good)
+            line[place] ^= 1 << bit
+            path.write_bytes(line)
+            with case():
+                events = read_events(path)
+                found = list(events)
+                assert [found[0], found[-1]] == [expected[0], expected[-1]]
+                assert events.damaged or [event["loss"] for event in found] == [0.75, 0.25, 0.125]
+
+
+def test_lines_of_an_earlier_version_have_no_checksum_and_are_read(path: Path):
+    path.write_text('{"event": "step", "time": 12.5, "step": 3, "loss": 0.25}\n')
+    assert list(read_events(path)) == [{"event": "step", "time": 12.5, "step": 3, "loss": 0.25}]

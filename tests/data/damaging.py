@@ -24,7 +24,9 @@ def damage(path: Path, kind: str, dice: random.Random) -> str:
     if kind == "gone":
         path.unlink()
         return f"{path.name} gone"
-    if kind == "bit" and data:
+    if kind == "last byte":
+        data[-1] ^= 1
+    elif kind == "bit" and data:
         data[at] ^= 1 << dice.randrange(8)
     elif kind == "byte" and data:
         data[at] = (data[at] + 1 + dice.randrange(255)) % 256

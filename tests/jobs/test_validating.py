@@ -18,7 +18,7 @@ from expert.judging.domain import JUDGES
 from expert.judging.oracles.oracle import UnknownDomain
 from expert.run.stored.choose_checkpoint import NothingTrained
 from expert.run.stored.load import read_plan
-from tests.jobs.runs import base_model, events_of, run, write_expert
+from tests.jobs.runs import base_model, events_of, rewrite_events, run, write_expert
 from tests.jobs.trained_runs import finished
 from tests.jobs.validated_runs import TESTS, as_it_was, learnt, written
 from tests.wording import wording
@@ -229,9 +229,8 @@ def test_data_that_was_moved_is_asked_for(tmp_path):
     plan["data"]["cache"] = str(tmp_path / "gone" / "datasets_optimized" / "demo")
     plan["watch"]["output_dir"] = str(tmp_path / "gone" / "runs")
     write_hashed(copy / "plan.json", json.dumps(plan))
-    events = (copy / "events.jsonl").read_text(encoding="utf-8")
     there = str(finished("lora").parents[1])
-    (copy / "events.jsonl").write_text(events.replace(there, str(tmp_path / "gone")), "utf-8")
+    rewrite_events(copy, lambda text: text.replace(there, str(tmp_path / "gone")))
     with pytest.raises(NoTestSet, match=wording("data-run-not-where")):
         validate(copy, device="cpu")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -82,6 +83,27 @@ def die(loss, batch):
 
 def fail(loss, batch):
     raise ValueError("something else")
+
+
+def kill_workers(loss, batch, left=[0] * 4):
+    if left and multiprocessing.active_children():
+        left.pop()
+        for worker in multiprocessing.active_children():
+            worker.kill()
+    return loss
+
+
+@pytest.mark.fault(18)
+def test_the_data_workers_of_a_rank_may_die_several_times(base, tmp_path):
+    """Nothing can be saved meanwhile: the other ranks are in the middle of a step."""
+    config = {**CONFIG, "epochs": 3, "packing": False, "dataloader_num_workers": 1}
+    config["dataloader_prefetch_factor"] = 1
+    alone = run(write_expert(tmp_path / "alone", base, config)).folder
+    manifest = write_expert(tmp_path / "killed", base, config)
+    folder = fine(ranks(2, with_fault, manifest, {}, 0, None, kill_workers))[0]
+    told = [e["text"] for e in events_of(folder, "warning") if "SIGKILL" in e["text"]]
+    assert len(told) > 1
+    assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])

@@ -22,13 +22,19 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="folders in use 
 CONFIG = {"device": "cpu", "max_steps": 6, "save_steps": 4, "evaluation_strategy": "no"}
 HANGS = """
 import sys, time
+from expert.model import load as build
 from expert.training import loop
-seed = loop.seed_step
+where = sys.argv.pop()
+seed, load = loop.seed_step, build.load_model
 def stuck(number, step, rank=0):
-    if step == 3:
+    if step == 3 and where == "step":
         time.sleep(600)
     seed(number, step, rank)
-loop.seed_step = stuck
+def stuck_too(*args, **more):
+    if where == "loading":
+        time.sleep(600)
+    return load(*args, **more)
+loop.seed_step, build.load_model = stuck, stuck_too
 sys.argv = ["expert", "train", *sys.argv[1:]]
 from expert.__main__ import main
 main()
@@ -56,21 +62,31 @@ def before_step(monkeypatch: pytest.MonkeyPatch, number: int, does) -> None:
 
 @pytest.mark.fault(19)
 @pytest.mark.slow
-def test_a_run_that_hangs_ends_with_its_stacks_in_the_run_folder(manifest):
+@pytest.mark.parametrize(
+    ("where", "limit", "stack", "step", "said"),
+    [
+        ("step", 1.5, "stuck", 3, wording("the-run-hangs-step")),
+        ("loading", 0.5, "stuck_too", 0, wording("the-run-hangs-loading")),
+    ],
+)
+def test_a_run_that_hangs_ends_with_its_stacks_in_the_run_folder(
+    manifest, where, limit, stack, step, said
+):
     """As does one whose disk, device or feed does not answer: all of them are waited for."""
     done = subprocess.run(
-        [sys.executable, "-c", HANGS, str(manifest), "--set", "hang_timeout=1.5"],
+        [sys.executable, "-c", HANGS, str(manifest), "--set", f"hang_timeout={limit}", where],
         capture_output=True,
+        timeout=300,
         text=True,
         check=False,
         cwd=Path(__file__).parents[2],
     )
     assert done.returncode == EXIT_HUNG, done.stderr
     folder = only_run(manifest)
-    assert wording("the-run-hangs") in done.stderr
+    assert said in done.stderr
     assert wording("what-it-was-in") + str(folder) in done.stderr
-    assert "in stuck" in (folder / "stacks.txt").read_text()
-    assert events_of(folder, "failed")[-1]["step"] == 3
+    assert f"in {stack}\n" in (folder / "stacks.txt").read_text()
+    assert events_of(folder, "failed")[-1]["step"] == step
 
 
 @pytest.mark.fault(30)

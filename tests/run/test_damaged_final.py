@@ -21,7 +21,7 @@ from expert.model.errors import ModelError
 from expert.planning.run_plan import ModelPlan
 from expert.run.open import open_run
 from expert.run.stored.choose_checkpoint import NothingTrained, choose
-from expert.run.stored.load import read_plan
+from expert.run.stored.load import AnotherBase, base_remark, read_plan
 from tests.data.damaging import KINDS, damage, files_in, put_back
 from tests.faults.counting import cases
 from tests.jobs.trained_runs import finished
@@ -85,6 +85,36 @@ def test_a_flipped_bit_of_the_adapter_is_refused_before_anything_is_loaded(run, 
         uses[use]()
     assert not (tmp_path / "out").exists()
     assert not (run / "validation.json").exists()
+
+
+@pytest.mark.fault(14)
+@pytest.mark.parametrize("use", ["sample", "validate", "export"])
+def test_an_adapter_is_not_used_upon_other_weights_than_it_was_trained_on(run, use, tmp_path):
+    base = Path(read_plan(RunFolder(run)).model.location)
+    uses = {
+        "sample": lambda: expert.sample(run, "say red 1", device="cpu"),
+        "validate": lambda: validate(run, device="cpu", limit=2),
+        "export": lambda: expert.export(run, tmp_path / "out", device="cpu"),
+    }
+    with put_back(base, tmp_path / "kept"):
+        damage(base / "model.safetensors", "last byte", random.Random(1))
+        with pytest.raises(AnotherBase, match=wording("not-the-base-trained-on", run=run)):
+            uses[use]()
+    assert not (tmp_path / "out").exists()
+    assert not (run / "validation.json").exists()
+
+
+def test_another_config_of_the_base_is_told(run, tmp_path):
+    folder = RunFolder(run)
+    plan = read_plan(folder)
+    base = Path(plan.model.location)
+    assert base_remark(folder, plan) == ""
+    with put_back(base, tmp_path / "kept"):
+        config = base / "config.json"
+        config.write_text(config.read_text() + " ")
+        assert base_remark(folder, plan).startswith(wording("another-config-of-base", base=base))
+    shutil.rmtree(folder.checkpoints)  # nothing is recorded any more
+    assert base_remark(folder, plan) == ""
 
 
 @pytest.mark.parametrize("name", ["plan.json", "manifest.json"])

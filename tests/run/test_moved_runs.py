@@ -18,7 +18,7 @@ from expert.jobs.validate.validate import validate
 from expert.run.stored.load import read_plan
 from expert.run.stored.locate import find_trained
 from expert.run.stored.status import run_status
-from tests.jobs.runs import base_model, plan_of, run, write_expert
+from tests.jobs.runs import base_model, plan_of, rewrite_events, run, write_expert
 from tests.wording import wording
 
 
@@ -85,8 +85,7 @@ def test_a_run_of_an_earlier_version_with_paths_from_its_start_is_read_as_well(f
     plan["watch"]["output_dir"] = "fruit/runs"
     plan["model"]["location"] = "fruit/models/base"
     write_hashed(folder / "plan.json", json.dumps(plan))
-    text = (folder / "events.jsonl").read_text(encoding="utf-8")
-    (folder / "events.jsonl").write_text(text.replace(f"{fruit}/", "fruit/"), encoding="utf-8")
+    rewrite_events(folder, lambda text: text.replace(f"{fruit}/", "fruit/"))
     monkeypatch.chdir(fruit)
     assert validate(Path("."), device="cpu", min_accuracy=0.0).test_set == wording(
         "rows-held-out-of"

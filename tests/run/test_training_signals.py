@@ -251,6 +251,6 @@ def test_kills_at_any_moment_leave_a_run_that_ends_the_same(trainers, whole, tmp
 
 @pytest.mark.fault(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(scaled(40)))
+@pytest.mark.parametrize("seed", range(scaled(55)))
 def test_200_kills_at_any_moment_leave_runs_that_end_the_same(trainers, whole, tmp_path, seed):
     killed_at_random(trainers, whole, own(whole, tmp_path), kills=5, seed=seed)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
@@ -24,6 +26,7 @@ Sink = Callable[[Event], None]
 
 MAX_LINE_BYTES = 2**20  # a step has about 600 bytes, a plan that changed a few thousand
 MAX_FILE_BYTES = 2 * 2**30  # more than three million steps
+_SEAL = re.compile(rb', "crc32": "([0-9a-f]{8})"\}\n?$')
 WAITING_LINES = 10_000  # about 3 MB of step events, kept while the disk takes nothing
 
 
@@ -74,11 +77,11 @@ class EventLog:
         self.close()
 
     def _put(self, fact: Event) -> None:
-        line = json.dumps(fact, ensure_ascii=False, allow_nan=False) + "\n"
+        line = _sealed(json.dumps(fact, ensure_ascii=False, allow_nan=False))
         if len(self._waiting) == WAITING_LINES:
             self._waiting.popleft()
             self.lost += 1
-        self._waiting.append(line.encode("utf-8", "backslashreplace"))
+        self._waiting.append(line)
         self._write_waiting()
 
     def _write_waiting(self) -> None:
@@ -257,9 +260,22 @@ def _size(path: Path) -> int:
         return 0
 
 
+def _sealed(text: str) -> bytes:
+    """The line of an event: at its end the checksum of what is before, since a digit that became
+    another one would otherwise be shown as the loss."""
+    raw = text[:-1].encode("utf-8", "backslashreplace")
+    return raw + b', "crc32": "%08x"}\n' % zlib.crc32(raw)
+
+
 def event_of(line: bytes) -> Event | None:
-    """The event of a line; None where it is none, or where a field is not what it is called: all
-    readers rely on the kinds of the fields below."""
+    """The event of a line; None where it is none, where it has other bytes than were written, or
+    where a field is not what it is called: all readers rely on the kinds of the fields below.
+    Earlier versions wrote no checksum."""
+    sealed = _SEAL.search(line)
+    if sealed:
+        if int(sealed[1], 16) != zlib.crc32(line[: sealed.start()]):
+            return None
+        line = line[: sealed.start()] + b"}"
     try:
         event = parse_json(line)
     except ValueError:

@@ -93,4 +93,6 @@ def _known(path: Path) -> set[str] | None:
         text = read_bytes(file, MAX_BYTES)
     except OSError:
         return set()
-    return {line.split()[0].decode("ascii", "replace") for line in text.splitlines() if line}
+    return {
+        line.split()[0].decode("ascii", "replace") for line in text.splitlines() if line.strip()
+    }

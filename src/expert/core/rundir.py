@@ -21,6 +21,7 @@ from expert.core.files import sync_folder
 from expert.core.hashed import hash_file, refuse_damaged, write_hashed
 from expert.core.links import LinkRefused, open_plain, refuse_links, refuse_links_inside
 from expert.core.publish import damage, is_alive
+from expert.core.room import no_room, said_no_room
 from expert.core.secrets import known_secrets
 from expert.core.stored_json import read_object
 from expert.core.text import json_text
@@ -114,6 +115,9 @@ class RunFolder:
                     sync_folder(parent)
                     return cls(path)
         except OSError as error:
+            said = said_no_room(error)
+            if said:
+                raise no_room(parent, said) from error
             raise RunFolderError(
                 f"{parent}: no run folder can be made here: {error.strerror}  (fix that, or set "
                 "another folder in training.config.output_dir)"
@@ -456,7 +460,10 @@ def _in_use(path: Path, holder: Holder | None) -> RunInUse:
     )
 
 
-def _unwritable(path: Path, error: OSError) -> RunFolderError:
+def _unwritable(path: Path, error: OSError) -> ExpertError:
+    said = said_no_room(error)
+    if said:
+        return no_room(path.parent, said)
     return RunFolderError(
         f"{path.parent}: cannot be written: {error.strerror}  (mend that, or copy the run "
         "folder to a place that can)"

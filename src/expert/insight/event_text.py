@@ -316,6 +316,12 @@ def _lines(*lines: Callable[[Event], list[Line]]) -> Callable[[Event], list[Line
     return lambda event: [line for each in lines for line in each(event)]
 
 
+def _eval_loss(event: Event) -> str:
+    """The split is no part of the form: what a foreign one has in braces would be looked up."""
+    told = field(event, "loss", "loss {}", loss)
+    return f"{event.get('split') or 'validation'} {told}" if told else ""
+
+
 _SECONDS = _number("seconds", "{}", time_in_words)
 _RATE = _number("tokens_per_second", "{:,.0f} tok/s")
 _WRITERS: Mapping[str, Callable[[Event], list[Line]]] = {
@@ -337,7 +343,7 @@ _WRITERS: Mapping[str, Callable[[Event], list[Line]]] = {
     ),
     "eval": _line(
         "cyan",
-        lambda event: field(event, "loss", f"{event.get('split') or 'validation'} loss {{}}", loss),
+        _eval_loss,
         _number("perplexity", "perplexity {:.4g}"),
         _number("token_accuracy", "token accuracy {:.1f} %", _percent),
         _SECONDS,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +17,7 @@ from expert.data.read.streams import MAX_ROW_BYTES, RAW_CHARACTERS
 from expert.data.records import BadRow, Row
 from tests.data.read.row_files import good, outline, refusal, write_stream, written
 from tests.each import each
+from tests.faults.counting import cases
 from tests.wording import wording
 
 BROKEN_LINES: dict[str, tuple[bytes, str]] = {
@@ -315,3 +318,36 @@ def test_damaged_offsets_of_an_arrow_file_are_told_and_not_followed(tmp_path):
         (2, "damaged values in 'text'"),
         (3, {"text": "cccc"}),
     ]
+
+
+GOOD = '{"instruction": "say one", "response": "one"}'
+BROKEN: list[Callable[[random.Random], bytes]] = [
+    lambda chance: GOOD.encode()[: chance.randrange(1, len(GOOD) - 1)],
+    lambda chance: GOOD.replace("one", "\0", 1).encode(),
+    lambda chance: GOOD.encode().replace(b"one", bytes([chance.randrange(128, 256), 0x20])),
+    lambda chance: GOOD.replace("}", ', "response": "two"}').encode(),
+    lambda chance: GOOD.replace('"one"', chance.choice(("NaN", "Infinity", "1e999"))).encode(),
+    lambda chance: b"[" * chance.randrange(2000, 9000),
+    lambda chance: chance.choice((b"null", b"1", b'"text"', b"[1]", b"true", b"{} {}")),
+    lambda chance: GOOD.replace(":", chance.choice((" ", "=", "::"))).encode(),
+    lambda chance: b'{"instruction": "' + b"x" * chance.randrange(5_000_001, 5_100_000) + b'"}',
+    lambda chance: GOOD.replace('"', "'").encode(),
+    lambda chance: GOOD.encode().replace(b"one", b"\\ud8" + b"%02x" % chance.randrange(256)),
+]
+"""Rows that cannot be read, each drawn anew."""
+
+
+@pytest.mark.fault(20)
+@pytest.mark.slow
+def test_200_bad_rows_are_found_in_their_lines_and_no_other_row_is_lost(tmp_path):
+    chance, file = random.Random(20), tmp_path / "rows.jsonl"
+    for number in cases(200):
+        lines = [GOOD.encode()] * 20
+        bad = sorted(chance.sample(range(20), chance.randint(1, 3)))
+        for place in bad:
+            lines[place] = BROKEN[(number + place) % len(BROKEN)](chance)
+        file.write_bytes(chance.choice((b"\n", b"\r\n")).join(lines))
+        found = list(read_rows(file))
+        wrong = [row.line - 1 for row in found if isinstance(row, BadRow)]
+        assert wrong == bad, [lines[place][:60] for place in bad]
+        assert len(found) == 20

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from expert.data.read.rows import read_rows
 from expert.data.records import BadRow, DataError, Row
 from tests.data.read.row_files import FILES, RIVERS, refusal, written, zst
 from tests.each import each
+from tests.faults.counting import case
 from tests.wording import wording
 
 
@@ -185,3 +189,32 @@ def test_a_key_that_is_there_twice_makes_a_bad_row(name, text, tmp_path):
     assert isinstance(row, Row)
     assert bad.reason == wording("key-there-twice")
     assert row.values == {"a": 1}
+
+
+def as_varint(number: int) -> bytes:
+    """A number as the footer of a Parquet file has it."""
+    left, found = 2 * number, b""
+    while left > 127:
+        found, left = found + bytes([left & 127 | 128]), left >> 7
+    return found + bytes([left])
+
+
+@pytest.mark.fault(20)
+def test_a_parquet_file_that_lies_about_its_rows_is_refused(tmp_path):
+    """Arrow would give none, or some, without a word."""
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"text": [str(n) for n in range(1000)]}), file, use_dictionary=False)
+    good, told = file.read_bytes(), as_varint(1000)
+    footer = len(good) - 8 - int.from_bytes(good[-8:-4], "little")
+    places = [n for n in range(footer, len(good)) if good.startswith(told, n)]
+    for place in places:
+        for number in (500, 999, 1001, 8000):
+            file.write_bytes(good[:place] + as_varint(number) + good[place + len(told) :])
+            with case(), contextlib.suppress(DataError):
+                rows = [row.values for row in read_rows(file) if isinstance(row, Row)]
+                # Nobody relies on what is told in this place.
+                assert rows == [{"text": str(n)} for n in range(1000)]
+    file.write_bytes(good[: places[0]] + as_varint(999) + good[places[0] + len(told) :])
+    with pytest.raises(DataError, match=wording("says-it-has-rows")):
+        list(read_rows(file))
+    assert len(places) > 2

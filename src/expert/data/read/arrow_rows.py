@@ -40,8 +40,24 @@ def read_parquet(
         groups = [file.metadata.row_group(n) for n in range(file.metadata.num_row_groups)]
         size = sum(group.total_byte_size for group in groups)
         UnpackLimit(path, max_unpacked).check(size, path.stat().st_size)
-        batches = file.iter_batches(_rows_at_once(groups))
+        for number in range(len(groups)):
+            # Reading a row raises over damaged facts of a column; asking for them ends the process.
+            next(file.iter_batches(1, row_groups=[number]), None)
+        batches = _counted(file.iter_batches(_rows_at_once(groups)), file.metadata, groups, path)
         yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), unread)
+
+
+def _counted(batches: Iterable[Any], told: Any, groups: list[Any], path: Path) -> Iterator[Any]:
+    """The batches, which must have as many rows as the file says in every place: Arrow reads as
+    many as there are in one of them, and is silent about the others."""
+    found = 0
+    for batch in batches:
+        found += batch.num_rows
+        yield batch
+    said = {told.num_rows, sum(group.num_rows for group in groups)}
+    if said != {found}:
+        what = f"it says that it has {' and '.join(map(str, sorted(said)))} rows, and has {found}"
+        raise unusable(str(path), what, "the file is damaged; write or download it again")
 
 
 def _rows_at_once(groups: list[Any]) -> int:
@@ -103,8 +119,9 @@ def arrow_errors(path: Path, format: str) -> Iterator[None]:
     """An error of Arrow as a DataError that names the file and the fix."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
-        first_sentence = str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
+    except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
+        said = str(error).strip() or "a length beyond all memory"
+        first_sentence = said.split("\n")[0].split(". ")[0].rstrip(".")
         fix = "the file is cut off, damaged or of another format; write or download it again"
         raise unusable(str(path), f"not a whole {format} file: {first_sentence}", fix) from error
 

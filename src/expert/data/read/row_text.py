@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -23,6 +24,14 @@ def _refuse_constant(name: str) -> NoReturn:
     raise RowFault(f"{name} is not JSON")
 
 
+def _finite(text: str) -> float:
+    """A number as it was written: 1e999 would become infinity."""
+    number = float(text)
+    if math.isinf(number):
+        raise RowFault(f"{text[:20]} is too large a number")
+    return number
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; which of two values was meant nobody knows."""
     values = dict(pairs)
@@ -33,7 +42,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_object)
+DECODER = json.JSONDecoder(
+    parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_object
+)
 _raw_decode = DECODER.raw_decode
 
 

@@ -23,7 +23,7 @@ MAX_ROW_BYTES = 5_000_000
 RAW_CHARACTERS = 200
 """How much of a bad row is kept for rejects.jsonl."""
 COMPRESSED = (".gz", ".zst")
-MOST_UNPACKED = 2**26
+MOST_UNPACKED = 2**24
 """Bytes that any file may unpack to."""
 MOST_TIMES = 200
 """How many times its own size a file may unpack to, beyond that. Rows of real data sets take 3 to

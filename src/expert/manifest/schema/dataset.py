@@ -118,7 +118,7 @@ class DatasetSpec(Section):
     """Unreadable rows to tolerate; each is counted and written to rejects.jsonl."""
     max_unpacked_size: Size | None = None
     """Most that a compressed data file may unpack to, such as "50GB"; null: 200 times its size, but
-    at least 64 MiB. It stops zip bombs."""
+    at least 16 MiB. It stops zip bombs."""
 
     @property
     def most_unpacked(self) -> int | None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from expert.training.recovery import Failure
     from expert.training.state import TrainState
 
+RESTARTS_OF_A_RANK = 10
 WORKER_STACKS = "workers.stacks.txt"
 Through = Callable[[Iterable[Any]], Iterable[Any]]
 """Put around the steps on their way to the loop, by whoever watches a run from outside."""
@@ -194,13 +195,14 @@ def _named(session: Session, steps: Iterable[Any]) -> Iterator[Any]:
 
 
 def _restart_workers(session: Session, error: WorkersFailed) -> bool:
-    """Once in a run; what they were in is kept in its folder."""
+    """Once in a run, before it is saved and ended; more often where other ranks are in the middle
+    of a step, so that nothing could be saved. What they were in is kept in its folder."""
     if error.stacks:
         with contextlib.suppress(OSError):
             write_text_atomically(session.folder.path / WORKER_STACKS, error.stacks)
-    if session.now.restarted_workers:
+    if session.now.restarted_workers == (RESTARTS_OF_A_RANK if session.group.talks else 1):
         return False
-    session.now.restarted_workers = True
+    session.now.restarted_workers += 1
     text = f"{error}; all were started once more, from the same place"
     session.emit("warning", step=session.state.done, text=text)
     return True

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_OK
-from expert.run.session.session import Session, model_of
+from expert.run.session.session import Session, model_of, seconds_to_read
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -43,7 +43,8 @@ def finished(session: Session, *, early: bool) -> RunResult:
     """Evaluate and publish what the run ends with, and report it."""
     keeps = session.checkpoints is not None
     if keeps:
-        with session.group.work("loading the best checkpoint"):
+        seconds = seconds_to_read(session.folder.checkpoints)
+        with session.group.work("loading the best checkpoint", seconds):
             take_best(session)
     test = evaluate_test(session) if keeps else None
     session.group.agree()

@@ -248,7 +248,7 @@ class BaseWeights:
             if self._found is None:
                 # All weights that are trained are in the checkpoint: nothing is left of the base's.
                 weights = None if self._whole else _weights_of(self._model)
-                self._found = {"weights": weights, "config": _config_of(self._model)}
+                self._found = {"weights": weights, "config": config_of(self._model)}
             return self._found
 
 
@@ -267,7 +267,7 @@ def _weights_of(model: ModelPlan) -> str | None:
         return None
 
 
-def _config_of(model: ModelPlan) -> str | None:
+def config_of(model: ModelPlan) -> str | None:
     """The hash of what else decides what a folder's weights compute."""
     from expert.core.files import sha256_of
 

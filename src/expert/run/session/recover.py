@@ -10,7 +10,13 @@ from expert.core.errors import EXIT_RUN_FAILED
 from expert.core.rundir import RunFolder
 from expert.parallel.launch import FAILURE_FILE, last_failure
 from expert.run.session.failures import RunFailed, nothing_left
-from expert.run.session.session import Session, change_plan, continue_from, save
+from expert.run.session.session import (
+    Session,
+    change_plan,
+    continue_from,
+    save,
+    seconds_to_read,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -315,7 +321,7 @@ def _return_to_checkpoint(session: Session) -> None:
     """Continue from the newest good checkpoint; without one the run starts over."""
     from expert.training.state import TrainState
 
-    with session.group.work("loading a checkpoint"):
+    with session.group.work("loading a checkpoint", seconds_to_read(session.folder.checkpoints)):
         found = session.checkpoints.newest() if session.checkpoints is not None else None
     kept = session.state
     state = found.state if found is not None else TrainState()

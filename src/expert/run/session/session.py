@@ -84,7 +84,7 @@ class Position:
     final_step: int | None = None
     """The step whose weights the run ends with, where they are not the last ones."""
     last_eval: EvalResult | None = None
-    restarted_workers: bool = False
+    restarted_workers: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +254,7 @@ def model_of(session: Session) -> Built:
     """The model of the plan, built when it is first needed and after each change of it."""
     from expert.data.feed.run_data import largest_ids
     from expert.model.load import check_vocabulary
+    from expert.parallel.watch import NO_LIMIT
     from expert.run.build import build
 
     now = session.now
@@ -261,7 +262,10 @@ def model_of(session: Session) -> Built:
         remote = session.start.allow_remote_code
         if session.checkpoints is not None:  # not before: busy cores would be taken for others'
             session.checkpoints.base.begin(first=session.group.world.is_first)
-        with session.group.work("loading the model"):
+        model = now.plan.model
+        # Nobody knows how long it takes to fetch one.
+        seconds = NO_LIMIT if model.place == "hub" else seconds_to_read(Path(model.location))
+        with session.group.work("loading the model", seconds):
             now.built = build(
                 now.plan,
                 now.data.encoder,
@@ -277,6 +281,18 @@ def model_of(session: Session) -> Built:
             now.built.load(now.weights)
             now.weights = None
     return now.built
+
+
+def seconds_to_read(folder: Path) -> float:
+    """How long loading all weights in a folder may take beyond the limit of a hang, on a slow
+    network folder; more than nothing, since libraries that copy let no other thread run."""
+    from expert.parallel.watch import SAVED_BYTES_PER_SECOND
+
+    size = 0
+    for path in folder.rglob("*.safetensors"):
+        with contextlib.suppress(OSError):  # loading it says what is wrong
+            size += path.stat().st_size
+    return 1.0 + size / SAVED_BYTES_PER_SECOND
 
 
 def save(session: Session, state: TrainState, due: bool = False) -> None:

@@ -57,6 +57,7 @@ def write_down(
 ) -> None:
     """What was asked, what was decided and on what; leftovers of writers that died are removed."""
     from expert.core.publish import sweep
+    from expert.core.room import no_room, said_no_room
     from expert.core.rundir import RunFolderError
     from expert.run.build import environment
     from expert.run.stored.locate import as_recorded
@@ -73,6 +74,9 @@ def write_down(
             known = {"type": "characters", "characters": characters}
             folder.write_json("vocabulary.json", known)
     except OSError as error:
+        said = said_no_room(error)
+        if said:
+            raise no_room(folder.path, said) from error
         raise RunFolderError(
             f"{folder.path}: cannot be written: {error.strerror}  (fix that, or set "
             "another folder in training.config.output_dir)"

@@ -28,7 +28,7 @@ Record = TypeVar("Record", bound="BaseModel")
 
 
 class AnotherBase(ExpertError):
-    """What was learned upon a base that this version of Expert does not come with."""
+    """What was learned upon another base than the one that is there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +84,24 @@ def _checked(kind: type[Record], data: dict[str, Any], file: Path) -> Record:
 
 
 def base_remark(folder: RunFolder, plan: RunPlan) -> str:
-    """What is to be said of a built-in base under what was learned; AnotherBase where it is known
-    not to be the one that was trained upon: the answers would be garbage."""
+    """What is to be said of the base under what was learned; AnotherBase where a built-in one is
+    known not to be the one that was trained upon: the answers would be garbage. The weights of a
+    folder are compared by `load_trained`."""
     from expert.model.base_folder import built_in_folder
     from expert.planning.models.resolve import weights_digits
+    from expert.run.session.identity import config_of
 
     # A model that was trained whole has none of its base's weights left.
-    if plan.model.place != "built-in" or plan.adapter.type == "full":
+    if plan.adapter.type == "full":
         return ""
+    if plan.model.place != "built-in":
+        config = _base_trained_on(folder).get("config")
+        if config in (None, config_of(plan.model)):
+            return ""
+        return (
+            f"{plan.model.location}: config.json is not the one of the training  (train it again, "
+            "or put the old one back, where its answers make no sense)"
+        )
     base = built_in_folder(plan.model.name)
     here = weights_digits(base) if base is not None else None
     trained_on = plan.model.revision
@@ -107,6 +117,21 @@ def base_remark(folder: RunFolder, plan: RunPlan) -> str:
         f"{folder.path}: was trained on another `{name}` ({trained_on}; this version of Expert "
         f"comes with {here}): train it again, or use the version of Expert it was made with"
     )
+
+
+def _base_trained_on(folder: RunFolder) -> dict[str, Any]:
+    """What the newest checkpoint records of the base; nothing where there is none, or an earlier
+    version has written it."""
+    from expert.core.rundir import checkpoints_in
+    from expert.core.stored_json import object_in
+
+    for _, path in reversed(checkpoints_in(folder.checkpoints)):
+        found: Any = object_in(path / "state.json")
+        for key in ("state", "identity", "base"):
+            found = found.get(key) if isinstance(found, dict) else None
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def pick_device(asked: str) -> torch.device:
@@ -136,10 +161,20 @@ def load_trained(
     Without `quantised` the base is read in full; `precision` and `adapter_dtype` are those of the
     run where they are not given.
     """
+    from expert.run.session.identity import BaseWeights
+
     base_remark(folder, plan)
+    weights = BaseWeights(plan)
+    weights.begin(first=True)  # beside the loading
     model = plan.model if quantised else plan.model.model_copy(update={"quantization": "none"})
     settled = plan.model_copy(update={"model": model})
     loaded = _loaded(settled, choice, device, precision, adapter_dtype, run=folder)
+    trained_on = _base_trained_on(folder).get("weights")
+    if plan.adapter.type != "full" and trained_on not in (None, weights()["weights"]):
+        raise AnotherBase(
+            f"{plan.model.location}: its weights are not those {folder.path} was trained on: put "
+            "the old ones back, or train it again"
+        )
     return _usable(plan, choice, loaded, device)
 
 
