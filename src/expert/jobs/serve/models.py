@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.files import read_bytes
 from expert.core.publish import DONE
 from expert.core.text import visible
 from expert.data.examples.tools import tool_names
@@ -206,7 +207,7 @@ def _model(name: str, folder: RunFolder, trained: Trained, notes: list[str]) -> 
     if not (speaker := Speaker(trained, told.append)).fixed:
         told.append("its layers see a window only: requests take turns instead of sharing a batch")
     hashes = trained.choice.path / DONE  # of every file; a base has none
-    weights = hashes.read_bytes() if hashes.is_file() else name.encode()
+    weights = read_bytes(hashes) if hashes.is_file() else name.encode()
     return Model(
         name=name,
         run=folder.path,
