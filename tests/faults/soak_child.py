@@ -33,8 +33,9 @@ def main() -> None:
 
     from expert.model.load import LoadedModel
     from expert.training import loop
+    from expert.training.step import seed_step
 
-    loss_sum, seed_step = LoadedModel.loss_sum, loop.seed_step
+    loss_sum = LoadedModel.loss_sum
     nan_at, steps = os.environ["NAN_AT"], [""]
 
     def seeded(seed: int, step: int, rank: int) -> None:

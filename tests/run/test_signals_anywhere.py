@@ -65,7 +65,8 @@ class Runs:
         words = ["train", "-m", str(manifest), "--device", "cpu"]
         words += ["--resume", str(found[0].path)] if found else []
         self.trainers.start(words=words, signals=signals, output=str(self.output))
-        return self.trainers.ended()
+        code: int = self.trainers.ended()
+        return code
 
     def sound(self, manifest: Path, told: object) -> None:
         for run in runs_in(manifest.parent / "runs"):
