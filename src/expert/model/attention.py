@@ -27,6 +27,7 @@ from torch.nn.attention.flex_attention import flex_attention as torch_flex_atten
 from expert.core.errors import ExpertError
 from expert.core.install import pip_install
 from expert.model.inputs import ModelInput
+from expert.planning.measurements import measurements_file
 
 # Looked up here and not where it is called, which is inside compiled graphs.
 _VARLEN_ATTN: Any = None
@@ -255,9 +256,11 @@ def _end_to_end(
 
 @functools.cache
 def _flash4() -> Callable[..., Any]:
-    """The package's function. Its kernels are kept in the user's folder for temporary files, beside
-    what torch compiles, unless the environment says otherwise."""
+    """The package's function. Its kernels are kept beside our measurements unless the environment
+    says otherwise: by default they would be loaded from a folder that others may write to."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    kept = measurements_file(os.environ).parent / "flash4"
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(kept))
     warnings.filterwarnings("ignore", message=FLASH4_WARNS)
     try:
         made: Callable[..., Any] = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
