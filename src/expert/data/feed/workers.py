@@ -37,8 +37,10 @@ PAUSE_SECONDS = 1.0
 """Who looks so much later than it wanted to has not been running."""
 BUSY_SECONDS = 600.0
 """The longest that workers may compute on what is waited for, where that is not known better."""
-STACKS_SECONDS = 1.0
-"""For workers to write down what they are in."""
+STACKS_SECONDS = 3.0
+"""For one worker to write down what it is in."""
+STACKS_POLL_SECONDS = 0.1
+"""A worker that has written nothing more for so long has written all."""
 DIED = "DataLoader worker (pid"
 """How torch's message begins where a worker has gone."""
 NO_THREAD = "can't start new thread"
@@ -238,16 +240,28 @@ def _hang(loader: Loader, seconds: float) -> WorkersFailed:
 
 
 def _stacks(loader: Loader) -> str:
+    """One worker after the other: all write to one file, and would write into each other."""
     if loader.stacks is None or not hasattr(signal, "SIGUSR2"):
         return ""
     for worker in loader.workers:
+        os.write(loader.stacks.fileno(), f"process {worker.pid}\n".encode())
         with contextlib.suppress(OSError):
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGUSR2)
             os.kill(worker.pid, signal.SIGCONT)  # one that is stopped answers nothing
-    time.sleep(STACKS_SECONDS)
+            _wait_until_written(loader.stacks)
     loader.stacks.seek(0)
     return loader.stacks.read().decode(errors="replace")
+
+
+def _wait_until_written(stream: IO[bytes]) -> None:
+    before = size = os.fstat(stream.fileno()).st_size
+    deadline = time.monotonic() + STACKS_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(STACKS_POLL_SECONDS)
+        last, size = size, os.fstat(stream.fileno()).st_size
+        if size == last > before:
+            return
 
 
 def _cpu_seconds(loader: Loader) -> float:
