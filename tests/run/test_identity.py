@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -20,7 +21,8 @@ from expert.manifest.reader import read_manifest
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.kinds import OPTIMIZERS, Optimizer
 from expert.manifest.schema.manifest import Adapter, BaseModelSpec
-from expert.planning.draft import Kept
+from expert.planning.draft import KEPT, Kept
+from expert.planning.machine.machine import Fact
 from expert.planning.run_plan import RunPlan
 from expert.planning.survey import Survey
 from expert.run.session.identity import MOVES, MOVES_NO_WEIGHT, BaseWeights, identity
@@ -28,7 +30,7 @@ from expert.run.stored.changes import kept_of
 from expert.training.checkpoint import IDENTITY, LATER_IDENTITY, CheckpointError
 from tests.each import each
 from tests.jobs.runs import copied, events_of, losses_of, run, weights_of, write_expert
-from tests.planning.planning import manifest, plan
+from tests.planning.planning import decision, manifest, plan
 from tests.wording import wording
 
 SETTINGS = {"epochs": 1, "save_steps": 2, "evaluation_strategy": "no", "max_steps": 4}
@@ -159,6 +161,40 @@ def test_the_precision_that_a_machine_chose_is_kept_on_another_that_has_it():
     assert asked.kernels.precision == "fp32"
 
 
+@each(
+    ("config", "kept", "card", "attention"),
+    [
+        ({}, "flash", "h200", "flash"),
+        ({}, "flash4", "h200", "flash4"),
+        ({"fused_blocks": False}, "flash4", "h200", "flash4"),
+        ({}, "flex", "rtx-4090", "flex"),
+        ({}, "flash4", "rtx-4090", "flash"),
+        ({}, "flash", "t4", "sdpa"),
+        ({"attention": "flash"}, "flash4", "h200", "flash"),
+        ({"torch_compile": True}, "flash4", "h200", "flex"),
+    ],
+)
+def test_the_attention_that_a_machine_chose_is_kept_where_it_can_run(
+    config, kept, card, attention, monkeypatch
+):
+    there = "expert.planning.choose.kernels.package_version"
+    monkeypatch.setattr(there, lambda name: Fact("4.0", "importlib.metadata"))
+    long = Survey(rows=10_000_000, tokens=5_000_000_000, because="counted")
+    settled = plan(manifest(config), card, survey=long, kept=Kept(attention=kept))
+    assert settled.kernels.attention == attention
+
+
+def test_tf32_and_int8_that_a_machine_chose_are_kept_on_another():
+    fp8 = base_model(quantization="fp8")
+    tf32 = [plan(manifest(), card, kept=Kept(tf32=False)).kernels.tf32 for card in ("t4", "h200")]
+    assert tf32 == [False, False]
+    assert not plan(manifest(), "t4", kept=Kept(tf32=True)).kernels.tf32
+    assert plan(manifest({"use_tf32": True}), kept=Kept(tf32=False)).kernels.tf32
+    assert plan(manifest(**fp8), "h200").model.quantization == "fp8"
+    kept = plan(manifest(**fp8), "h200", kept=Kept(quantization="int8"))
+    assert decision(kept, "model.quantization")[:2] == ("int8", KEPT)
+
+
 # --- real runs -----------------------------------------------------------------------------------
 
 
@@ -205,13 +241,18 @@ def test_a_changed_setting_that_moves_no_weight_is_not(whole, tmp_path, setting)
     assert events_of(copy, "resumed")[0]["changed"] == []
 
 
-def test_only_a_precision_that_nobody_set_is_kept(whole, tmp_path):
+def test_only_what_nobody_set_is_kept(whole, tmp_path):
     read, folder = read_manifest(whole[0]), RunFolder(copied(whole[1], tmp_path / "copy"))
-    assert kept_of(folder, read).precision == "fp32"
-    recorded = json.loads(folder.manifest.read_text())
-    recorded["training"]["config"]["bf16"] = False
+    base = Kept(quantization="none")
+    assert kept_of(folder, read) == replace(base, precision="fp32")
+    settled, recorded = (json.loads(file.read_text()) for file in (folder.plan, folder.manifest))
+    settled["kernels"] |= {"device": "cuda", "attention": "flash", "tf32": True}
+    folder.plan.write_text(json.dumps(settled))
+    base = replace(base, fused_blocks=False)
+    assert kept_of(folder, read) == replace(base, precision="fp32", attention="flash", tf32=True)
+    recorded["training"]["config"] |= {"bf16": False, "attention": "flash", "use_tf32": True}
     folder.manifest.write_text(json.dumps(recorded))
-    assert kept_of(folder, read).precision is None
+    assert kept_of(folder, read) == base
 
 
 def replaced(base: Path) -> None:

@@ -32,6 +32,8 @@ class Kept:
     quantization: str | None = None
     fused_blocks: bool | None = None
     precision: str | None = None
+    tf32: bool | None = None
+    attention: str | None = None
 
 
 @dataclass(kw_only=True)

@@ -104,7 +104,9 @@ def _settle_quantization(draft: PlanDraft, fit: Fit) -> None:
 
 def _settle_asked_quantization(draft: PlanDraft, chosen: str) -> None:
     asked, path = draft.model.quantization, "model.quantization"
-    if asked == "fp8" and chosen != "fp8":
+    if asked == "fp8" and draft.kept.quantization == chosen:
+        draft.settle(path, chosen, KEPT)
+    elif asked == "fp8" and chosen != "fp8":
         because = "the card multiplies no fp8; int8 takes the same memory"
         draft.settle(path, chosen, because, "fallback")
         draft.supersede(path, f"quantization fp8: {because}")

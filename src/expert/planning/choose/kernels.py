@@ -81,15 +81,19 @@ def choose_tf32(draft: PlanDraft) -> None:
         because = f"TF32 was asked for, but {draft.card_words} has none"
         draft.warn(path, because)
         draft.settle(path, False, because, "fallback")
+    elif draft.kept.tf32 is not None and (able or not draft.kept.tf32):
+        draft.choose(path, "use_tf32", draft.kept.tf32, KEPT)
     else:
         because = "no cost from capability 8.0 on" if able else f"{draft.card_words} has no TF32"
         draft.choose(path, "use_tf32", able, because)
 
 
 def base_quantization(draft: PlanDraft) -> str:
-    """What is asked for of the base; int8 where a card multiplies no FP8."""
+    """What is asked for of the base; int8 where a card multiplies no FP8, or the card on which a
+    resumed run started."""
     asked = str(draft.model.quantization)
     able = not draft.on_gpu or draft.has_capability(ADA)
+    able = able and draft.kept.quantization != "int8"
     return "int8" if asked == "fp8" and not able else asked
 
 
@@ -126,7 +130,11 @@ def _settle_attention(draft: PlanDraft, *, long: bool, brief: bool) -> None:
         draft.warn(path, because)
         draft.settle(path, "sdpa", because, "fallback")
         return
-    without4 = _why_not_flash4(draft)
+    without4, kept = _why_not_flash4(draft), draft.kept.attention
+    runs_here = {"flash": flashes, "flash4": flashes and not without4, "flex": able}
+    if asked == "auto" and kept and runs_here.get(kept, True):
+        draft.settle(path, kept, KEPT)
+        return
     if asked == "flash4" and without4:
         because = f"flash4 was asked for, but {without4}"
         draft.warn(path, because)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from expert.core.events import plain, read_events
 from expert.core.publish import damage
@@ -54,6 +54,7 @@ def _changed(recorded: dict[str, Any], manifest: Manifest) -> list[Option]:
 def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
     """What a run has settled by its machine and keeps when it is resumed on another, or beside
     other programs; what its files do not tell is chosen again."""
+    from expert.manifest.schema.config import Attention
     from expert.planning.draft import Kept
 
     try:
@@ -62,19 +63,23 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
         rows, model = plan["batch"]["examples_per_update"], plan["model"]
         asked = {each["name"]: each["quantization"] for each in models}[model["name"]]
         times, own_rows = config["gradient_accumulation_steps"], config["batch_size"] == "auto"
-        base = model["quantization"] if asked == "auto" else None
-        kernels = plan["kernels"]
-        free = config["bf16"] == config["fp16"] == "auto"
-        precision = kernels["precision"] if free else None
-        fused = kernels.get("fused_blocks", False) if kernels["device"] == "cuda" else None
+        base, kernels = model["quantization"], plan["kernels"]
+        precision = kernels["precision"] if config["bf16"] == config["fp16"] == "auto" else None
+        on_gpu = kernels if kernels["device"] == "cuda" else {}
+        fused = on_gpu.get("fused_blocks", False if on_gpu else None)
+        tf32 = on_gpu.get("tf32") if config.get("use_tf32") == "auto" else None
+        free = config.get("attention") == "auto" and not config.get("flash_attention_2")
+        attention = on_gpu.get("attention") if free else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Kept()
     same = times == read.manifest.training.config.gradient_accumulation_steps
     return Kept(
         examples_per_update=rows if own_rows and same and isinstance(rows, int) else None,
-        quantization=base if base in ("none", "int4") else None,
+        quantization=base if base != asked and base in ("none", "int4", "int8") else None,
         fused_blocks=fused if isinstance(fused, bool) else None,
         precision=precision if precision in ("bf16", "fp16", "fp32") else None,
+        tf32=tf32 if isinstance(tf32, bool) else None,
+        attention=attention if attention in get_args(Attention) else None,
     )
 
 
