@@ -61,7 +61,9 @@ def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | Non
     elif draft["kernels.fused_blocks"]:
         draft.settle(PATH, False, "fused blocks need no compiling")
     elif draft.kept.attention == "flash4" and config.attention == "auto":
-        draft.settle(PATH, False, "FlashAttention 4, kept from the run being resumed, is in none")
+        draft.settle(
+            PATH, False, "compiled blocks cannot hold FlashAttention 4, which the run keeps"
+        )
     elif obstacle or padded:
         obstacle = obstacle or "padded rows vary in width: each width would be compiled again"
         draft.settle(PATH, False, obstacle)
