@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from expert.core.errors import ExpertError
+from expert.core.install import NAME
+from expert.core.version import __version__
+from expert.planning.machine.host import package_version
+from expert.planning.memory.memory import H200
+from expert.telemetry.timeline import Timeline
+from expert.training.recovery import KernelUnavailable, PrecisionUnsupported
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +27,6 @@ if TYPE_CHECKING:
     from expert.parallel.sharded import Parts
     from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import KernelPlan, RunPlan
-    from expert.telemetry.timeline import Timeline
-    from expert.training.recovery import KernelUnavailable, PrecisionUnsupported
 
 ADALORA = "adalora"
 CONTEXT_GROWTH = 64 * 2**20
@@ -46,8 +51,6 @@ class Built:
     def whole(self) -> LoadedModel:
         """The model with weights that can be saved: all of them on the first rank, and none on the
         others, which may be on the same machine."""
-        from dataclasses import replace
-
         if not self.loaded.is_spread:
             return self.loaded
         first, engine = self.engine.world.is_first, cast("Any", self.engine)
@@ -94,8 +97,6 @@ def check_precision(plan: RunPlan, device: torch.device) -> None:
     """Raise DoesNotRun where the card cannot compute in the plan's precision."""
     import torch
 
-    from expert.training.recovery import PrecisionUnsupported
-
     if device.type != "cuda" or plan.kernels.precision != "bf16":
         return
     if not torch.cuda.is_bf16_supported():
@@ -110,7 +111,6 @@ def check_attention(plan: RunPlan, loaded: LoadedModel, device: torch.device) ->
     from expert.model.attention import attention_works
     from expert.model.chargpt import CharGpt
     from expert.model.load import DTYPES
-    from expert.training.recovery import KernelUnavailable
 
     kind = plan.kernels.attention
     if device.type != "cuda" or kind not in ("flash", "flash4"):
@@ -143,7 +143,6 @@ def build(
     from expert.parallel.replicated import Replicated, take_from_first
     from expert.parallel.sharded import Sharded
     from expert.parallel.single_device import SingleDevice
-    from expert.telemetry.timeline import Timeline
     from expert.training.learner import OptimizerLearner
 
     set_switches(plan.kernels)
@@ -217,7 +216,6 @@ def _arrange_blocks(loaded: LoadedModel, kernels: KernelPlan) -> None:
     from expert.model.chargpt import CharGpt
     from expert.model.fused.block import fuse_blocks
     from expert.model.fused.kernels import triton_trouble
-    from expert.training.recovery import KernelUnavailable
 
     if kernels.fused_blocks:
         trouble = triton_trouble(loaded.head().device)
@@ -240,7 +238,6 @@ def _spread(
     loaded: LoadedModel, plan: RunPlan, world: World, device: torch.device
 ) -> tuple[LoadedModel, Parts]:
     """The model with its weights spread over the ranks, and the parts that this one steps."""
-    from functools import partial
 
     from expert.model.load import DTYPES
     from expert.parallel.group import open_alone
@@ -290,8 +287,6 @@ def cap_memory(plan: RunPlan, device: torch.device) -> None:
     """Hold the process to the memory that was asked for, its CUDA context included."""
     import torch
 
-    from expert.planning.memory.memory import H200
-
     if device.type != "cuda":
         return
     cap, share = plan.memory.cap_bytes, 1.0  # the one before may have set a cap
@@ -308,9 +303,6 @@ def environment(machine: Machine | None = None) -> dict[str, Any]:
 
     import torch
 
-    from expert.core.install import NAME
-    from expert.core.version import __version__
-    from expert.planning.machine.host import package_version
     from expert.planning.machine.machine import describe_machine, machine_as_dict
 
     names = ("torch", "transformers", "peft", "tokenizers", "numpy", "pyarrow")

@@ -8,14 +8,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError, Problem
+from expert.data.examples.column_survey import ColumnSurvey, survey_rows
+from expert.data.examples.columns import columns_of
+from expert.data.read.sources import Source, find_source, iterate
+from expert.data.records import DataError
+from expert.manifest.check.rules import read_paths
+from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
 from expert.planning.decisions import Remark
+from expert.planning.models.resolve import NotATextModel, is_hub_id, near_model, resolve_model
+from expert.planning.plan import choose_model
 
 if TYPE_CHECKING:
-    from expert.data.examples.column_survey import ColumnSurvey
     from expert.data.read.folders import Split
-    from expert.data.read.sources import Source
     from expert.manifest.reader import ReadManifest
-    from expert.manifest.schema.manifest import BaseModelSpec
 
 FIRST_ROWS = 1000
 """Read of a file to know its columns."""
@@ -43,9 +48,6 @@ def missing_things(
 ) -> Missing:
     """What is not here of the rows, their columns and the base models, by the first rows of every
     file; nothing is fetched."""
-    from expert.manifest.schema.manifest import CHAR_GPT
-    from expert.planning.plan import choose_model
-
     specs = [choose_model(read.manifest, model)] if model else read.manifest.base_models
     found = [_about_model(number, spec, read, environ) for number, spec in enumerate(specs)]
     of_characters = all(spec.name == CHAR_GPT for spec in specs)
@@ -58,7 +60,6 @@ def missing_things(
 def _about_model(
     number: int, spec: BaseModelSpec, read: ReadManifest, environ: Mapping[str, str]
 ) -> Remark | Problem | None:
-    from expert.planning.models.resolve import NotATextModel, is_hub_id, near_model, resolve_model
 
     path = f"base_models[{number}].name"
     try:
@@ -79,11 +80,6 @@ def _about_model(
 
 def _about_rows(read: ReadManifest, *, of_characters: bool) -> Iterator[Remark]:
     """Of every path by itself, so that all that are wrong are told at once."""
-    from expert.data.examples.columns import columns_of
-    from expert.data.read.sources import find_source
-    from expert.data.records import DataError
-    from expert.manifest.check.rules import read_paths
-
     spec = read.manifest.training.dataset
     for path, value in read_paths(read.manifest):
         if not path.startswith("training.dataset."):
@@ -101,9 +97,6 @@ def _about_rows(read: ReadManifest, *, of_characters: bool) -> Iterator[Remark]:
 def _rows_at_the_start(source: Source) -> ColumnSurvey | None:
     """The columns of the first rows, without reading a file whole or fetching one; None where there
     is none at hand: who reads the data tells what is wrong with it."""
-    from expert.data.examples.column_survey import survey_rows
-    from expert.data.read.sources import iterate
-
     if source.kind in ("hub", "corpus"):
         return None
     # One character of a text is a row as good as all of it.

@@ -12,6 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from expert.core.errors import ExpertError
 from expert.manifest.reader import ReadManifest, read_manifest
 from expert.planning.decisions import Remark
+from expert.planning.machine.target import Target, choose_target
+from expert.planning.memory.calibration import estimated_again
+from expert.planning.models.resolve import resolve_model
+from expert.planning.plan import choose_model, make_plan
+from expert.planning.settle import settled_by_rows, settled_by_stream, with_an_end
+from expert.run.missing import missing_things
+from expert.run.session.memory_watch import known_calibrations
+from expert.run.smollm2 import provide_model
+from expert.run.stored.changes import changed_since, kept_of
+from expert.run.stored.locate import run_to_resume, runs_folder
+from expert.run.stored.trained_rows import learnt_rows
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -23,7 +34,6 @@ if TYPE_CHECKING:
     from expert.data.prepared import PartsLeft, PreparedData, PreparedSplit
     from expert.planning.draft import Kept
     from expert.planning.machine.machine import Machine
-    from expert.planning.machine.target import Target
     from expert.planning.run_plan import RunPlan
     from expert.planning.survey import Survey
 
@@ -128,9 +138,6 @@ def open_run(
     `ranks`, `nodes`, `link`: for so many processes on so many machines (make_plan).
     """
     from expert.planning.machine.machine import describe_machine
-    from expert.planning.machine.target import choose_target
-    from expert.run.smollm2 import provide_model
-    from expert.run.stored.locate import runs_folder
 
     began, read, runs = time.monotonic(), as_read(manifest, overrides), data == "prepared"
     if runs:
@@ -169,7 +176,6 @@ def _planner(
     target: Target, plain_text: bool | None, kept: Kept | None, asked: dict[str, Any]
 ) -> Callable[[ReadManifest, Survey | None], RunPlan]:
     """What plans a reading of the manifest for this target; `asked`: as make_plan takes it."""
-    from expert.planning.plan import make_plan
 
     def plan_with(read: ReadManifest, survey: Survey | None) -> RunPlan:
         asks = read.manifest.training.config.overlong == "auto"
@@ -188,8 +194,6 @@ def _planner(
 
 def open_planned(plan: RunPlan, read: ReadManifest, machine: Machine) -> Opened:
     """The data of a plan that was made before; only its counts change."""
-    from expert.planning.machine.target import choose_target
-
     opened = Opened(
         read=read,
         machine=machine,
@@ -275,7 +279,6 @@ def _line_to_prepare(
 ) -> Line:
     from expert.data.line import open_line
     from expert.data.splits import refuse_streaming
-    from expert.run.smollm2 import provide_model
 
     read = as_read(manifest, overrides)
     refuse_streaming(read.manifest.training.dataset)
@@ -296,9 +299,6 @@ def as_read(manifest: str | Path | ReadManifest, overrides: tuple[str, ...]) -> 
 def check_base(read: ReadManifest, model: str | None, *, allow_remote_code: bool) -> None:
     """Raise at once, before torch is imported and rows are prepared, where the base model is on
     this machine and cannot be built."""
-    from expert.planning.models.resolve import resolve_model
-    from expert.planning.plan import choose_model
-
     found = resolve_model(choose_model(read.manifest, model), read.folder)
     if found.place not in ("built-in", "hub"):
         from expert.model.base_folder import refuse_unknown_kind
@@ -321,10 +321,6 @@ def refuse_absent_gpu(opened: Opened) -> None:
 
 def _resumed(read: ReadManifest, resume: str) -> Resumed:
     """The run that is meant, and what it has settled."""
-    from expert.run.stored.changes import changed_since, kept_of
-    from expert.run.stored.locate import run_to_resume
-    from expert.run.stored.trained_rows import learnt_rows
-
     runs = read.manifest.training.config.runs_beside(read.folder)
     folder, checkpoint = run_to_resume(resume, runs=runs, expert=read.manifest.name)
     folder.refuse_damaged()
@@ -364,7 +360,6 @@ def _are_plain_text(
 def _counted(opened: Opened, model: str | None) -> Opened:
     """Opened to plan: with what can be known of the rows without preparing them."""
     from expert.data.count import count_rows
-    from expert.run.missing import missing_things
 
     plan, counts = opened.plan, None
     if not isinstance(opened.sources, Exception):
@@ -381,8 +376,6 @@ def _counted(opened: Opened, model: str | None) -> Opened:
 def as_packed(plan: RunPlan, train: PreparedSplit | None) -> RunPlan:
     """The plan with the steps that the packed rows make; the same numbers as the run's own."""
     from expert.data.splits import packed_counts
-    from expert.planning.settle import settled_by_rows
-    from expert.run.session.memory_watch import known_calibrations
 
     if train is None:
         return plan
@@ -396,9 +389,6 @@ def _with_data(opened: Opened, tell: Tell, *, again: bool) -> Opened:
     from expert.data.feed.run_data import run_data
     from expert.data.line import open_line
     from expert.data.splits import prepare_splits, room_for
-    from expert.planning.memory.calibration import estimated_again
-    from expert.planning.settle import settled_by_stream, with_an_end
-    from expert.run.session.memory_watch import known_calibrations
 
     plan, read, resumed = opened.plan, opened.read, opened.resumed
     own = resumed.indexes if resumed else frozenset()

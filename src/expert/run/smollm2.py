@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import sha256_of
-from expert.planning.models.resolve import GET_SMOLLM2, SMOLLM2
+from expert.core.publish import damage, publishing
+from expert.planning.models.resolve import GET_SMOLLM2, SMOLLM2, home_models, resolve_model
+from expert.planning.plan import choose_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,9 +55,6 @@ def provide_model(
     read: ReadManifest, model: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> None:
     """Make the folder of smollm2-135m where a manifest names it and it is not there yet."""
-    from expert.planning.models.resolve import home_models, resolve_model
-    from expert.planning.plan import choose_model
-
     spec = choose_model(read.manifest, model)
     if spec.name == SMOLLM2 and resolve_model(spec, read.folder, environ).place == "hub":
         smollm2_folder(home_models(environ), environ)
@@ -64,9 +63,6 @@ def provide_model(
 def smollm2_folder(cache: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
     """The model's folder below `cache` (None: where Expert keeps models), made from the package at
     the first call."""
-    from expert.core.publish import damage, publishing
-    from expert.planning.models.resolve import home_models
-
     target = (home_models(environ) if cache is None else cache) / SMOLLM2
     if (target / "DONE").is_file():
         fault = damage(target, contents=False)

@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
-
-if TYPE_CHECKING:
-    from expert.manifest.reader import ReadManifest
+from expert.manifest.reader import ReadManifest, understand
+from expert.manifest.schema.manifest import CHAR_GPT
+from expert.manifest.text.document import parse_document, read_document
+from expert.manifest.text.item import Item
 
 CHARACTER_EPOCHS = 25
 """What a corpus is trained with where there is no manifest; all else is the plan's default."""
@@ -19,10 +19,6 @@ CHARACTER_EPOCHS = 25
 
 def character_manifest(dataset: str, overrides: Sequence[str] = ()) -> ReadManifest:
     """The manifest of the character GPT on a text that was named without one."""
-    from expert.manifest.reader import understand
-    from expert.manifest.schema.manifest import CHAR_GPT
-    from expert.manifest.text.document import parse_document
-
     text = {
         "name": f"char-{Path(dataset).stem}",
         "base_model": {"name": CHAR_GPT},
@@ -38,10 +34,6 @@ class OfSomethingElse(ExpertError):
 
 def configured_manifest(file: Path, dataset: str, overrides: Sequence[str] = ()) -> ReadManifest:
     """The manifest of the character GPT on a text, with the settings of a file beside it."""
-    from expert.manifest.reader import understand
-    from expert.manifest.schema.manifest import CHAR_GPT
-    from expert.manifest.text.document import read_document
-    from expert.manifest.text.item import Item
 
     def understood(more: Sequence[str]) -> ReadManifest:
         document = read_document(file)

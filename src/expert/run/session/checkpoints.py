@@ -9,21 +9,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.links import refuse_links
-from expert.core.rundir import checkpoint_name, checkpoint_step, checkpoints_in
-from expert.run.session.identity import identity, that_count, that_move
+from expert.core.rundir import (
+    RunFolder,
+    RunFolderError,
+    checkpoint_name,
+    checkpoint_step,
+    checkpoints_in,
+)
+from expert.manifest.schema.kinds import OPTIMIZERS
+from expert.run.session.identity import BaseWeights, identity, that_count, that_move
+from expert.run.stored.changes import Option, changed_orders, what_changed
+from expert.training.state import TrainState
 
 if TYPE_CHECKING:
-    from expert.core.rundir import RunFolder
     from expert.data.feed.run_data import RunData
     from expert.parallel.engine import Groups
     from expert.parallel.group import Group
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
-    from expert.run.session.identity import BaseWeights
-    from expert.run.stored.changes import Option
     from expert.training.checkpoint import CheckpointError
     from expert.training.recorder import Emit
-    from expert.training.state import TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +215,6 @@ def _another_run(
 ) -> CheckpointError:
     """What is said of a run that was started otherwise: the causes first, then what they change.
     `now`: what the identity says of the data."""
-    from expert.run.stored.changes import changed_orders, what_changed
     from expert.training.checkpoint import AnotherRun
 
     saved, options = found.identity.get("data", {}), that_move(options)
@@ -243,7 +247,6 @@ def _is_in_between(path: Path) -> bool:
 def _says(path: Path, state: TrainState) -> bool:
     """Whether a checkpoint holds this state; how long it took to get there does not count."""
     from expert.training.checkpoint import CheckpointError, read_state
-    from expert.training.state import TrainState
 
     try:
         there = TrainState.from_json(read_state(path)["state"])
@@ -254,7 +257,6 @@ def _says(path: Path, state: TrainState) -> bool:
 
 def put_final_aside(folder: RunFolder) -> Path | None:
     """The new name of what an earlier end of the run has left; None where there is nothing."""
-    from expert.core.rundir import RunFolderError
     from expert.training.checkpoint import put_aside
 
     if not folder.final.exists():
@@ -268,7 +270,6 @@ def put_final_aside(folder: RunFolder) -> Path | None:
 def load(path: Path) -> Loaded:
     """A checkpoint as it was saved; anything but a whole one is an error."""
     from expert.training.checkpoint import load_checkpoint
-    from expert.training.state import TrainState
 
     groups, saved = load_checkpoint(path)
     return Loaded(
@@ -289,7 +290,6 @@ def bytes_of_one(built: Built, plan: RunPlan) -> int:
 
 def state_to_come(built: Built, plan: RunPlan) -> int:
     """Bytes of optimizer state that the first step will make; 0 where it is there already."""
-    from expert.manifest.schema.kinds import OPTIMIZERS
     from expert.training.learner import LOSS_SCALE, MODEL, OPTIMIZER
 
     own = built.engine.own_tensors()

@@ -14,6 +14,7 @@ from expert.run.session.checkpoints import state_to_come
 from expert.run.session.failures import RunFailed, failure_of, nothing_left
 from expert.run.session.recover import agreed, fall_back, waits_in_passes
 from expert.run.session.session import Session, model_of
+from expert.training.recovery import OutOfMemory, plan_after
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +76,6 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
     from expert.data.feed.run_data import evaluation_shape, split_batches
     from expert.parallel.group import PeerFailed
     from expert.training.evaluation import evaluate
-    from expert.training.recovery import OutOfMemory, plan_after
 
     while True:
         message = ""

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
 from expert.core.rundir import RunFolderMoved
+from expert.parallel.watch import NO_LIMIT
 from expert.run.session.checkpoints import bytes_of_one
 from expert.run.session.evaluate import evaluate_validation, probe
 from expert.run.session.failures import RunFailed, failure_of
 from expert.run.session.finish import RunResult, finished, stopped
+from expert.run.session.memory_watch import MemoryWatch
 from expert.run.session.recover import (
     agreed,
     end_all,
@@ -117,7 +119,6 @@ def _end_together(
 def attempt(session: Session, *, through: Through = iter) -> Ending:
     """Train from where the run stands until something ends it."""
     from expert.data.feed.run_data import feed_facts, training_feed
-    from expert.run.session.memory_watch import MemoryWatch
     from expert.training.loop import Tools, train
 
     now, emit, device = session.now, session.emit, session.device
@@ -173,8 +174,6 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
 def _named(session: Session, steps: Iterable[Any]) -> Iterator[Any]:
     """Steps on their way to the loop; who watches learns which of them this process is in. What
     was learned is saved where no more rows come."""
-    from expert.parallel.watch import NO_LIMIT
-
     coming = iter(steps)
     # Workers are watched by who takes their batches; a stream that is resumed reads what was read.
     slow = NO_LIMIT if session.plan.loader.workers or session.data.stream is not None else 0.0

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
+from expert.run.build import DoesNotRun
+from expert.training.recovery import Failure, OutOfMemory
 
 if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
-    from expert.training.recovery import Failure
 
 # Other ways in which CUDA and the CPU's allocator report that there is no memory left.
 NO_MEMORY = (
@@ -41,7 +42,6 @@ def failure_of(
     from expert.model.attention import KernelUnavailable as AttentionUnavailable
     from expert.parallel.graphs import GraphsUnavailable
     from expert.parallel.group import PeerFailed
-    from expert.run.build import DoesNotRun
     from expert.training import recovery
     from expert.training.optim import OptimizerUnavailable
 
@@ -126,8 +126,6 @@ def _said(error: BaseException) -> str:
 
 def nothing_left(failure: Failure) -> str:
     """The last sentence of a run that has tried everything."""
-    from expert.training.recovery import OutOfMemory
-
     first = str(getattr(failure, "message", None) or getattr(failure, "reason", failure))
     line = first.strip().splitlines()[0] if first.strip() else type(failure).__name__
     if isinstance(failure, OutOfMemory):

@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_OK
+from expert.core.events import read_events
+from expert.core.interrupts import asked_by
+from expert.core.publish import publishing
+from expert.core.room import within_room
+from expert.core.rundir import RunFolder, checkpoint_name
+from expert.parallel.watch import SAVED_BYTES_PER_SECOND
+from expert.run.session.checkpoints import load
+from expert.run.session.evaluate import evaluate_split
 from expert.run.session.session import Session, model_of, seconds_to_read
 
 if TYPE_CHECKING:
-    from expert.core.rundir import RunFolder
     from expert.data.feed.run_data import RunData
     from expert.training.evaluation import EvalResult
 
@@ -73,8 +80,6 @@ def finished(session: Session, *, early: bool) -> RunResult:
 
 def stopped(session: Session, exit_code: int) -> RunResult:
     """Report that somebody asked for an end."""
-    from expert.core.interrupts import asked_by
-
     reason = asked_by(exit_code)
     session.emit("stopped", step=session.state.done, reason=reason, exit_code=exit_code)
     return _result(session, exit_code=exit_code, final=None, test_loss=None)
@@ -120,8 +125,6 @@ def _holds_out(data: RunData) -> bool:
 
 def take_best(session: Session) -> None:
     """Return to the best checkpoint where the plan says so and it is not the last one."""
-    from expert.core.rundir import checkpoint_name
-    from expert.run.session.checkpoints import load
     from expert.training.checkpoint import CheckpointError
 
     best = session.now.best.best_step
@@ -149,8 +152,6 @@ def last_eval_loss(session: Session) -> float | None:
 
 def recorded_eval_loss(folder: RunFolder) -> float | None:
     """The last loss on the validation rows among the events of a run."""
-    from expert.core.events import read_events
-
     events = read_events(folder.events)
     found = [e for e in events if e["event"] == "eval" and e.get("split") == "validation"]
     loss = found[-1].get("loss") if found else None
@@ -160,8 +161,6 @@ def recorded_eval_loss(folder: RunFolder) -> float | None:
 def evaluate_test(session: Session) -> EvalResult | None:
     """The test rows by the weights that the run ends with; None where there are no such rows, or a
     signal asked for an end in between."""
-    from expert.run.session.evaluate import evaluate_split
-
     if session.data.test is None:
         return None
     began = time.monotonic()
@@ -184,10 +183,7 @@ def evaluate_test(session: Session) -> EvalResult | None:
 
 def publish_final(session: Session) -> Path:
     """What a user takes away, whole or not at all."""
-    from expert.core.publish import publishing
-    from expert.core.room import within_room
     from expert.model.saving import save_trained
-    from expert.parallel.watch import SAVED_BYTES_PER_SECOND
     from expert.training.checkpoint import bytes_needed, check_space
 
     loaded = model_of(session).whole()

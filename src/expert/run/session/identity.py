@@ -11,7 +11,12 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
+from expert.core.files import sha256_of
+from expert.core.publish import content_hash
+from expert.data.pack.packing import is_padded
 from expert.manifest.schema.kinds import OPTIMIZERS
+from expert.model.base_folder import fetched
+from expert.planning.models.resolve import snapshot_in_cache, weight_files
 
 if TYPE_CHECKING:
     from expert.data.feed.run_data import RunData
@@ -184,7 +189,6 @@ def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, An
 def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
     """What decides the rows of a step and is not in the names of prepared files."""
     from expert.data.pack.pack_index import FITTED
-    from expert.data.pack.packing import is_padded
 
     found: dict[str, Any] = {}
     if is_padded(plan):
@@ -254,9 +258,6 @@ class BaseWeights:
 
 def _weights_of(model: ModelPlan) -> str | None:
     """Which weights a base has; None where its revision tells already, or nothing is there."""
-    from expert.core.publish import content_hash
-    from expert.planning.models.resolve import weight_files
-
     if model.place == "built-in":
         return None
     if model.place in ("hf cache", "hub"):
@@ -269,8 +270,6 @@ def _weights_of(model: ModelPlan) -> str | None:
 
 def config_of(model: ModelPlan) -> str | None:
     """The hash of what else decides what a folder's weights compute."""
-    from expert.core.files import sha256_of
-
     try:
         file = Path(model.location) / "config.json"
         return sha256_of(file) if model.place in ("folder", "models folder") else None
@@ -280,9 +279,6 @@ def config_of(model: ModelPlan) -> str | None:
 
 def _snapshot_of(model: ModelPlan) -> Path:
     """The snapshot in the hub's cache; it is fetched where it is not there yet."""
-    from expert.model.base_folder import fetched
-    from expert.planning.models.resolve import snapshot_in_cache
-
     if model.place == "hf cache":
         return Path(model.location)
     return snapshot_in_cache(model.location, model.revision) or fetched(model)

@@ -6,6 +6,17 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from expert.data.pack.packing import is_padded
+from expert.telemetry.cpu import cores_seen, peak_memory_bytes
+from expert.telemetry.gpu import GpuSampler, allocator_facts
+from expert.telemetry.meter import EVALUATION_SHARE, Ahead, Meter
+from expert.telemetry.timeline import Timeline
+from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
+from expert.training.schedule import schedule_of, with_rollbacks
+from expert.training.spikes import SpikeWatch, Stability
+from expert.training.state import TrainState
+from expert.training.stopping import BestSoFar
+
 if TYPE_CHECKING:
     import torch
 
@@ -13,14 +24,8 @@ if TYPE_CHECKING:
     from expert.data.prepared import PreparedSplit
     from expert.parallel.group import Group
     from expert.planning.run_plan import RunPlan
-    from expert.telemetry.gpu import GpuSampler
-    from expert.telemetry.meter import Ahead, Meter
-    from expert.telemetry.timeline import Timeline
     from expert.training.loop import LoopPlan
-    from expert.training.pressure import Pressure
     from expert.training.recorder import Emit, MoreFields, Recorder
-    from expert.training.state import TrainState
-    from expert.training.stopping import BestSoFar
 
 ENDLESS = 2**62
 """Steps of a run whose end nobody knows."""
@@ -41,9 +46,7 @@ class Instruments:
         self, plan: RunPlan, state: TrainState, timeline: Timeline | None = None
     ) -> Recorder:
         """A recorder for the steps to come, from where the run stands."""
-        from expert.telemetry.timeline import Timeline
         from expert.training.recorder import Recorder
-        from expert.training.spikes import SpikeWatch
 
         return Recorder(
             self.emit,
@@ -66,10 +69,6 @@ def instruments_for(
 ) -> Instruments:
     """The instruments of a run on its device."""
     from expert.model.blocks import CompileWatch
-    from expert.telemetry.cpu import cores_seen
-    from expert.telemetry.gpu import GpuSampler
-    from expert.telemetry.meter import Meter
-    from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
 
     peak = plan.length.peak_flops
     return Instruments(
@@ -95,9 +94,6 @@ def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
     """What a step event says of the card or the cores: numbers, no text, which would be searched
     for secrets. Steps that compile are left out, as they are of its rates: the card is idle
     meanwhile."""
-    from expert.telemetry.cpu import peak_memory_bytes
-    from expert.telemetry.gpu import allocator_facts
-
     gpu, meter, looked_at = instruments.gpu, instruments.meter, time.monotonic()
     cores, ranks = _core_fields(instruments.emit, workers), instruments.group.rank_fields
     if gpu is None:
@@ -141,8 +137,6 @@ def _core_fields(emit: Emit, workers: int) -> MoreFields:
 def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
     """When what happens in the run, from where it stands."""
     from expert.training.loop import LoopPlan
-    from expert.training.schedule import schedule_of, with_rollbacks
-    from expert.training.spikes import Stability
 
     watch, stability, total = plan.watch, plan.stability, plan.length.total_steps
     # The epochs of a stream end when its rows do.
@@ -184,8 +178,6 @@ def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
 
 def best_so_far(plan: RunPlan, state: TrainState) -> BestSoFar:
     """What follows the metric of the plan, from where the run stands."""
-    from expert.training.stopping import BestSoFar
-
     watch = plan.watch
     return BestSoFar(
         watch.metric,
@@ -198,10 +190,6 @@ def best_so_far(plan: RunPlan, state: TrainState) -> BestSoFar:
 
 def ahead_of(plan: RunPlan, data: RunData) -> Ahead | None:
     """The evaluations that the run has before it; None where nobody knows its end."""
-    from expert.data.pack.packing import is_padded
-    from expert.telemetry.meter import EVALUATION_SHARE, Ahead
-    from expert.training.state import TrainState
-
     total = plan.length.total_steps
     if total is None:
         return None

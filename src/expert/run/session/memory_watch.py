@@ -5,10 +5,22 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING
 
+from expert.planning.machine.host import package_version
+from expert.planning.memory.calibration import (
+    Calibrations,
+    MemoryProbe,
+    calibrations_file,
+    calibrations_of,
+    kind_of,
+    remember,
+    shape_key,
+    workload_of,
+)
+from expert.planning.memory.memory import H200, estimate, resting_bytes
+
 if TYPE_CHECKING:
     import torch
 
-    from expert.planning.memory.calibration import Calibrations, MemoryProbe
     from expert.planning.memory.workload import Workload
     from expert.planning.run_plan import RunPlan
     from expert.telemetry.gpu import GpuSampler
@@ -20,9 +32,6 @@ UPDATES = 3
 
 def known_calibrations(card: str) -> Calibrations:
     """What earlier runs on this card with this torch found out."""
-    from expert.planning.machine.host import package_version
-    from expert.planning.memory.calibration import calibrations_file, calibrations_of
-
     return calibrations_of(card, package_version("torch").value, calibrations_file())
 
 
@@ -33,8 +42,6 @@ class MemoryWatch:
         self, plan: RunPlan, device: torch.device, gpu: GpuSampler | None, emit: Emit
     ) -> None:
         import torch
-
-        from expert.planning.memory.calibration import workload_of
 
         self._plan, self._device, self._gpu, self._emit = plan, device, gpu, emit
         # What is recorded keeps gradients and activations, which would be taken for weights; and
@@ -58,10 +65,6 @@ class MemoryWatch:
 
     def _measured(self) -> MemoryProbe:
         import torch
-
-        from expert.planning.machine.host import package_version
-        from expert.planning.memory.calibration import MemoryProbe, kind_of, shape_key
-        from expert.planning.memory.memory import estimate, resting_bytes
 
         assert self._work is not None
         work, device = self._work, self._device
@@ -91,8 +94,6 @@ class MemoryWatch:
         """
         import torch
 
-        from expert.planning.memory.memory import H200
-
         sample = self._gpu.sample() if self._gpu is not None else None
         used = sample.process_memory_bytes if sample is not None else None
         if used is None and not self._plan_shares_card():
@@ -105,7 +106,6 @@ class MemoryWatch:
         return any(remark.path == "memory.budget_bytes" for remark in self._plan.remarks)
 
     def _report(self, probe: MemoryProbe) -> None:
-        from expert.planning.memory.calibration import calibrations_file, remember
 
         measured = probe.reserved + probe.context_bytes
         self._emit(

@@ -7,8 +7,12 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from expert.core.errors import EXIT_RUN_FAILED
+from expert.core.room import DiskFull
 from expert.core.rundir import RunFolder
+from expert.core.stored_json import object_in
+from expert.data.pack.packing import is_padded
 from expert.parallel.launch import FAILURE_FILE, last_failure
+from expert.run.session.checkpoints import Checkpoints, with_fallbacks
 from expert.run.session.failures import RunFailed, nothing_left
 from expert.run.session.session import (
     Session,
@@ -17,6 +21,18 @@ from expert.run.session.session import (
     save,
     seconds_to_read,
 )
+from expert.run.stored.locate import has_saved
+from expert.training.recovery import (
+    DataBound,
+    Failure,
+    LossSpike,
+    NotFinite,
+    OutOfMemory,
+    changes,
+    plan_after,
+)
+from expert.training.schedule import after_rollback, rollbacks_of
+from expert.training.state import TrainState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,8 +40,6 @@ if TYPE_CHECKING:
     from expert.data.feed.run_data import RunData
     from expert.planning.run_plan import RunPlan
     from expert.training.recorder import Trouble
-    from expert.training.recovery import Failure
-    from expert.training.state import TrainState
 
 SHOWN_ROWS = 10
 KEYS = {"batch.micro_batch": "micro_batch_size", "batch.eval_batch": "eval_batch_size"}
@@ -44,8 +58,6 @@ def recover_from_failure(session: Session, failure: Failure, *, interrupted: boo
 
 def plan_for(session: Session, failure: Failure) -> RunPlan | None:
     """The plan to try next; None where no other plan helps."""
-    from expert.training.recovery import plan_after
-
     return plan_after(session.plan, failure)
 
 
@@ -53,7 +65,6 @@ def agreed(session: Session, failure: Failure | None, error: BaseException) -> F
     """The failure that all ranks answer, each with the same plan: this one's, told to the others,
     or that of the rank which told us."""
     from expert.parallel.group import PeerFailed
-    from expert.training.recovery import OutOfMemory
 
     built = session.now.built
     if isinstance(error, PeerFailed):
@@ -96,8 +107,6 @@ def take_failure(session: Session) -> None:
     """Begin with the plan that answers the failure which ended all ranks before this start."""
     from pydantic import TypeAdapter
 
-    from expert.core.stored_json import object_in
-    from expert.run.session.checkpoints import with_fallbacks
     from expert.training import recovery
 
     def read() -> dict[str, Any] | None:
@@ -124,9 +133,6 @@ def take_failure(session: Session) -> None:
 
 def next_start(session: Session, failure: Failure) -> str:
     """Why all ranks have ended, and what the next start does about it."""
-    from expert.run.stored.locate import has_saved
-    from expert.training.recovery import changes
-
     after = plan_for(session, failure)
     if after is None:
         return nothing_left(failure)
@@ -174,8 +180,6 @@ def _report_late(session: Session) -> tuple[Trouble, str] | None:
 
 def follow_sign(session: Session, sign: Any) -> None:
     """Follow a sign that another plan would be better; the run continues in any case."""
-    from expert.data.pack.packing import is_padded
-    from expert.training.recovery import DataBound
 
     # Only processes that make batches can be tuned, not the thread that fills packed ones.
     has_workers = session.data.stream is not None or is_padded(session.plan)
@@ -195,8 +199,6 @@ def follow_sign(session: Session, sign: Any) -> None:
 
 def fall_back(session: Session, after: RunPlan, failure: Any) -> None:
     """Take another plan for the same run; what was learned so far stays."""
-    from expert.training.recovery import changes
-
     made = changes(session.plan, after)
     session.emit(
         "fell_back",
@@ -215,8 +217,6 @@ def recover_from_trouble(
 
     `sound`: no step was interrupted while it changed the weights.
     """
-    from expert.training.recovery import NotFinite
-
     what, kept = trouble.what, ""
     if verdict in ("skip", "ignore"):
         return
@@ -250,8 +250,6 @@ def kept_between_steps(session: Session) -> str:
 
 def kept_where_it_went(session: Session, now: Path | None) -> str:
     """Save into the run folder where it lies now, and say how it is resumed from there."""
-    from expert.run.session.checkpoints import Checkpoints
-
     if now is None:
         return "  (start it again; what it had learned is lost)"
     if session.checkpoints is not None:
@@ -266,7 +264,6 @@ def kept_where_it_went(session: Session, now: Path | None) -> str:
 
 
 def _kept(session: Session, state: TrainState) -> str:
-    from expert.core.room import DiskFull
     from expert.training.checkpoint import CheckpointError
 
     if session.checkpoints is None:
@@ -282,8 +279,6 @@ def _kept(session: Session, state: TrainState) -> str:
 def _roll_back(session: Session, trouble: Trouble) -> None:
     """The last good checkpoint, without the steps of the trouble, and with a lower rate."""
     from expert.training.checkpoint import put_aside_after
-    from expert.training.recovery import LossSpike
-    from expert.training.schedule import after_rollback, rollbacks_of
 
     from_step, loop = session.state.done, session.loop_plan
     first, last = trouble.what.step, max(trouble.what.step, from_step - 1)
@@ -319,8 +314,6 @@ def _report_rollback(session: Session, from_step: int) -> None:
 
 def _return_to_checkpoint(session: Session) -> None:
     """Continue from the newest good checkpoint; without one the run starts over."""
-    from expert.training.state import TrainState
-
     with session.group.work("loading a checkpoint", seconds_to_read(session.folder.checkpoints)):
         found = session.checkpoints.newest() if session.checkpoints is not None else None
     kept = session.state

@@ -6,10 +6,21 @@ import datetime
 import sys
 from typing import TYPE_CHECKING, Any
 
+from expert.insight.findings.evidence import Evidence
+from expert.insight.record import RunRecord, read_run
+from expert.insight.step.anatomy import dissect
+from expert.planning.compilations import compilations_file, remember_compilation
+from expert.planning.machine.target import choose_target
+from expert.planning.measurements import (
+    MeasuredRate,
+    measurements_file,
+    remember_rate,
+    speed_settings,
+)
+from expert.planning.memory.calibration import workload_of
+from expert.planning.models.resolve import basename
+
 if TYPE_CHECKING:
-    from expert.insight.findings.evidence import Evidence
-    from expert.insight.record import RunRecord
-    from expert.planning.measurements import MeasuredRate
     from expert.run.session.session import Session
 
 LEAST_UPDATES = 20
@@ -20,11 +31,6 @@ LEAST_SECONDS = 10.0
 def remember_run(session: Session) -> None:
     """Let later plans count on what this run reached, and on what torch has compiled. Only the
     rate: its settings were compared with nothing."""
-    from expert.insight.findings.evidence import Evidence
-    from expert.insight.record import read_run
-    from expert.insight.step.anatomy import dissect
-    from expert.planning.measurements import measurements_file, remember_rate
-
     run = read_run(session.folder.path)
     _remember_compiling(session, run)
     reached = settled_rate(Evidence(run=run, anatomy=dissect(run)))
@@ -39,9 +45,6 @@ def remember_run(session: Session) -> None:
 
 def _remember_compiling(session: Session, run: RunRecord) -> None:
     """What the first step took that compiled all blocks, where nothing was changed on the way."""
-    from expert.planning.compilations import compilations_file, remember_compilation
-    from expert.planning.memory.calibration import workload_of
-
     seconds, work = compile_seconds(run), workload_of(session.plan)
     warm = found_compiled()
     if seconds is None or work is None or warm is None or session.plan.kernels.device != "cuda":
@@ -76,7 +79,6 @@ def found_compiled() -> bool | None:
 def _target(session: Session) -> tuple[str, int | None]:
     """What measurements call the device of a run, and its cores where it is a CPU."""
     from expert.planning.machine.machine import describe_machine
-    from expert.planning.machine.target import choose_target
 
     machine = session.start.machine or describe_machine(session.folder.path)
     device = session.plan.kernels.device
@@ -99,9 +101,6 @@ def settled_rate(found: Evidence) -> float | None:
 
 def _measured(session: Session, reached: float) -> MeasuredRate | None:
     """The record; None where the rows are not counted, or somebody else was on the card."""
-    from expert.planning.measurements import MeasuredRate, speed_settings
-    from expert.planning.models.resolve import basename
-
     plan = session.plan
     rows, tokens = plan.length.rows, plan.length.tokens_per_epoch
     shared = any(remark.path == "memory.budget_bytes" for remark in plan.remarks)

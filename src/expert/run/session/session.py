@@ -11,12 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.errors import ExpertError
-from expert.run.session.instruments import best_so_far, instruments_for, loop_plan
+from expert.core.events import EventLog, Sink
+from expert.parallel.watch import NO_LIMIT, SAVED_BYTES_PER_SECOND
+from expert.planning.memory.calibration import estimated_again
+from expert.run.build import Built, build, device_of
+from expert.run.session.checkpoints import Checkpoints, put_final_aside, with_fallbacks
+from expert.run.session.identity import BaseWeights
+from expert.run.session.instruments import Instruments, best_so_far, instruments_for, loop_plan
+from expert.run.session.memory_watch import known_calibrations
+from expert.run.stored.changes import changed_options
+from expert.run.stored.locate import as_recorded
+from expert.telemetry.trackers import close_trackers, open_trackers
+from expert.training.state import TrainState
+from expert.training.stopping import BestSoFar, Signals
 
 if TYPE_CHECKING:
     import torch
 
-    from expert.core.events import Sink
     from expert.core.rundir import RunFolder
     from expert.data.feed.run_data import RunData
     from expert.data.feed.streaming import Stream
@@ -25,14 +36,9 @@ if TYPE_CHECKING:
     from expert.parallel.group import Group
     from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
-    from expert.run.build import Built
-    from expert.run.session.checkpoints import Checkpoints
-    from expert.run.session.instruments import Instruments
     from expert.training.evaluation import EvalResult
     from expert.training.loop import LoopPlan
     from expert.training.recorder import Emit, Recorder
-    from expert.training.state import TrainState
-    from expert.training.stopping import BestSoFar, Signals
 
 Evaluating = Callable[[str, int, int], None]
 """Called during an evaluation: the split, its rows that were launched, and all of its rows."""
@@ -185,14 +191,7 @@ def open_session(
 
     Of a group, the first rank alone writes events and whatever lies in the folder.
     """
-    from expert.core.events import EventLog
     from expert.parallel.group import Group
-    from expert.run.build import device_of
-    from expert.run.session.checkpoints import Checkpoints
-    from expert.run.session.identity import BaseWeights
-    from expert.telemetry.trackers import close_trackers, open_trackers
-    from expert.training.state import TrainState
-    from expert.training.stopping import Signals
 
     callbacks, group = callbacks or Callbacks(), group or Group()
     first = group.world.is_first
@@ -254,8 +253,6 @@ def model_of(session: Session) -> Built:
     """The model of the plan, built when it is first needed and after each change of it."""
     from expert.data.feed.run_data import largest_ids
     from expert.model.load import check_vocabulary
-    from expert.parallel.watch import NO_LIMIT
-    from expert.run.build import build
 
     now = session.now
     if now.built is None:
@@ -286,8 +283,6 @@ def model_of(session: Session) -> Built:
 def seconds_to_read(folder: Path) -> float:
     """How long loading all weights in a folder may take beyond the limit of a hang, on a slow
     network folder; more than nothing, since libraries that copy let no other thread run."""
-    from expert.parallel.watch import SAVED_BYTES_PER_SECOND
-
     size = 0
     for path in folder.rglob("*.safetensors"):
         with contextlib.suppress(OSError):  # loading it says what is wrong
@@ -318,9 +313,6 @@ def save(session: Session, state: TrainState, due: bool = False) -> None:
 
 def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
     """Continue from a checkpoint, or from the newest good one of a folder of them."""
-    from expert.run.session.checkpoints import put_final_aside, with_fallbacks
-    from expert.run.stored.changes import changed_options
-
     now = session.now
     assert session.checkpoints is not None
     options = changed_options(session.folder, session.manifest)
@@ -341,10 +333,6 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
 
 def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
     """Continue with another plan; weights and optimizer state stay, and what the run remembers."""
-    from expert.planning.memory.calibration import estimated_again
-    from expert.run.session.memory_watch import known_calibrations
-    from expert.run.stored.locate import as_recorded
-
     now = session.now
     now.plan = estimated_again(after, known_calibrations(after.target))
     if session.group.world.is_first:

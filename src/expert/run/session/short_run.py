@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.interrupts import Interrupted
+from expert.core.rundir import RunFolder
+from expert.run.open import open_run
+from expert.run.session.execute import Through, run_session
+from expert.run.session.session import Start, open_session
 
 if TYPE_CHECKING:
     from expert.core.events import Sink
     from expert.data.feed.run_data import RunData
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
-    from expert.run.session.execute import Through
 
 SETTLING = 3
 """Steps before anything is measured: the first compiles, the next fill buffers and caches."""
@@ -44,8 +47,6 @@ def prepared_plan(
     read: ReadManifest, *, model: str | None = None, vram: str | None = None
 ) -> tuple[RunPlan, RunData]:
     """The plan a run of this manifest would begin with, and its data, prepared."""
-    from expert.run.open import open_run
-
     opened = open_run(read, model=model, vram=vram)
     return opened.plan, opened.data
 
@@ -65,10 +66,6 @@ def short_run(
     The plan is that of the whole run, so what it would compile is compiled here too; only its end
     differs, and may lie beyond that of a run that is shorter.
     """
-    from expert.core.rundir import RunFolder
-    from expert.run.session.execute import run_session
-    from expert.run.session.session import Start, open_session
-
     plan, data = prepared_plan(read, model=model, vram=vram)
     cut = {"length.total_steps": updates, "length.max_steps": updates, **WITHOUT_PAUSES}
     plan = plan.with_values(cut, "a short run", "machine")

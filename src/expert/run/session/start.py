@@ -7,14 +7,22 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.core.events import read_events
+from expert.core.publish import sweep
+from expert.core.room import no_room, said_no_room
+from expert.core.rundir import RunFolder, RunFolderError
+from expert.core.stored_json import object_in
+from expert.planning.machine.host import cores_available
+from expert.planning.machine.threads import NAMES, Threads, choose_threads, threads_as_before
+from expert.run.build import environment
 from expert.run.session.session import Session, Start
+from expert.run.stored.locate import as_recorded
+from expert.telemetry.cpu import busy_seconds, cores_seen
 
 if TYPE_CHECKING:
-    from expert.core.rundir import RunFolder
     from expert.data.feed.run_data import RunData
     from expert.manifest.schema.manifest import Manifest
     from expert.planning.machine.machine import Machine
-    from expert.planning.machine.threads import Threads
     from expert.planning.run_plan import LengthPlan, RunPlan
 
 LOOK_SECONDS = 0.2
@@ -56,12 +64,6 @@ def write_down(
     machine: Machine | None = None,
 ) -> None:
     """What was asked, what was decided and on what; leftovers of writers that died are removed."""
-    from expert.core.publish import sweep
-    from expert.core.room import no_room, said_no_room
-    from expert.core.rundir import RunFolderError
-    from expert.run.build import environment
-    from expert.run.stored.locate import as_recorded
-
     for place in (folder.path, folder.checkpoints):
         if place.is_dir():
             sweep(place, alone=True)
@@ -148,7 +150,6 @@ def report_data(session: Session) -> None:
 
 def _rows_hash(folder: Path) -> str | None:
     """Of the rows that a prepared folder was made from, whatever tokenizer made it."""
-    from expert.core.stored_json import object_in
     from expert.data.tokens.prepare import RECIPE
 
     found = object_in(folder / RECIPE).get("data")
@@ -161,8 +162,6 @@ def _rows_hash(folder: Path) -> str | None:
 def _settle_threads(session: Session, given: int | None, seconds: float) -> None:
     """Take as many threads as there are free cores, report it, and restore torch's number later."""
     import torch
-
-    from expert.planning.machine.threads import Threads
 
     before = torch.get_num_threads()
     chosen = Threads(given, "as given") if given else _threads_before(session, before)
@@ -186,9 +185,6 @@ def _settle_threads(session: Session, given: int | None, seconds: float) -> None
 
 def look_for_threads(own: int, seconds: float = LOOK_SECONDS) -> Threads:
     """The number for this moment; where the user has set one, nothing is looked at."""
-    from expert.planning.machine.threads import NAMES, choose_threads
-    from expert.telemetry.cpu import busy_seconds
-
     busy = 0.0
     if own > 1 and not any(os.environ.get(name) for name in NAMES):
         began, worked = time.monotonic(), busy_seconds()
@@ -200,22 +196,17 @@ def look_for_threads(own: int, seconds: float = LOOK_SECONDS) -> Threads:
 
 
 def _cores() -> int:
-    from expert.telemetry.cpu import cores_seen
 
     return len(cores_seen())
 
 
 def _granted(own: int) -> int:
-    from expert.planning.machine.host import cores_available
 
     return cores_available(Path("/")).value or own
 
 
 def _threads_before(session: Session, own: int) -> Threads | None:
     """The threads of the run that is resumed, where it ran on as many cores."""
-    from expert.core.events import read_events
-    from expert.planning.machine.threads import NAMES, threads_as_before
-
     if not session.state.done or any(os.environ.get(name) for name in NAMES):
         return None
     found = [e for e in read_events(session.folder.events) if e.get("event") == "threads"]

@@ -11,13 +11,15 @@ from expert.core.events import plain, read_events
 from expert.core.publish import damage
 from expert.core.secrets import known_secrets
 from expert.core.stored_json import object_in, read_object
+from expert.manifest.schema.config import Attention
+from expert.planning.draft import Kept
+from expert.run.stored.trained_rows import recipe_in
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.data.feed.run_data import RunData
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema.manifest import Manifest
-    from expert.planning.draft import Kept
     from expert.planning.run_plan import RunPlan
 
 Option = tuple[str, Any, Any]
@@ -54,9 +56,6 @@ def _changed(recorded: dict[str, Any], manifest: Manifest) -> list[Option]:
 def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
     """What a run has settled by its machine and keeps when it is resumed on another, or beside
     other programs; what its files do not tell is chosen again."""
-    from expert.manifest.schema.config import Attention
-    from expert.planning.draft import Kept
-
     try:
         plan, then = read_object(folder.plan), read_object(folder.manifest)
         config, models = then["training"]["config"], then["base_models"]
@@ -125,7 +124,6 @@ def what_changed(
 def _changed_rows(tokens: Sequence[str] | None, plan: RunPlan, data: RunData) -> str:
     """`the rows changed (324 → 325)`; "" where they are the same, or are streamed."""
     from expert.data.tokens.prepare import read_statistics, tokens_folder
-    from expert.run.stored.trained_rows import recipe_in
 
     if data.train is None or not isinstance(tokens, list):
         return ""

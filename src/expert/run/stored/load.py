@@ -10,9 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from expert.core.errors import ExpertError
-from expert.core.rundir import RunFolder, RunFolderError
-from expert.core.stored_json import read_object
+from expert.core.rundir import RunFolder, RunFolderError, checkpoints_in
+from expert.core.stored_json import object_in, read_object
+from expert.manifest.schema.dataset import DatasetSpec, Decoding
+from expert.manifest.schema.kinds import ADAPTERS
+from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape, Manifest, SoftPrompt
+from expert.model.base_folder import built_in_folder
+from expert.planning.run_plan import RunPlan
+from expert.run.session.identity import BaseWeights, config_of
 from expert.run.stored.choose_checkpoint import BASE, Choice, NothingTrained
+from expert.run.stored.locate import with_places_now
 
 if TYPE_CHECKING:
     import torch
@@ -20,9 +27,7 @@ if TYPE_CHECKING:
 
     from expert.data.template.templates import Template
     from expert.data.tokens.encoder import CharacterEncoder, TextEncoder
-    from expert.manifest.schema.manifest import Manifest
     from expert.model.load import LoadedModel
-    from expert.planning.run_plan import RunPlan
 
 Record = TypeVar("Record", bound="BaseModel")
 
@@ -47,11 +52,6 @@ class Trained:
 
 def read_plan(folder: RunFolder) -> RunPlan:
     """The plan a run was made by, its paths as they are now; every part of it is checked here."""
-    from expert.manifest.schema.dataset import DatasetSpec, Decoding
-    from expert.manifest.schema.manifest import CharGptShape, SoftPrompt
-    from expert.planning.run_plan import RunPlan
-    from expert.run.stored.locate import with_places_now
-
     folder.refuse_damaged()
     plan = _checked(RunPlan, read_object(folder.plan), folder.plan)
     parts: list[tuple[type[BaseModel], dict[str, Any]]]
@@ -65,8 +65,6 @@ def read_plan(folder: RunFolder) -> RunPlan:
 
 def manifest_of_run(folder: RunFolder) -> Manifest:
     """What was asked of a run, as its folder keeps it."""
-    from expert.manifest.schema.manifest import Manifest
-
     return _checked(Manifest, read_object(folder.manifest), folder.manifest)
 
 
@@ -87,9 +85,7 @@ def base_remark(folder: RunFolder, plan: RunPlan) -> str:
     """What is to be said of the base under what was learned; AnotherBase where a built-in one is
     known not to be the one that was trained upon: the answers would be garbage. The weights of a
     folder are compared by `load_trained`."""
-    from expert.model.base_folder import built_in_folder
     from expert.planning.models.resolve import weights_digits
-    from expert.run.session.identity import config_of
 
     # A model that was trained whole has none of its base's weights left.
     if plan.adapter.type == "full":
@@ -122,9 +118,6 @@ def base_remark(folder: RunFolder, plan: RunPlan) -> str:
 def _base_trained_on(folder: RunFolder) -> dict[str, Any]:
     """What the newest checkpoint records of the base; nothing where there is none, or an earlier
     version has written it."""
-    from expert.core.rundir import checkpoints_in
-    from expert.core.stored_json import object_in
-
     for _, path in reversed(checkpoints_in(folder.checkpoints)):
         found: Any = object_in(path / "state.json")
         for key in ("state", "identity", "base"):
@@ -161,8 +154,6 @@ def load_trained(
     Without `quantised` the base is read in full; `precision` and `adapter_dtype` are those of the
     run where they are not given.
     """
-    from expert.run.session.identity import BaseWeights
-
     base_remark(folder, plan)
     weights = BaseWeights(plan)
     weights.begin(first=True)  # beside the loading
@@ -198,8 +189,6 @@ def loading(path: Path) -> Iterator[None]:
 
 def load_base(plan: RunPlan, *, device: torch.device) -> Trained:
     """The base of a run without what was learned, to be asked as its expert is."""
-    from expert.manifest.schema.manifest import CHAR_GPT
-
     if plan.model.name == CHAR_GPT:
         raise NothingTrained(
             "--baseline base: the character model is trained from scratch, it has no base  "
@@ -222,7 +211,6 @@ def _loaded(
     run: RunFolder | None = None,
 ) -> LoadedModel:
     """The model of a plan with the weights of a choice; plain attention."""
-    from expert.manifest.schema.manifest import CHAR_GPT
     from expert.model.load import load_model
 
     precision, adapter_dtype = _dtypes(plan, device, precision, adapter_dtype)
@@ -329,8 +317,6 @@ def _take_final(loaded: LoadedModel, path: Path) -> None:
     """Put the adapter and the soft prompts of a finished expert into a model without them."""
     import torch
     from safetensors.torch import load_file
-
-    from expert.manifest.schema.kinds import ADAPTERS
 
     if loaded.adapter.type in ADAPTERS:
         from peft import set_peft_model_state_dict

@@ -21,9 +21,11 @@ from expert.core.rundir import (
     runs_in,
 )
 from expert.core.stored_json import read_object
+from expert.insight.ladder.ladder import FILE
+from expert.manifest.reader import ReadManifest, read_manifest
+from expert.manifest.text.document import manifest_in
 
 if TYPE_CHECKING:
-    from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
 
 
@@ -56,9 +58,6 @@ def find_trained(place: Path | None) -> RunFolder:
 
 def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
     """The run that is meant, and the folder of its manifest where that was named."""
-    from expert.manifest.reader import read_manifest
-    from expert.manifest.text.document import manifest_in
-
     if place is None or _is_run(RunFolder(place)):
         return find_run(place), None
     file = place if place.is_file() else manifest_in(place)
@@ -131,8 +130,6 @@ def has_saved(run: RunFolder) -> bool:
 def run_or_result(place: Path) -> Path:
     """The run that a folder means, or the place itself where none does: whoever reads results of
     benchmarks says what is wrong with it."""
-    from expert.insight.ladder.ladder import FILE
-
     if not place.is_dir() or (place / FILE).is_file() or _is_run(RunFolder(place)):
         return place
     with suppress(RunFolderError):

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.stored_json import object_in
+from expert.manifest.migrate.aliases import CORPORA
+from expert.manifest.reader import ReadManifest, read_manifest
+from expert.manifest.schema.manifest import CHAR_GPT
+from expert.run.stored.changes import changed_since, option_name
 from expert.run.stored.locate import manifest_of, start_of
+from expert.run.text_manifest import character_manifest
 
 if TYPE_CHECKING:
     from expert.core.events import Event
     from expert.core.rundir import RunFolder
-    from expert.manifest.reader import ReadManifest
 
 RESUME, EPOCHS, SET = "--resume", "--epochs", "--set"
 NO_FILE = "FILE"
@@ -42,10 +46,6 @@ def _asked(started: Event) -> list[str]:
 
 def _how_started(folder: RunFolder, started: Event) -> tuple[list[str], list[Setting]]:
     """Words that name what was trained, and keys that the manifest of today has otherwise."""
-    from expert.manifest.reader import read_manifest
-    from expert.run.stored.changes import changed_since
-    from expert.run.text_manifest import character_manifest
-
     recorded = object_in(folder.manifest)
     file = manifest_of(folder, started)
     text = _text_of_characters(recorded) if file == NO_FILE else None
@@ -73,9 +73,6 @@ def _model(folder: RunFolder, read: ReadManifest) -> list[str]:
 
 def _text_of_characters(recorded: dict[str, Any]) -> str | None:
     """The text that the character model was trained on without a manifest; None: it was not."""
-    from expert.manifest.migrate.aliases import CORPORA
-    from expert.manifest.schema.manifest import CHAR_GPT
-
     try:
         path = str(recorded["training"]["dataset"]["path"])
         is_character_model = recorded["base_models"][0]["name"] == CHAR_GPT
@@ -112,8 +109,6 @@ def command_to_go_on(
 
 def _with_option(words: list[str], path: str, value: Any) -> list[str]:
     """A command with a key of the manifest set, and no longer set before; --epochs is a key too."""
-    from expert.run.stored.changes import option_name
-
     name = option_name(path)
     text = value if isinstance(value, str) else json.dumps(value)
     words = _without(words, lambda option, set_to: option == SET and _names(set_to, path))

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.core.events import read_events
+from expert.core.rundir import RunFolder, checkpoints_in
 from expert.core.stored_json import read_object
 
 if TYPE_CHECKING:
-    from expert.core.rundir import RunFolder
     from expert.data.tokens.prepare import Recipe
 
 SAYS_OTHER_ROWS = ("data.tokens", "data.index")
@@ -94,8 +95,6 @@ def _what_changed(new: Sequence[Recipe], gone: Sequence[Mapping[str, Any]]) -> s
 def learnt_rows(folder: RunFolder) -> LearntRows:
     """What the events and the checkpoints of a run say; checkpoints may have been removed, and
     events of earlier versions name no keys."""
-    from expert.core.events import read_events
-    from expert.core.rundir import checkpoints_in
     from expert.data.tokens.prepare import short_key, short_key_of
     from expert.training.checkpoint import CheckpointError, read_state
 
