@@ -130,32 +130,14 @@ def test_names_and_values_of_parameters_stay_the_same():
     assert [name for name, _ in model.named_modules()] == modules
 
 
-def test_both_can_be_undone_in_any_order():
-    for first in (0, 1):
-        model = a_trained_model()
-        blocks = find_blocks(model)
-        undo = [recompute(blocks, 1), compile_blocks(blocks, backend="eager")]
-        undo[first]()
-        assert "forward" in blocks[0].__dict__
-        assert ("forward" in blocks[1].__dict__) == (first == 0)  # the second is compiled only
-        undo[1 - first]()
-        assert not any("forward" in block.__dict__ for block in blocks)
-        undo[first]()  # a second time does nothing
-        runs = counted(model)
-        gradients(model)
-        assert runs == [1, 1]
-
-
-def test_a_forward_that_someone_else_replaced_is_put_back():
+def test_a_forward_that_someone_else_replaced_is_the_one_that_runs():
     block = nn.Linear(2, 2)
     own = block.forward
     block.forward = lambda x: own(x) + 1  # type: ignore[method-assign,assignment]
-    replaced, one = block.forward, torch.ones(1, 2)
+    one = torch.ones(1, 2)
     expected = block(one)
-    undo = recompute([block], 1)
+    recompute([block], 1)
     assert torch.equal(block(one), expected)
-    undo()
-    assert block.forward is replaced
 
 
 @pytest.mark.parametrize(("backend", "lora"), [("eager", True), ("aot_eager", False)])

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from expert.training.recovery import LossSpike
 from expert.training.spikes import (
     Skipped,
-    Spike,
     SpikeTest,
     SpikeWatch,
     Stability,
@@ -146,7 +146,7 @@ def test_what_a_spike_was_is_reported():
     found = watch.observe(29 + STAYS, 22.0)
     assert set(before) == {None}
     # No noise at all, so one hundredth of the median is taken for it: 20 / 0.02.
-    assert found == Spike(step=30, loss=20.0, median=2.0, z=20 / 0.02)
+    assert found == LossSpike(step=30, loss=20.0, median=2.0, z=20 / 0.02)
     assert watch.observe(30 + STAYS, 22.0) is None, "it is told once"
 
 

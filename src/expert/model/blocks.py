@@ -1,7 +1,7 @@
 """The repeated blocks of a model: finding, checkpointing and compiling them.
 
 Both change how a block's forward is run and nothing else: parameters, their names and the modules
-stay where they are, and every change can be undone.
+stay where they are.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def find_blocks(module: nn.Module) -> list[nn.Module]:
     return found
 
 
-def recompute(blocks: Sequence[nn.Module], count: int) -> Callable[[], None]:
-    """Recompute the first `count` blocks in the backward pass instead of keeping what they made;
-    gives back what undoes it."""
-    return _changed(blocks[:count], "recomputed", lambda runner: True)
+def recompute(blocks: Sequence[nn.Module], count: int) -> None:
+    """Recompute the first `count` blocks in the backward pass instead of keeping what they made."""
+    for block in blocks[:count]:
+        _runner_of(block).recomputed = True
 
 
 def compile_blocks(
@@ -47,17 +47,15 @@ def compile_blocks(
     backend: str = "inductor",
     *,
     fullgraph: bool = False,
-) -> Callable[[], None]:
-    """Compile every block for fixed shapes, inside its checkpointing; returns what undoes it."""
+) -> None:
+    """Compile every block for fixed shapes, inside its checkpointing."""
     config = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
-
-    def compiled(runner: _Runner) -> Callable[..., Any]:
-        return torch.compile(
+    for block in blocks:
+        runner = _runner_of(block)
+        runner.compiled = torch.compile(
             runner.plain, dynamic=False, mode=mode, backend=backend, fullgraph=fullgraph
         )
-
-    return _changed(blocks, "compiled", compiled)
 
 
 class CompileWatch:
@@ -84,7 +82,6 @@ class _Runner:
     """What a block's `forward` is while it is compiled, recomputed, or both."""
 
     def __init__(self, block: nn.Module) -> None:
-        self.replaced = block.__dict__.get("forward")  # of a hook; usually there is none
         self.plain: Callable[..., Any] = block.forward
         self.compiled: Callable[..., Any] | None = None
         self.recomputed = False
@@ -97,36 +94,12 @@ class _Runner:
         # The random state is saved and set again per block only where something draws from it.
         return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=self.draws, **kwargs)
 
-    def put_back(self, block: nn.Module) -> None:
-        """Make the block run as it did before there was a runner."""
-        if self.replaced is None:
-            del block.forward
-        else:
-            block.forward = self.replaced
 
-
-def _changed(
-    blocks: Sequence[nn.Module], switch: str, value: Callable[[_Runner], Any]
-) -> Callable[[], None]:
-    before: list[tuple[nn.Module, Any]] = []
-    for block in blocks:
-        runner = block.__dict__.get("forward")
-        if not isinstance(runner, _Runner):
-            runner = _Runner(block)
-            block.forward = runner
-        before.append((block, getattr(runner, switch)))
-        setattr(runner, switch, value(runner))
-
-    def undo() -> None:
-        while before:
-            block, old = before.pop()
-            runner = block.__dict__.get("forward")
-            if isinstance(runner, _Runner):
-                setattr(runner, switch, old)
-                if not runner.recomputed and runner.compiled is None:
-                    runner.put_back(block)
-
-    return undo
+def _runner_of(block: nn.Module) -> _Runner:
+    runner = block.__dict__.get("forward")
+    if not isinstance(runner, _Runner):
+        runner = block.forward = _Runner(block)
+    return runner
 
 
 def _draws_numbers(block: nn.Module) -> bool:

@@ -202,14 +202,12 @@ def load_model(
     seed: int,
     total_steps: int | None = None,
     adapter_dtype: torch.dtype | None = None,
-    encode: Callable[[str], list[int]] | None = None,
     allow_remote_code: bool = False,
 ) -> LoadedModel:
     """The model of the plan on `device`, with what the plan trains asking for gradients.
 
     `vocabulary`: the characters of a corpus, or only their number, for the character model.
     `adapter_dtype`: of adapters and soft prompts; None: that of the base.
-    `encode`: text to tokens for soft prompts; None: the model's own tokenizer.json.
     """
     quiet_bitsandbytes()
     quiet_onednn()
@@ -231,14 +229,13 @@ def load_model(
         total_steps=total_steps,
         seed=seed,
     )
-    if any(prompt.get("init_method") == "text" for prompt in adapter.soft_prompts):
-        encode = encode or text_encoder(folder)
+    texts = any(prompt.get("init_method") == "text" for prompt in adapter.soft_prompts)
     prompts = make_soft_prompts(
         adapter.soft_prompts,
         base.get_input_embeddings(),
         seed=seed,
         dtype=own_dtype,
-        encode=encode,
+        encode=text_encoder(folder) if texts else None,
     )
     module.train()
     return LoadedModel(

@@ -196,8 +196,7 @@ class Recorder:
                     told = {"loss": high.loss, "median": high.median, "z": high.z, "stays": stays}
                     self._emit("high_loss", step=facts.step + 1, **told)
                 return None
-            what = LossSpike(step=spike.step, z=spike.z, loss=spike.loss, median=spike.median)
-            return Trouble(what=what)
+            return Trouble(what=spike)
         before, self.skips = self.skips, self.skips + 1
         if self._loss_scaling and math.isfinite(loss) and self.skips <= SCALE_HALVINGS:
             return None  # float16 overflowed: the scale was halved, which is how it is found

@@ -88,12 +88,14 @@ class NotFinite:
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpike:
-    """The loss jumped far above what it was."""
+    """Losses far above those before them."""
 
     step: int
-    z: float
+    """The first of them."""
     loss: float
+    """Of that step."""
     median: float
+    z: float
 
 
 Failure = (

@@ -9,23 +9,13 @@ from dataclasses import dataclass, field, replace
 from statistics import median, quantiles
 from typing import Any, Literal
 
+from expert.training.recovery import LossSpike
+
 # The median distance from the median times this is the standard deviation of normal noise.
 MAD_TO_SIGMA = 1.4826
 # The tenth largest of a hundred normal numbers lies this many standard deviations up.
 UPPER_TENTH = 1.2816
 SMALLEST_NOISE = 1e-12
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spike:
-    """Losses far above those before them."""
-
-    step: int
-    """The first of them."""
-    loss: float
-    """Of that step."""
-    median: float
-    z: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +52,7 @@ class SpikeWatch:
         )
         self._high: list[tuple[int, float]] = list(_pairs(kept.get("high", ())))
         """The losses in a row that were too high, up to the newest."""
-        self.begun: Spike | None = None
+        self.begun: LossSpike | None = None
         """The newest loss, where it is too high and the one before was not."""
 
     def state(self) -> dict[str, Any]:
@@ -72,7 +62,7 @@ class SpikeWatch:
             "high": [list(seen) for seen in self._high],
         }
 
-    def observe(self, step: int, loss: float) -> Spike | None:
+    def observe(self, step: int, loss: float) -> LossSpike | None:
         """The spike that this loss makes certain, if it does; each is told once.
 
         A spike joins the history like any loss: the median stays where it is until half of the
@@ -94,7 +84,7 @@ class SpikeWatch:
         first, height = self._high[0]
         return replace(found, step=first, loss=height)
 
-    def _judge(self, step: int, loss: float) -> Spike | None:
+    def _judge(self, step: int, loss: float) -> LossSpike | None:
         test = self.test
         if len(self._history) < test.least_history:
             return None
@@ -109,7 +99,7 @@ class SpikeWatch:
         )
         noise = max(spread, test.noise_floor * max(abs(middle), test.least_rise))
         z = rise / max(noise, SMALLEST_NOISE)
-        return Spike(step=step, loss=loss, median=middle, z=z) if z > test.z else None
+        return LossSpike(step=step, loss=loss, median=middle, z=z) if z > test.z else None
 
 
 def _pairs(kept: Iterable[Any]) -> Iterator[tuple[int, float]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from expert.model.fused.launching import kernel, power, precision_of, wide_of
 
 tl: Any = None  # set by `kernel`
-INLINED = ("_sum",)
+INLINED = ("_sum", "_gate_and_up")
 TILE, TILE_BACK = (64, 64), (16, 256)
 """Rows and columns that one program does: the fastest of 30, forward and backward, on an H200."""
 MOST_RANKS = 128
@@ -92,6 +92,26 @@ def _sum(  # type: ignore[no-untyped-def]
     return tl.dot(left, right, total, input_precision=PRECISION)
 
 
+def _gate_and_up(  # type: ignore[no-untyped-def]
+    both, there, row, column, rows, width, both_stride, bias, low, second, factor, ranks,
+    low_stride, second_stride, second_rank, RANKS: tl.constexpr, BIASED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    place = both + row * both_stride + column
+    gate = _sum(
+        place, low, second, there, row, column, rows, width, factor, ranks, low_stride,
+        second_stride, second_rank, RANKS, PRECISION,
+    )  # fmt: skip
+    up = _sum(
+        place + width, low, second + width * second_stride, there, row, column, rows, width,
+        factor, ranks, low_stride, second_stride, second_rank, RANKS, PRECISION,
+    )  # fmt: skip
+    if BIASED:
+        gate += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
+        up += tl.load(bias + width + column, mask=column < width, other=0.0).to(tl.float32)
+    return gate, up
+
+
 def _swiglu_of_sums(  # type: ignore[no-untyped-def]
     both, out, bias, rows, width, both_stride, out_stride, made_low, made_second, made_factor,
     made_ranks, made_low_stride, made_second_stride, made_second_rank, made_RANKS: tl.constexpr,
@@ -100,19 +120,11 @@ def _swiglu_of_sums(  # type: ignore[no-untyped-def]
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     there = (row < rows) & (column < width)
-    place = both + row * both_stride + column
-    gate = _sum(
-        place, made_low, made_second, there, row, column, rows, width, made_factor, made_ranks,
-        made_low_stride, made_second_stride, made_second_rank, made_RANKS, PRECISION,
+    gate, up = _gate_and_up(
+        both, there, row, column, rows, width, both_stride, bias, made_low, made_second,
+        made_factor, made_ranks, made_low_stride, made_second_stride, made_second_rank, made_RANKS,
+        BIASED, PRECISION,
     )  # fmt: skip
-    up = _sum(
-        place + width, made_low, made_second + width * made_second_stride, there, row, column,
-        rows, width, made_factor, made_ranks, made_low_stride, made_second_stride,
-        made_second_rank, made_RANKS, PRECISION,
-    )  # fmt: skip
-    if BIASED:
-        gate += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
-        up += tl.load(bias + width + column, mask=column < width, other=0.0).to(tl.float32)
     made = gate * tl.sigmoid(gate) * up
     tl.store(out + row * out_stride + column, made.to(out.dtype.element_ty), mask=there)
 
@@ -128,19 +140,11 @@ def _swiglu_of_sums_backward(  # type: ignore[no-untyped-def]
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     there = (row < rows) & (column < width)
-    place = both + row * both_stride + column
-    gate = _sum(
-        place, made_low, made_second, there, row, column, rows, width, made_factor, made_ranks,
-        made_low_stride, made_second_stride, made_second_rank, made_RANKS, PRECISION,
+    gate, up = _gate_and_up(
+        both, there, row, column, rows, width, both_stride, bias, made_low, made_second,
+        made_factor, made_ranks, made_low_stride, made_second_stride, made_second_rank, made_RANKS,
+        BIASED, PRECISION,
     )  # fmt: skip
-    up = _sum(
-        place + width, made_low, made_second + width * made_second_stride, there, row, column,
-        rows, width, made_factor, made_ranks, made_low_stride, made_second_stride,
-        made_second_rank, made_RANKS, PRECISION,
-    )  # fmt: skip
-    if BIASED:
-        gate += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
-        up += tl.load(bias + width + column, mask=column < width, other=0.0).to(tl.float32)
     target = gradient + row * gradient_stride + column
     if LACKS:
         of_made = _sum(
