@@ -6,9 +6,8 @@ import torch
 from torch.nn import Parameter
 
 from expert.training.optim import build_optimizer, clip, step_if_finite
-from tests.training.test_schedule import optim_plan
+from tests.training.toys import CPU, optim_plan
 
-CPU = torch.device("cpu")
 SHAPES = {
     # 8-bit states begin at 4096 weights; below, bitsandbytes keeps float32.
     "blocks.0.q_proj.lora_A.default.weight": (8, 640),

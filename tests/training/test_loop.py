@@ -326,18 +326,8 @@ def test_at_the_end_of_a_streams_epoch_late_numbers_are_read_first(monkeypatch):
     monkeypatch.setattr(Recorder, "begin", lambda self, n: (begun.append(n), begin(self, n)))
     at_once = Run(plan=plan, epochs=2, updates_per_epoch=4)
     at_once.go()
-    assert begun == [
-        0,
-        1,
-        2,
-        3,
-        4,
-        4,
-        5,
-        6,
-        7,
-        8,
-    ]  # the fourth again: the end of an epoch is not it
+    # The fourth again: the end of an epoch is not it.
+    assert begun == [*range(5), *range(4, 9)]
     monkeypatch.setattr(recorder_module, "LateNumbers", lambda d: LateNumbers(d, lag=1))
     late = Run(plan=plan, epochs=2, updates_per_epoch=4)
     late.go()

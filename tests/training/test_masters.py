@@ -10,8 +10,8 @@ from torch.nn import Parameter
 
 from expert.parallel.replicated import pieces
 from expert.training import optim
-from expert.training.optim import Masters, optimizer_tensors
-from tests.training.optimizers import bits, made, parameters, train
+from expert.training.optim import Masters
+from tests.training.optimizers import bits, parameters
 
 
 def sixteen_bit() -> list[tuple[str, Parameter]]:
@@ -57,21 +57,6 @@ def test_pieces_are_all_of_them_in_order_and_small_enough(sizes, most):
         assert len(piece) == 1 or sum(sizes[index] for index in piece) <= most
 
 
-def test_masters_keep_small_steps_that_sixteen_bits_would_round_away():
-    weight = Parameter(torch.ones(4, 4, dtype=torch.bfloat16))
-    masters = Masters([("weight", weight)])
-    optimizer = torch.optim.SGD([m for _, m in masters.named], lr=1e-3)
-    for _ in range(10):
-        weight.grad = torch.ones_like(weight)
-        masters.collect()
-        optimizer.step()
-        optimizer.zero_grad()
-        masters.publish()
-    # 1 - 10 * 0.001 = 0.99; bfloat16 has 0.98828 and 0.99219 there, and 1 - 0.001 rounds to 1.
-    assert torch.equal(weight.detach(), torch.full((4, 4), 0.98828125, dtype=torch.bfloat16))
-    assert torch.allclose(masters.named[0][1], torch.full((4, 4), 0.99), atol=1e-6)
-
-
 def test_a_float32_parameter_is_its_own_master():
     named = sixteen_bit()
     masters = Masters(named)
@@ -87,22 +72,4 @@ def test_a_parameter_without_a_gradient_leaves_its_master_without_one():
     masters = Masters(named)
     named[0][1].grad = torch.ones_like(named[0][1])
     masters.collect()
-    assert [m.grad is not None for _, m in masters.named] == [
-        True,
-        False,
-        False,
-        False,
-        False,
-        False,
-    ]
-
-
-def test_masters_round_trip_with_their_optimizer():
-    named = sixteen_bit()
-    masters = Masters(named)
-    optimizer = made("adamw_torch_fused", masters.named)
-    train(optimizer, masters.named, range(2))
-    masters.publish()
-    for (_, parameter), (_, master) in zip(named, masters.named, strict=True):
-        assert torch.equal(parameter, master.to(parameter.dtype))
-    assert "blocks.0.up.weight.exp_avg" in optimizer_tensors(optimizer, masters.named)
+    assert [m.grad is not None for _, m in masters.named] == [True] + 5 * [False]

@@ -27,58 +27,31 @@ def follow(best: BestSoFar, values) -> list[Observation]:
     return [best.observe(step, value) for step, value in enumerate(values)]
 
 
-def test_less_loss_is_better_and_equal_is_not():
-    best = BestSoFar("eval_loss", greater_is_better=False)
-    assert follow(best, [2.0, 1.0, 1.0, 1.5, 0.9]) == [
-        BETTER,
-        BETTER,
-        NOT_BETTER,
-        NOT_BETTER,
-        BETTER,
-    ]
-    assert (best.best, best.best_step) == (0.9, 4)
-
-
-def test_more_accuracy_is_better():
-    best = BestSoFar("eval_token_accuracy", greater_is_better=True)
-    assert follow(best, [0.1, 0.3, 0.2]) == [BETTER, BETTER, NOT_BETTER]
-
-
-def test_the_run_stops_when_patience_is_at_its_end():
-    best = BestSoFar("eval_loss", greater_is_better=False, patience=2)
-    assert follow(best, [1.0, 1.1, 0.9, 1.0, 0.95]) == [
-        BETTER,
-        NOT_BETTER,
-        BETTER,
-        NOT_BETTER,
-        ENOUGH,
-    ]
-
-
-def test_standing_still_wears_patience_out():
-    best = BestSoFar("eval_loss", greater_is_better=False, patience=2)
-    assert follow(best, [1.0, 1.0, 1.0]) == [BETTER, NOT_BETTER, ENOUGH]
-
-
-def test_without_patience_nothing_stops():
-    best = BestSoFar("eval_loss", greater_is_better=False)
-    assert not any(verdict.stop for verdict in follow(best, [1.0] * 100))
-
-
-def test_gains_below_the_threshold_are_the_best_but_wear_patience_out():
-    best = BestSoFar("eval_loss", greater_is_better=False, threshold=0.1, patience=2)
-    assert follow(best, [1.0, 0.99, 0.98]) == [
-        BETTER,
-        BETTER,
-        Observation(improved=True, stop=True),
-    ]
-    assert best.best == 0.98
-
-
-def test_small_gains_count_together():
-    best = BestSoFar("eval_loss", greater_is_better=False, threshold=0.125, patience=3)
-    verdicts = follow(best, [1.0 - n / 16 for n in range(12)])
-    assert verdicts == [BETTER] * 12
+@each(
+    ("options", "values", "improved", "stops_at"),
+    [
+        ({}, [2.0, 1.0, 1.0, 1.5, 0.9], "++--+", None),  # equal is not better
+        ({"greater_is_better": True}, [0.1, 0.3, 0.2], "++-", None),
+        ({"patience": 2}, [1.0, 1.1, 0.9, 1.0, 0.95], "+-+--", 4),
+        ({"patience": 2}, [1.0, 1.0, 1.0], "+--", 2),
+        ({}, [1.0] * 100, "+" + 99 * "-", None),
+        # Gains below the threshold are the best, but wear patience out.
+        ({"threshold": 0.1, "patience": 2}, [1.0, 0.99, 0.98], "+++", 2),
+        # Small ones count together.
+        ({"threshold": 0.125, "patience": 3}, [1 - n / 16 for n in range(12)], "+" * 12, None),
+    ],
+)
+def test_any_gain_is_the_best_and_patience_ends_without_gains_of_the_threshold(
+    options, values, improved, stops_at
+):
+    best = BestSoFar("eval_loss", **{"greater_is_better": False, **options})
+    seen = follow(best, values)
+    assert "".join("+" if verdict.improved else "-" for verdict in seen) == improved
+    assert [step for step, verdict in enumerate(seen) if verdict.stop] == (
+        [] if stops_at is None else [stops_at]
+    )
+    assert best.best_step == improved.rindex("+")
+    assert best.best == values[best.best_step]
 
 
 @each("greater", [True, False])
@@ -185,12 +158,6 @@ def test_the_handlers_of_before_are_put_back():
         assert signals.requested is None
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert during != before
-
-
-def test_a_signal_in_this_process_is_only_a_request():
-    with Signals() as signals:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.requested == 143
 
 
 def test_an_ignored_signal_stays_ignored():
