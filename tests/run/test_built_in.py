@@ -26,12 +26,18 @@ from tests.jobs.runs import base_model, events_of, run, write_expert
 from tests.wording import wording
 
 
+@pytest.fixture
+def tiny(tmp_path, monkeypatch) -> Path:
+    """A package that comes with a `tiny` of its own, which a test may replace."""
+    folder = Path(shutil.copytree(base_model(), tmp_path / "package" / "tiny"))
+    monkeypatch.setattr("expert.planning.models.resolve.BUILT_IN", folder.parent)
+    for module in ("model.base_folder", "jobs.export.portable_base", "run.stored.load"):
+        monkeypatch.setattr(f"expert.{module}.built_in_folder", lambda name: folder)
+    return folder
+
+
 @pytest.mark.parametrize("packing", [True, False])
-def test_tiny_is_adapted_with_its_own_tokenizer_packed_or_padded(tmp_path, monkeypatch, packing):
-    tiny = Path(shutil.copytree(base_model(), tmp_path / "package" / "tiny"))
-    monkeypatch.setattr("expert.planning.models.resolve.BUILT_IN", tiny.parent)
-    for module in ("model.base_folder", "jobs.export.portable_base"):
-        monkeypatch.setattr(f"expert.{module}.built_in_folder", lambda name: tiny)
+def test_tiny_is_adapted_with_its_own_tokenizer_packed_or_padded(tmp_path, tiny, packing):
     settings = {"packing": packing, "max_steps": 2, "dataloader_num_workers": 0}
     manifest = write_expert(tmp_path / "expert", "tiny", settings)
     assert is_padded(plan(manifest)) is not packing
@@ -66,16 +72,6 @@ def test_an_adapter_of_tiny_takes_its_base_along_from_wherever_the_run_came(tmp_
     weights = (out / "base" / "model.safetensors").read_bytes()
     assert weights == (here / "model.safetensors").read_bytes()
     assert damage(out) == ""  # the copy is sealed with the rest
-
-
-@pytest.fixture
-def tiny(tmp_path, monkeypatch) -> Path:
-    """A package that comes with a `tiny` of its own, which a test may replace."""
-    folder = Path(shutil.copytree(base_model(), tmp_path / "package" / "tiny"))
-    monkeypatch.setattr("expert.planning.models.resolve.BUILT_IN", folder.parent)
-    for module in ("model.base_folder", "jobs.export.portable_base"):
-        monkeypatch.setattr(f"expert.{module}.built_in_folder", lambda name: folder)
-    return folder
 
 
 def replace_weights(folder: Path) -> None:

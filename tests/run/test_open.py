@@ -13,20 +13,18 @@ import expert
 from expert.data import named_sources
 from expert.data.feed.streaming import Place
 from expert.jobs.diagnose import check
-from expert.planning import plan as planning
 from expert.planning.machine import machine
 from expert.run import open as opening
 from expert.run.open import NoGpuHere, open_run
-from expert.run.stored import locate
 from tests.cli.conftest import run as run
 from tests.jobs.runs import ROWS, events_of, write_expert
 
 ONE_STEP = {"max_steps": 1, "save_strategy": "no", "device": "cpu"}
 COUNTED = {
     "machines": (machine, "describe_machine"),
-    "plans": (planning, "make_plan"),
+    "plans": (opening, "make_plan"),
     "searches for rows": (named_sources, "resolve_sources"),
-    "searches for a run": (locate, "run_to_resume"),
+    "searches for a run": (opening, "run_to_resume"),
 }
 
 
