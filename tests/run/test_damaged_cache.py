@@ -65,15 +65,10 @@ def attack(cache: Cache, times: int, seed: int) -> list[str]:
 
 
 @pytest.mark.fault(23)
-def test_every_file_of_a_cache_may_be_damaged_and_the_sequences_stay_the_same(tmp_path):
+@pytest.mark.parametrize("times", [None, pytest.param(500, marks=pytest.mark.slow)])
+def test_every_file_of_a_cache_may_be_damaged_and_the_sequences_stay_the_same(tmp_path, times):
     cache = Cache(tmp_path / "expert")
-    assert attack(cache, len(files_in(cache.folder)), seed=7) == []
-
-
-@pytest.mark.fault(23)
-@pytest.mark.slow
-def test_500_damages_of_a_cache_leave_the_sequences_the_same(tmp_path):
-    assert attack(Cache(tmp_path / "expert"), 500, seed=20) == []
+    assert attack(cache, times or len(files_in(cache.folder)), seed=7) == []
 
 
 def test_a_named_cache_that_is_damaged_is_put_aside_and_made_again(tmp_path):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from expert.telemetry import meter as meter_module
 from expert.telemetry.meter import Meter, StepCounts
@@ -191,16 +189,6 @@ def test_old_steps_are_let_go(clock, monkeypatch):
     make(meter, clock, 1.0, 1.0, 1.0)
     assert meter.step_line()["updates"] == 2
     assert meter.run_line()["seconds"] == 3.0
-
-
-@given(st.lists(st.tuples(st.integers(1, 4096), st.floats(0, 20)), min_size=1, max_size=30))
-def test_an_epochs_loss_is_the_loss_of_all_its_tokens_at_once(batches):
-    meter = Meter(HandClock())
-    for targets, mean in batches:
-        meter.add_loss(mean * targets, targets)
-    tokens = sum(targets for targets, _ in batches)
-    expected = sum(mean * targets for targets, mean in batches) / tokens
-    assert meter.epoch_line(1)["loss"] == pytest.approx(expected)
 
 
 def test_no_time_is_left_after_the_last_step_whose_number_counts_from_0(clock):

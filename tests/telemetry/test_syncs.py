@@ -37,12 +37,6 @@ def test_every_read_of_the_step_is_counted_with_its_place(modes):
     assert modes == ["warn", 0]
 
 
-def test_a_step_without_reads_is_heard_too(modes):
-    watch = SyncWatch(CUDA)
-    watch.begin()
-    assert watch.end() == []
-
-
 def test_one_step_is_listened_to_and_no_more(modes):
     watch = SyncWatch(CUDA)
     watch.begin()

@@ -113,20 +113,13 @@ def test_a_step_becomes_one_point_of_every_curve_it_has_a_value_for(desk):
     ]
 
 
-def test_evaluations_have_curves_of_their_own(desk):
-    [writer] = desk.shown(
-        {"event": "eval", "step": 10, "loss": 1.25, "perplexity": 3.5, "best": True}
-    )
-    assert writer.scalars == [
-        ("loss/eval", 1.25, 10, None),
-        ("eval/perplexity", 3.5, 10, None),
-    ]
-
-
-def test_the_loss_on_test_rows_is_not_drawn_into_that_on_validation_rows(desk):
+def test_evaluations_tests_and_memory_have_curves_of_their_own(desk):
     asked = {"event": "eval", "step": 10, "perplexity": 3.5, "token_accuracy": 0.5}
+    facts = {"steps_per_second": 2.5, "peak_reserved_bytes": 7, "cpu_peak_memory_bytes": 9}
     [writer] = desk.shown(
-        {**asked, "loss": 1.25, "split": "validation"}, {**asked, "loss": 1.5, "split": "test"}
+        {**asked, "loss": 1.25, "split": "validation"},
+        {**asked, "loss": 1.5, "split": "test"},
+        {"event": "step", "step": 1, **facts},
     )
     assert [(tag, value) for tag, value, _, _ in writer.scalars] == [
         ("loss/eval", 1.25),
@@ -135,13 +128,6 @@ def test_the_loss_on_test_rows_is_not_drawn_into_that_on_validation_rows(desk):
         ("loss/test", 1.5),
         ("test/perplexity", 3.5),
         ("test/token_accuracy", 0.5),
-    ]
-
-
-def test_speed_and_memory_of_card_and_host_have_curves(desk):
-    facts = {"steps_per_second": 2.5, "peak_reserved_bytes": 7, "cpu_peak_memory_bytes": 9}
-    [writer] = desk.shown({"event": "step", "step": 1, **facts})
-    assert [(tag, value) for tag, value, _, _ in writer.scalars] == [
         ("steps_per_second", 2.5),
         ("gpu/peak_memory_bytes", 7.0),
         ("cpu/peak_memory_bytes", 9.0),
@@ -316,33 +302,19 @@ def test_a_process_that_hangs_is_ended(monkeypatch):
     assert wording("not-finished-within") in said[0]
 
 
-def test_a_folder_that_cannot_be_made_is_no_reason_to_fail(desk):
-    def refuse(folder: Path, first_step: int | None) -> FakeWriter:
-        raise PermissionError(13, "Permission denied")
-
-    sink = Tracker(kind_with(refuse), Path("x"), warn=desk.said.append)
-    sink(STEP)
-    sink.close()
-    assert len(desk.said) == 1
-
-
 def test_a_full_disk_at_the_end_is_said_not_raised(desk):
     desk.full = True
     desk.shown({"event": "started", "step": 0})
     assert len(desk.said) == 1
 
 
-def test_a_roll_back_hides_the_points_that_were_undone(desk):
-    undone = {"event": "rolled_back", "step": 340, "to_step": 300, "skipped": [4]}
-    first, second = desk.shown(STEP, undone, STEP)
-    assert (first.closed, second.first_step) == (True, 301)
+def test_points_that_were_undone_are_hidden_after_a_rollback_and_a_resume(desk):
+    rolled_back = {"event": "rolled_back", "step": 340, "to_step": 300, "skipped": [4]}
+    resumed = {"event": "resumed", "step": 400, "path": "x"}
+    first, second, third = desk.shown(STEP, rolled_back, STEP, resumed, STEP)
+    assert (first.closed, second.first_step, third.first_step) == (True, 301, 401)
     assert second.scalars
-
-
-def test_a_resumed_run_hides_points_after_its_checkpoint(desk):
-    [writer] = desk.shown({"event": "resumed", "step": 400, "path": "x"}, STEP)
-    assert writer.first_step == 401
-    assert writer.scalars
+    assert third.scalars
 
 
 def test_a_missing_package_is_reported_in_a_sentence(monkeypatch):

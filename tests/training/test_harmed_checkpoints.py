@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from expert.core.publish import publishing
 from expert.training.checkpoint import CheckpointError, find_checkpoint, load_checkpoint
 from tests.each import each
+from tests.faults.counting import cases
 from tests.training.checkpoints import FILES, assert_is, flip, names, saved
 from tests.wording import wording
 
@@ -161,22 +162,23 @@ def test_shared_names_that_lead_nowhere_are_refused(tmp_path: Path):
         load_checkpoint(path)
 
 
-def test_a_flipped_bit_anywhere_is_refused_and_the_file_is_named(tmp_path: Path):
-    path = saved(tmp_path, 1)
-    chance = random.Random(0)
+@pytest.mark.fault(8)
+@pytest.mark.parametrize("times", [25, pytest.param(500, marks=pytest.mark.slow)])
+def test_a_flipped_bit_anywhere_is_refused_and_the_file_is_named(tmp_path: Path, times: int):
+    saved(tmp_path, 1)
+    path = saved(tmp_path, 2)
     for name in FILES:
-        good = (path / name).read_bytes()
-        for _ in range(25):
+        chance, good = random.Random(name), (path / name).read_bytes()
+        for _ in cases(times):
             offset, bit = chance.randrange(len(good)), chance.randrange(8)
             flip(path / name, offset, bit)
             with pytest.raises(CheckpointError) as refusal:
                 load_checkpoint(path)
-            if name != "DONE":  # a flip in the listing shows as a file that is not as listed
-                assert wording("has-other-bytes-2", name=name) in str(refusal.value), (
-                    name,
-                    offset,
-                    bit,
-                )
+            # A flip in the listing shows as a file that is not as listed.
+            told = "" if name == "DONE" else wording("has-other-bytes-2", name=name)
+            assert told in str(refusal.value), (name, offset, bit)
+            assert find_checkpoint(tmp_path).path == tmp_path / "step-000001"
+            (tmp_path / ".bad-step-000002").rename(path)
             flip(path / name, offset, bit)
         assert (path / name).read_bytes() == good
-    assert_is(path, 1)
+    assert_is(find_checkpoint(tmp_path).path, 2)

@@ -21,6 +21,7 @@ from expert.training.checkpoint import (
     check_space,
     save_checkpoint,
 )
+from tests.faults.counting import cases
 from tests.training.checkpoints import (
     FILES,
     assert_is,
@@ -36,27 +37,39 @@ from tests.wording import wording
 Usage = collections.namedtuple("Usage", "total used free")
 
 
-def test_a_kill_at_some_stages_of_saving_leaves_the_one_before(tmp_path: Path):
+def some_and_every(apart: int, rounds: int) -> Any:
+    """Every so many stages once; or all stages in so many rounds."""
+    every = pytest.param(1, rounds, marks=pytest.mark.slow, id="every stage")
+    return pytest.mark.parametrize(("apart", "rounds"), [(apart, 1), every])
+
+
+@pytest.mark.fault(2)
+@some_and_every(3, 20)
+def test_a_kill_at_a_stage_of_saving_leaves_a_whole_newest_one(
+    tmp_path: Path, apart: int, rounds: int
+):
     saved(tmp_path, 1)
     code, stages = save_in_stages(tmp_path, 2, None)
     assert code == 0
     assert_is(newest_after(tmp_path), 2)
     shutil.rmtree(tmp_path / "step-000002")
-    count = int(stages)
-    assert count >= 12
-    new = 0
-    for stage in range(0, count, 3):
-        assert save_in_stages(tmp_path, 2, stage)[0] == -signal.SIGKILL
-        newest = newest_after(tmp_path)
-        new += newest == tmp_path / "step-000002"
-        assert_is(newest, 2 if newest == tmp_path / "step-000002" else 1)
-        sweep(tmp_path)
-        shutil.rmtree(tmp_path / "step-000002", ignore_errors=True)
-        assert names(tmp_path) == ["step-000001"]
-    assert new <= 1
+    assert int(stages) >= 12
+    for stage in range(0, int(stages), apart):
+        for _ in cases(rounds):
+            assert save_in_stages(tmp_path, 2, stage)[0] == -signal.SIGKILL
+            newest = newest_after(tmp_path)
+            assert_is(newest, 2 if newest == tmp_path / "step-000002" else 1)
+            sweep(tmp_path)
+            assert_is(saved(tmp_path, 2), 2)
+            shutil.rmtree(tmp_path / "step-000002")
+            assert names(tmp_path) == ["step-000001"]
 
 
-def test_a_kill_at_some_stages_of_pruning_loses_none_that_stays(tmp_path: Path):
+@pytest.mark.fault(10)
+@some_and_every(4, 4)
+def test_a_kill_at_a_stage_of_pruning_loses_none_that_stays(
+    tmp_path: Path, apart: int, rounds: int
+):
     def fill() -> None:
         for step in (1, 2, 3, 4):
             saved(tmp_path, step)
@@ -64,14 +77,16 @@ def test_a_kill_at_some_stages_of_pruning_loses_none_that_stays(tmp_path: Path):
     fill()
     count = int(prune_in_stages(tmp_path, 2, None)[1])
     assert count >= 10
-    for stage in range(0, count, 4):
-        fill()
-        assert prune_in_stages(tmp_path, 2, stage)[0] == -signal.SIGKILL
-        visible = [name for name in names(tmp_path) if name.startswith("step-")]
-        assert {"step-000003", "step-000004"} <= set(visible)
-        assert all(damage(tmp_path / name) == "" for name in visible)
-        sweep(tmp_path)
-        assert names(tmp_path) == visible
+    for stage in range(0, count, apart):
+        for _ in cases(rounds):
+            fill()
+            assert prune_in_stages(tmp_path, 2, stage)[0] == -signal.SIGKILL
+            visible = [name for name in names(tmp_path) if name.startswith("step-")]
+            assert all(damage(tmp_path / name) == "" for name in visible)
+            for step in (3, 4):
+                assert_is(tmp_path / f"step-{step:06d}", step)
+            sweep(tmp_path)
+            assert names(tmp_path) == visible
 
 
 @pytest.mark.fault(6)
