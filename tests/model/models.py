@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from expert.model.load import LoadedModel
+from expert.model.errors import ModelError
+from expert.model.load import LoadedModel, load_model
 from expert.planning.run_plan import AdapterPlan, KernelPlan, ModelPlan
 from tests.data.tokenizers import model_folder
 
@@ -121,6 +123,40 @@ def kernel_plan(**changes: Any) -> KernelPlan:
         "cudnn_benchmark": False,
     }
     return KernelPlan(**{**own, **changes})
+
+
+def load(
+    folder: Path,
+    kind: str = "lora",
+    quantization: str = "none",
+    *,
+    seed: int = 0,
+    total_steps: int | None = 20,
+    adapter_dtype: torch.dtype | None = None,
+    allow_remote_code: bool = False,
+    **changes: Any,
+) -> LoadedModel:
+    """A model on the CPU; `changes` of the plan of the kernels, the base or the adapter."""
+    kernels = {key: changes.pop(key) for key in KernelPlan.model_fields if key in changes}
+    model = {key: changes.pop(key) for key in ModelPlan.model_fields if key in changes}
+    return load_model(
+        model_plan(folder, quantization=quantization, **model),
+        adapter_plan(kind, **changes),
+        kernel_plan(**kernels),
+        vocabulary=None,
+        device="cpu",
+        seed=seed,
+        total_steps=total_steps,
+        adapter_dtype=adapter_dtype,
+        allow_remote_code=allow_remote_code,
+    )
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """The words with which a model is refused."""
+    with pytest.raises(ModelError) as caught:
+        call()
+    return str(caught.value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,17 +9,15 @@ import pytest
 import torch
 
 from expert.model.adapters import adalora_schedule
-from expert.model.errors import ModelError
-from expert.model.load import LoadedModel, load_model
+from expert.model.load import LoadedModel
 from expert.model.saving import load_trainable, save_trained
 from tests.each import each
 from tests.model.models import (
     Batch,
-    adapter_plan,
     documents,
-    kernel_plan,
+    load,
     make_batch,
-    model_plan,
+    refusal,
     tiny_model,
     trainable_tensors,
 )
@@ -38,36 +36,8 @@ FLOAT_ERROR = 1000 * 2**-24
 
 
 @pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("qwen3"))
-
-
-@pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("gpt2"), "gpt2")
-
-
-def load(
-    folder: Path,
-    kind: str = "lora",
-    quantization: str = "none",
-    *,
-    seed: int = 0,
-    precision: str = "fp32",
-    total_steps: int | None = 20,
-    adapter_dtype: torch.dtype | None = None,
-    **adapter: Any,
-) -> LoadedModel:
-    return load_model(
-        model_plan(folder, quantization=quantization),
-        adapter_plan(kind, **adapter),
-        kernel_plan(precision=precision),
-        vocabulary=None,
-        device="cpu",
-        seed=seed,
-        total_steps=total_steps,
-        adapter_dtype=adapter_dtype,
-    )
 
 
 def packed_batch(*lengths: int) -> Batch:
@@ -249,12 +219,6 @@ def test_an_adapter_and_soft_prompts_learn_together(qwen: Path):
     assert losses[-1] < losses[0] - 0.1
     after = trainable_tensors(loaded)
     assert all(not torch.equal(before[name], after[name]) for name in before)
-
-
-def refusal(call: Any) -> str:
-    with pytest.raises(ModelError) as caught:
-        call()
-    return str(caught.value)
 
 
 def test_a_target_that_is_no_layer_is_refused_with_those_there_are(qwen: Path):

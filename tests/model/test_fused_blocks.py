@@ -21,15 +21,13 @@ from expert.model.fused.block import (
     why_not,
 )
 from expert.model.fused.product import Product
-from expert.model.load import LoadedModel, load_model
+from expert.model.load import LoadedModel
 from expert.model.saving import save_trained
 from tests.each import each
 from tests.model.models import (
-    adapter_plan,
     documents,
-    kernel_plan,
+    load,
     make_batch,
-    model_plan,
     tiny_model,
 )
 
@@ -49,14 +47,7 @@ def a_model(
     **adapter: Any,
 ) -> LoadedModel:
     """The same adapter with the same values, fused or not."""
-    loaded = load_model(
-        model_plan(folder, quantization=quantization),
-        adapter_plan(**{"kind": "lora", **adapter}),
-        kernel_plan(),
-        vocabulary=None,
-        device=torch.device("cpu"),
-        seed=0,
-    )
+    loaded = load(folder, quantization=quantization, **adapter)
     if quantization == "none":
         loaded.module.to(dtype)
     generator = torch.Generator().manual_seed(1)

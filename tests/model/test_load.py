@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from expert.model.base_folder import base_reference, built_in_folder, model_folder
-from expert.model.errors import ModelError
 from expert.model.load import LoadedModel, check_vocabulary, load_model
 from expert.model.saving import save_trained
 from expert.planning.models.model_files import UnfitModelFolder
@@ -21,8 +22,10 @@ from tests.model.models import (
     char_plan,
     documents,
     kernel_plan,
+    load,
     make_batch,
     model_plan,
+    refusal,
     rewrite_config,
     tiny_model,
 )
@@ -30,28 +33,6 @@ from tests.wording import wording
 
 # Float32 keeps 24 bits; packed rows and single documents sum in other orders: some roundings.
 FLOAT_ERROR = 100 * 2**-24
-
-
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("qwen3"))
-
-
-def load(folder: Path, kind: str = "lora", **kernels: Any) -> LoadedModel:
-    return load_model(
-        model_plan(folder),
-        adapter_plan(kind),
-        kernel_plan(**kernels),
-        vocabulary=None,
-        device="cpu",
-        seed=0,
-    )
-
-
-def refusal(call: Any) -> str:
-    with pytest.raises(ModelError) as caught:
-        call()
-    return str(caught.value)
 
 
 def other_model(folder: Path, family: str) -> Path:
@@ -117,14 +98,7 @@ def test_packed_loss_equals_that_of_transformers_on_documents_alone(family: str,
 
 
 def test_evaluation_is_without_dropout_and_leaves_the_mode_as_it_was(qwen: Path):
-    loaded = load_model(
-        model_plan(qwen),
-        adapter_plan(dropout=0.5),
-        kernel_plan(),
-        vocabulary=None,
-        device="cpu",
-        seed=0,
-    )
+    loaded = load(qwen, dropout=0.5)
     with torch.no_grad():
         for _, parameter in loaded.trainable:
             parameter.fill_(0.05)
@@ -173,32 +147,53 @@ def test_tied_weights_are_trained_once(qwen: Path):
     assert "lm_head.weight" not in names
 
 
+def without_one_weight(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4}
+HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "pickled": (
+        lambda p: (p / "model.safetensors").rename(p / "pytorch_model.bin"),
+        wording("weights-pickled-can-hide", folder="FOLDER"),
+    ),
+    "no weights": (lambda p: (p / "model.safetensors").unlink(), wording("no-weights-in")),
+    "no config": (
+        lambda p: (p / "config.json").unlink(),
+        wording("name-folder-transformers-model"),
+    ),
+    "a torn config": (
+        lambda p: (p / "config.json").write_text("{"),
+        wording("name-folder-transformers-model"),
+    ),
+    "another config": (lambda p: (p / "config.json").write_text("[]"), wording("not-an-object")),
+    "a weight is missing": (
+        without_one_weight,
+        wording("weights-missing-in-files", folder="FOLDER"),
+    ),
+    "unknown": (
+        lambda p: rewrite_config(p, model_type="nobody-knows"),
+        wording("is-one-transformers-knows"),
+    ),
+    "quantised": (
+        lambda p: rewrite_config(p, quantization_config=GPTQ),
+        wording("weights-quantised-already-gptq", folder="FOLDER"),
+    ),
+}
+
+
 @pytest.mark.fault(24)
-def test_pickled_weights_are_refused(tmp_path: Path):
-    folder = tiny_model(tmp_path)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert refusal(lambda: load(folder)) == wording("weights-pickled-can-hide", folder=folder)
-
-
-def test_a_folder_without_weights_is_refused(tmp_path: Path):
-    folder = tiny_model(tmp_path)
-    (folder / "model.safetensors").unlink()
-    assert wording("no-weights-in") in refusal(lambda: load(folder))
-
-
-@pytest.mark.parametrize(
-    ("text", "what"), [("{", "no readable config"), ("[]", wording("not-an-object"))]
-)
-def test_an_unreadable_config_is_refused(tmp_path: Path, text: str, what: str):
-    (tmp_path / "config.json").write_text(text)
-    found = refusal(lambda: load(tmp_path))
-    assert found.startswith(f"{tmp_path}: ")
-    assert what in found
-    assert wording("name-folder-transformers-model") in found
-
-
-def test_a_missing_folder_is_refused(tmp_path: Path):
-    assert "no readable config.json" in refusal(lambda: load(tmp_path / "gone"))
+@each("harm", HARMS)
+def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path, harm: str):
+    folder = tiny_model(tmp_path / "model")
+    harming, told = HARMS[harm]
+    harming(folder)
+    text = refusal(lambda: load(folder))
+    assert text.startswith(f"{folder}: ")
+    assert told.replace("FOLDER", str(folder)) in text
 
 
 def test_torn_weights_are_refused(tmp_path: Path):
@@ -206,23 +201,6 @@ def test_torn_weights_are_refused(tmp_path: Path):
     (folder / "model.safetensors").write_bytes(b"\x10\x00")
     with pytest.raises(UnfitModelFolder, match=wording("not-a-safetensors-file")):
         load(folder)
-
-
-def test_missing_weights_are_refused(tmp_path: Path):
-    from safetensors.torch import load_file, save_file
-
-    folder = tiny_model(tmp_path)
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, file, metadata={"format": "pt"})
-    assert refusal(lambda: load(folder)) == wording("weights-missing-in-files", folder=folder)
-
-
-def test_an_unknown_architecture_is_refused(tmp_path: Path):
-    folder = tiny_model(tmp_path)
-    rewrite_config(folder, model_type="nobody-knows")
-    assert wording("is-one-transformers-knows") in refusal(lambda: load(folder))
 
 
 def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path: Path):
@@ -272,18 +250,7 @@ def foreign(tmp_path: Path) -> Path:
 def test_a_model_with_a_program_of_its_own_is_refused(
     foreign: Path, revision: str | None, allowed: bool
 ):
-    plan = model_plan(foreign, revision=revision)
-    text = refusal(
-        lambda: load_model(
-            plan,
-            adapter_plan(),
-            kernel_plan(),
-            vocabulary=None,
-            device="cpu",
-            seed=0,
-            allow_remote_code=allowed,
-        )
-    )
+    text = refusal(lambda: load(foreign, revision=revision, allow_remote_code=allowed))
     assert text == wording("asks-to-run-program", foreign=foreign)
     assert not (foreign.parent / "trace").exists()
 
@@ -305,23 +272,9 @@ def test_a_model_that_transformers_knows_is_built_by_its_own_classes(tmp_path: P
     folder = tiny_model(tmp_path / "model")
     rewrite_config(folder, auto_map=FOREIGN)
     (folder / "modeling_evil.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w').write('ran')")
-    loaded = load_model(
-        model_plan(folder),
-        adapter_plan(),
-        kernel_plan(),
-        vocabulary=None,
-        device="cpu",
-        seed=0,
-        allow_remote_code=True,
-    )
+    loaded = load(folder, allow_remote_code=True)
     assert type(loaded.causal_lm).__name__ == "Qwen3ForCausalLM"
     assert not (tmp_path / "trace").exists()
-
-
-def test_weights_that_are_quantised_already_are_refused(tmp_path: Path):
-    folder = tiny_model(tmp_path)
-    rewrite_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    assert refusal(lambda: load(folder)) == wording("weights-quantised-already-gptq", folder=folder)
 
 
 def test_a_model_that_cannot_be_fetched_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,18 +10,15 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
-from expert.model.load import LoadedModel, load_model
 from expert.model.lora import lora
 from expert.model.lora.dora import settle_dora
 from expert.model.lora.lora import added_class, settle_lora
 from tests.each import each
 from tests.model.models import (
     WIDTH,
-    adapter_plan,
     documents,
-    kernel_plan,
+    load,
     make_batch,
-    model_plan,
     tiny_model,
 )
 
@@ -174,22 +170,11 @@ def test_autocast_rounds_what_it_would_round():
     torch.testing.assert_close(one, other, rtol=0, atol=limit)
 
 
-def a_model(folder: Path, quantization: str) -> LoadedModel:
-    return load_model(
-        model_plan(folder, quantization=quantization),
-        adapter_plan("lora"),
-        kernel_plan(),
-        vocabulary=None,
-        device=torch.device("cpu"),
-        seed=0,
-    )
-
-
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_the_compiler_takes_a_layer_whole(tmp_path, quantization):
     if quantization != "none":
         pytest.importorskip("bitsandbytes")
-    loaded = a_model(tiny_model(tmp_path / "model", "llama"), quantization)
+    loaded = load(tiny_model(tmp_path / "model", "llama"), quantization=quantization)
     layer = next(each for each in loaded.module.modules() if hasattr(each, "product"))
     x = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(0)).requires_grad_()
     inputs = [x, *(p for p in layer.parameters() if p.requires_grad)]
@@ -225,7 +210,7 @@ def test_a_whole_model_learns_as_with_peft(tmp_path, monkeypatch, quantization):
     batch = make_batch([documents(20, 11)])
 
     def gradients() -> list[Tensor]:
-        loaded = a_model(folder, quantization)
+        loaded = load(folder, quantization=quantization)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for _, parameter in loaded.trainable:

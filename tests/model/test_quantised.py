@@ -12,15 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from expert.core.install import pip_install
-from expert.model.errors import ModelError
-from expert.model.load import LoadedModel, load_model
+from expert.model.load import LoadedModel
 from expert.model.quantised import dequantised, int8_linear, quantization_config
 from tests.model.models import (
-    adapter_plan,
     documents,
-    kernel_plan,
+    load,
     make_batch,
-    model_plan,
+    refusal,
     tiny_model,
 )
 from tests.wording import wording
@@ -29,22 +27,6 @@ from tests.wording import wording
 @pytest.fixture(scope="module", params=["qwen3", "llama", "gpt2"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp(request.param), request.param)
-
-
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("one"))
-
-
-def load(folder: Path, quantization: str, precision: str = "fp32") -> LoadedModel:
-    return load_model(
-        model_plan(folder, quantization=quantization),
-        adapter_plan("lora"),
-        kernel_plan(precision=precision),
-        vocabulary=None,
-        device="cpu",
-        seed=0,
-    )
 
 
 def linear_layers(loaded: LoadedModel) -> dict[str, Any]:
@@ -68,7 +50,7 @@ def weight_of(layer: Any) -> Tensor:
 def test_every_linear_layer_but_the_head_is_quantised(folder: Path, quantization: str):
     bnb: Any = importlib.import_module("bitsandbytes")
 
-    loaded = load(folder, quantization)
+    loaded = load(folder, quantization=quantization)
     kind = bnb.nn.Linear4bit if quantization == "int4" else bnb.nn.Linear8bitLt
     layers = linear_layers(loaded)
     head = loaded.causal_lm.get_output_embeddings()
@@ -88,7 +70,7 @@ def test_quantised_weights_are_near_the_originals(folder: Path, quantization: st
 
     originals = load_file(folder / "model.safetensors")
     checked = 0
-    for name, layer in linear_layers(load(folder, quantization)).items():
+    for name, layer in linear_layers(load(folder, quantization=quantization)).items():
         if name == "lm_head":
             continue
         key = name.replace(".base_layer", "") + ".weight"
@@ -109,7 +91,7 @@ def test_quantised_weights_are_near_the_originals(folder: Path, quantization: st
 
 
 def test_the_int8_layer_multiplies_by_the_weight_it_stands_for(qwen: Path):
-    layer = next(iter(linear_layers(load(qwen, "int8")).values()))
+    layer = next(iter(linear_layers(load(qwen, quantization="int8")).values()))
     weight = weight_of(layer)
     x = torch.randn(3, 5, layer.in_features, requires_grad=True)
     other = x.detach().clone().requires_grad_()
@@ -127,7 +109,8 @@ def test_evaluation_sees_the_model_that_trains_and_leaves_it_trainable(
     qwen: Path, quantization: str, precision: str
 ):
     batch = make_batch([documents(12)])
-    loaded, other = load(qwen, quantization, precision), load(qwen, quantization, precision)
+    options = {"quantization": quantization, "precision": precision}
+    loaded, other = load(qwen, **options), load(qwen, **options)
     assert torch.equal(loaded.evaluate(batch)[0], loaded.loss_sum(batch).detach())
     for _ in range(2):
         for model in (loaded, other):
@@ -142,7 +125,7 @@ def test_evaluation_sees_the_model_that_trains_and_leaves_it_trainable(
 
 
 def test_nothing_is_cast_to_float32_for_training(qwen: Path):
-    loaded = load(qwen, "int4", "bf16")
+    loaded = load(qwen, quantization="int4", precision="bf16")
     kinds = {p.dtype for n, p in loaded.module.named_parameters()}
     assert kinds == {torch.bfloat16, torch.uint8}
     embedding = loaded.causal_lm.get_input_embeddings()
@@ -151,18 +134,14 @@ def test_nothing_is_cast_to_float32_for_training(qwen: Path):
 
 def test_rows_that_would_be_read_back_wrongly_are_refused(tmp_path: Path):
     folder = tiny_model(tmp_path, intermediate_size=96)
-    with pytest.raises(ModelError) as caught:
-        load(folder, "int4")
-    assert str(caught.value) == wording("on-cpu-needs-rows")
+    text = refusal(lambda: load(folder, quantization="int4"))
+    assert text == wording("on-cpu-needs-rows")
 
 
 def test_without_bitsandbytes_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelError) as caught:
-        quantization_config("int4", torch.bfloat16)
-    assert str(caught.value) == wording(
-        "needs-package-bitsandbytes", pip_install=pip_install("quant")
-    )
+    text = refusal(lambda: quantization_config("int4", torch.bfloat16))
+    assert text == wording("needs-package-bitsandbytes", pip_install=pip_install("quant"))
 
 
 @pytest.mark.parametrize("quantization", ["none", "bf16", "fp16"])

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from expert.model.errors import ModelError
-from expert.model.load import LoadedModel, load_model
+from expert.model.load import LoadedModel
 from expert.model.saving import load_trainable, save_trained
 from tests.model.models import (
-    adapter_plan,
     documents,
-    kernel_plan,
+    load,
     make_batch,
-    model_plan,
     tiny_model,
     trainable_tensors,
 )
@@ -30,31 +28,7 @@ FLOAT_ERROR = 200 * 2**-24
 DOCUMENT = documents(11)[0]
 
 
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("qwen3"))
-
-
-def load(
-    folder: Path,
-    kind: str = "lora",
-    quantization: str = "none",
-    precision: str = "fp32",
-    seed: int = 0,
-    **adapter: Any,
-) -> LoadedModel:
-    return load_model(
-        model_plan(folder, quantization=quantization),
-        adapter_plan(kind, **adapter),
-        kernel_plan(precision=precision),
-        vocabulary=None,
-        device="cpu",
-        seed=seed,
-        total_steps=8,
-    )
-
-
-def trained(loaded: LoadedModel, steps: int = 8) -> LoadedModel:
+def trained(loaded: LoadedModel, steps: int = 20) -> LoadedModel:
     """The model after a whole small run."""
     batch = make_batch([documents(9, 6)])
     optimizer = torch.optim.AdamW([p for _, p in loaded.trainable], lr=0.02)
@@ -159,12 +133,12 @@ def test_a_whole_model_loads_with_transformers(family: str, tmp_path: Path):
     assert "expert" not in json.dumps(config)
 
 
-def test_tokenizer_files_lie_beside_what_was_trained(qwen: Path, tmp_path: Path):
-    (qwen / "chat_template.jinja").write_text("{{ messages }}")
-    loaded = load(qwen)
-    save_trained(loaded, tmp_path)
+def test_tokenizer_files_lie_beside_what_was_trained(tmp_path: Path):
+    base, out = tiny_model(tmp_path / "base"), tmp_path / "out"
+    (base / "chat_template.jinja").write_text("{{ messages }}")
+    save_trained(load(base), out)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        assert (tmp_path / name).read_bytes() == (qwen / name).read_bytes()
+        assert (out / name).read_bytes() == (base / name).read_bytes()
 
 
 def test_the_same_adapter_is_saved_as_the_same_bytes(qwen: Path, tmp_path: Path):
@@ -218,16 +192,8 @@ def test_a_merged_model_gives_the_logits_of_the_adapter(qwen: Path, kind: str):
 
 def test_an_adapter_of_a_cached_model_names_its_hub_id_and_commit(tmp_path: Path):
     snapshot = tiny_model(tmp_path / "models--somebody--qwen" / "snapshots" / "abc")
-    plan = model_plan(snapshot, name="somebody/qwen", place="hf cache")
     prompts = [{"name": "lead", "tokens": 2}]
-    loaded = load_model(
-        plan,
-        adapter_plan(soft_prompts=prompts),
-        kernel_plan(),
-        vocabulary=None,
-        device="cpu",
-        seed=0,
-    )
+    loaded = load(snapshot, name="somebody/qwen", place="hf cache", soft_prompts=prompts)
     save_trained(loaded, tmp_path / "out")
     for folder in (tmp_path / "out", tmp_path / "out" / "soft_prompts" / "lead"):
         config = json.loads((folder / "adapter_config.json").read_text())

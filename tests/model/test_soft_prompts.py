@@ -10,38 +10,18 @@ import torch
 from torch import nn
 
 from expert.model.base_folder import text_encoder
-from expert.model.errors import ModelError
-from expert.model.load import LoadedModel, load_model
 from expert.model.saving import save_trained
 from expert.model.soft_prompts import SoftPrompts, make_soft_prompts
 from tests.model.models import (
-    adapter_plan,
     documents,
-    kernel_plan,
+    load,
     make_batch,
-    model_plan,
-    tiny_model,
+    refusal,
 )
 from tests.wording import wording
 
 # Float32 keeps 24 bits; packed rows and single documents sum in other orders: some roundings.
 FLOAT_ERROR = 200 * 2**-24
-
-
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("qwen3"))
-
-
-def load(folder: Path, kind: str, *prompts: dict[str, Any], seed: int = 0) -> LoadedModel:
-    return load_model(
-        model_plan(folder),
-        adapter_plan(kind, soft_prompts=list(prompts)),
-        kernel_plan(),
-        vocabulary=None,
-        device="cpu",
-        seed=seed,
-    )
 
 
 def made(*prompts: dict[str, Any], seed: int = 0, **options: Any) -> SoftPrompts:
@@ -101,7 +81,7 @@ def test_several_prompts_lie_one_after_the_other():
 
 def test_the_model_s_own_tokenizer_reads_the_text(qwen: Path):
     prompt = {"name": "a", "tokens": 4, "init_method": "text", "init_text": "SELECT name"}
-    loaded = load(qwen, "none", prompt)
+    loaded = load(qwen, "none", soft_prompts=[prompt])
     ids = text_encoder(qwen)("SELECT name")
     assert ids
     expected = loaded.causal_lm.get_input_embeddings().weight[(ids * 4)[:4]]
@@ -112,7 +92,7 @@ def test_plain_peft_gives_the_logits_of_our_packed_rows(qwen: Path, tmp_path: Pa
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    loaded = load(qwen, "none", {"name": "style", "tokens": 3})
+    loaded = load(qwen, "none", soft_prompts=[{"name": "style", "tokens": 3}])
     found = documents(7, 5)
     batch = make_batch([found], soft_tokens=3)
     with torch.no_grad():
@@ -128,18 +108,13 @@ def test_plain_peft_gives_the_logits_of_our_packed_rows(qwen: Path, tmp_path: Pa
 
 
 def test_prompts_beside_an_adapter_have_folders_of_their_own(qwen: Path, tmp_path: Path):
-    loaded = load(qwen, "lora", {"name": "style", "tokens": 3}, {"name": "task", "tokens": 2})
+    prompts = [{"name": "style", "tokens": 3}, {"name": "task", "tokens": 2}]
+    loaded = load(qwen, soft_prompts=prompts)
     save_trained(loaded, tmp_path)
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("adapter_*")}
     parts = ("", "soft_prompts/style/", "soft_prompts/task/")
     names = ("adapter_config.json", "adapter_model.safetensors")
     assert files == {part + name for part in parts for name in names}
-
-
-def refusal(call: Any) -> str:
-    with pytest.raises(ModelError) as caught:
-        call()
-    return str(caught.value)
 
 
 def test_text_without_a_text_is_refused():

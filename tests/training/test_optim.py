@@ -208,16 +208,16 @@ def test_state_of_another_optimizer_is_refused_and_changes_nothing(kind):
 @each(
     ("name", "value", "told"),
     [
-        ("embed_tokens.exp_avg", torch.zeros(16), "no-parameter-run-called"),
-        ("blocks.0.up.bias.exp_avg", None, "the-saved-optimizer-state"),
-        ("blocks.0.up.bias.exp_avg", torch.zeros(17), "saved-with-shape-parameter"),
+        ("embed_tokens.exp_avg", torch.zeros(16), wording("no-parameter-run-called")),
+        ("blocks.0.up.bias.exp_avg", None, wording("the-saved-optimizer-state")),
+        ("blocks.0.up.bias.exp_avg", torch.zeros(17), wording("saved-with-shape-parameter")),
     ],
 )
 def test_a_state_that_does_not_fit_the_parameters_is_refused(name, value, told):
     named, tensors = saved_adamw()
     tensors[name] = value
     known = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    with pytest.raises(StateDoesNotFit, match=wording(told)):
+    with pytest.raises(StateDoesNotFit, match=told):
         load_optimizer_tensors(made("adamw_torch", named), named, known)
 
 
