@@ -19,7 +19,6 @@ from expert.data.examples import remembered
 from expert.data.feed.batches import BatchArrays, BatchShape, fill_batch
 from expert.data.prepared import PreparedData
 from expert.data.records import DataError
-from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.encoder import CharacterEncoder, TextEncoder
 from expert.data.tokens.row_keys import RowKeys
 from expert.jobs.pretokenize import manifests_below
@@ -96,7 +95,8 @@ def test_another_batch_size_packs_anew_and_the_same_one_does_not(tmp_path):
     assert (first.train.index_hit, again.train.index_hit, other.train.index_hit) == (
         *(False, True, False),
     )
-    assert all(folder.hit for folder in other.train.folders)
+    assert not any(folder.hit for folder in first.train.folders)
+    assert all(folder.hit for folder in (*again.train.folders, *other.train.folders))
 
 
 def test_all_sequences_of_an_update_go_at_once_where_they_fit_once_they_are_counted(tmp_path):
@@ -183,13 +183,6 @@ def test_the_prompt_is_learnt_too_when_asked_for(tmp_path):
     statistics = [made.train.folders[0].statistics for made in (alone, both)]
     assert statistics[1].trainable_tokens == statistics[1].tokens
     assert statistics[0].trainable_tokens < statistics[0].tokens
-
-
-def test_a_second_run_finds_tokens_and_index(tmp_path):
-    file = an_expert(tmp_path)
-    first, again = prepare(file), prepare(file)
-    assert [first.train.folders[0].hit, first.train.index_hit] == [False, False]
-    assert [again.train.folders[0].hit, again.train.index_hit] == [True, True]
 
 
 def test_a_cache_that_takes_no_new_file_is_read_all_the_same(tmp_path):
@@ -316,10 +309,12 @@ def test_checks_of_the_manifest_leave_rows_out(tmp_path):
     }
 
 
-def test_a_cache_path_in_the_manifest_is_used_as_it_is(tmp_path):
-    file = an_expert(tmp_path, pretokenized_cache="prepared/tokens")
-    made = prepare(file)
-    assert made.train.folders[0].folder == tmp_path / "prepared" / "tokens"
+@pytest.mark.parametrize("there", [False, True])
+def test_a_cache_path_in_the_manifest_is_used_as_it_is(tmp_path, there):
+    file, folder = an_expert(tmp_path, pretokenized_cache="a/tokens"), tmp_path / "a" / "tokens"
+    if there:
+        folder.mkdir(parents=True)
+    assert prepare(file).train.folders[0].folder == folder
     assert prepare(file).train.folders[0].hit
 
 
@@ -335,14 +330,6 @@ def test_a_cache_path_with_tokens_of_something_else_is_left_and_new_ones_are_mad
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [doubt.path for doubt in made.doubts] == ["training.config.pretokenized_cache"]
     assert wording("made-from-something") in made.doubts[0].text
-
-
-def test_a_cache_path_that_is_an_empty_folder_is_filled(tmp_path):
-    file = an_expert(tmp_path, pretokenized_cache="prepared/tokens")
-    (tmp_path / "prepared" / "tokens").mkdir(parents=True)
-    made = prepare(file)
-    assert made.train.folders[0].folder == tmp_path / "prepared" / "tokens"
-    assert made.doubts == ()
 
 
 def test_a_cache_path_with_files_of_the_users_is_left_and_tokens_are_made_beside_it(tmp_path):
@@ -418,12 +405,6 @@ def test_manifests_are_found_below_a_folder(tmp_path):
     assert [path.parent.name for path in manifests_below(tmp_path)] == ["a", "b"]
     with pytest.raises(DataError, match=wording("no-manifest-below")):
         manifests_below(tmp_path / "a" / "models")
-
-
-def test_the_python_api_prepares(tmp_path):
-    made = expert.prepare(an_expert(tmp_path))
-    assert isinstance(made, expert.PreparedData)
-    assert len(DocumentStore(made.train.folders[0].folder)) == 120
 
 
 @pytest.mark.parametrize(("letters", "held_out"), [(9000, True), (900, False)])

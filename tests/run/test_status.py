@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from expert.core.rundir import RunFolder, RunFolderError
 from expert.run.stored.locate import find_run
 from expert.run.stored.status import follow_run, run_status
+from tests.each import each
 from tests.wording import wording
 
 NO_SUCH_PID = 2**22 + 7  # above Linux's largest
@@ -152,8 +154,6 @@ def test_the_best_and_the_last_loss_on_the_validation_rows_are_reported_apart(tm
 
 
 def test_a_run_that_continues_shows_the_last_step_it_reported(tmp_path):
-    import os
-
     saved = {"event": "saved", "time": 2.5, "step": 6, "path": "checkpoints/step-000006"}
     status = run_status(a_run(tmp_path / "r", STARTED, STEP, saved, pid=os.getpid()))
     assert (status.step, status.loss, status.mean_loss) == (6, 1.5, None)
@@ -168,8 +168,6 @@ def test_a_torn_last_line_is_left_out_and_damaged_ones_are_counted(tmp_path):
 
 
 def test_a_run_whose_trainer_lives_is_running_and_one_whose_trainer_died_is_gone(tmp_path):
-    import os
-
     assert run_status(a_run(tmp_path / "a", STARTED, STEP, pid=os.getpid())).state == "running"
     gone = run_status(a_run(tmp_path / "b", STARTED, STEP, pid=NO_SUCH_PID))
     assert gone.state == "gone"
@@ -185,8 +183,6 @@ def test_a_run_on_another_machine_counts_as_running(tmp_path):
 
 
 def test_an_end_before_the_run_was_taken_up_again_does_not_count(tmp_path):
-    import os
-
     stopped = {"event": "stopped", "time": 3.0, "reason": "signal", "exit_code": 143}
     resumed = {"event": "resumed", "time": 4.0, "step": 2}
     folder = a_run(tmp_path / "a", STARTED, STEP, stopped, pid=os.getpid())
@@ -210,31 +206,17 @@ def test_a_run_without_events_has_nothing_to_tell(tmp_path):
 # --- following -----------------------------------------------------------------------------------
 
 
-def test_following_ends_when_the_run_has_finished(tmp_path):
-    import os
-
-    folder = a_run(tmp_path / "a", STARTED, pid=os.getpid())
+@each("before", [(), ({"event": "stopped", "time": 3.0}, STARTED)], ids=["", "was resumed"])
+def test_following_ends_when_the_run_has_finished_and_not_at_an_end_before(tmp_path, before):
+    folder = a_run(tmp_path / "a", STARTED, *before, pid=os.getpid())
     waits = [lambda: write(folder, STEP), lambda: write(folder, FINISHED)]
 
     def sleep(seconds: float) -> None:
         if waits:
             waits.pop(0)()
 
-    assert kinds(folder, sleep=sleep) == ["started", "step", "finished"]
-
-
-def test_following_continues_behind_an_end_that_was_resumed(tmp_path):
-    import os
-
-    stopped = {"event": "stopped", "time": 3.0}
-    folder = a_run(tmp_path / "a", STARTED, stopped, STARTED, pid=os.getpid())
-    waits = [lambda: write(folder, STEP), lambda: write(folder, FINISHED)]
-
-    def sleep(seconds: float) -> None:
-        if waits:
-            waits.pop(0)()
-
-    assert kinds(folder, sleep=sleep)[-2:] == ["step", "finished"]
+    told = ["started", *(event["event"] for event in before), "step", "finished"]
+    assert kinds(folder, sleep=sleep) == told
 
 
 def test_following_ends_when_the_trainer_is_gone(tmp_path):

@@ -166,17 +166,6 @@ def test_the_last_validation_loss_may_be_from_before_a_resume(tmp_path):
     assert recorded_eval_loss(folder) == 1.5
 
 
-@pytest.mark.fault(14)
-def test_a_changed_run_is_not_resumed_without_being_told_to(whole, tmp_path):
-    manifest, folder = whole
-    copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
-    shutil.rmtree(copy / "final")
-    checkpoint = str(copy / "checkpoints" / "step-000004")
-    with pytest.raises(Exception, match=r"learning_rate: was 0\.01, is 0\.0001"):
-        run(manifest, resume=checkpoint, overrides=("training.config.learning_rate=1e-4",))
-
-
 def test_a_best_checkpoint_that_is_damaged_is_reported_and_the_last_weights_are_kept(
     base, tmp_path
 ):
