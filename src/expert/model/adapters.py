@@ -252,8 +252,3 @@ class AdaLoraRanks:
         # PEFT makes all three together, and the one that is not kept is written before it is read.
         allocator.ipt = {name: torch.zeros_like(v) for name, v in allocator.exp_avg_ipt.items()}
         self.config.rank_pattern = pattern or None
-
-
-def ranks_of(wrapped: Any, plan: AdapterPlan) -> AdaLoraRanks | None:
-    """The pruning of the plan's adapter, where it prunes."""
-    return AdaLoraRanks(wrapped) if plan.type == "adalora" else None

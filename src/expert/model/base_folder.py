@@ -83,13 +83,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     try:
         config = read_json(file, MAX_CONFIG_BYTES)
+        if not isinstance(config, dict):
+            raise ValueError("it is not an object")
     except (OSError, ValueError) as error:
         what = f"no readable config.json: {error}"
         fix = "name the folder of a transformers model, or a hub id"
         raise ModelError(str(folder), what, fix) from error
-    if not isinstance(config, dict):
-        fix = "name the folder of a transformers model, or a hub id"
-        raise ModelError(str(folder), "its config.json is not an object", fix)
     return config
 
 

@@ -17,7 +17,7 @@ from expert.core.quiet import quiet_bitsandbytes, quiet_onednn
 from expert.core.shortage import shortage_behind
 from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32
 from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape
-from expert.model.adapters import AdaLoraRanks, add_adapter, ranks_of, saved_weights
+from expert.model.adapters import AdaLoraRanks, add_adapter, saved_weights
 from expert.model.attention import (
     IMPLEMENTATIONS,
     attention_kwargs,
@@ -217,7 +217,7 @@ def load_model(
     dtype = DTYPES[kernels.precision] if adapter.type != "full" else torch.float32
     base = _load_base(model, kernels, folder, dtype, device, allow_remote_code)
     blocks, decoder = find_blocks(base), base.get_decoder()
-    own_dtype = _dtype_beside_the_base(adapter, adapter_dtype, dtype)
+    own_dtype = torch.float32 if adapter.type in IN_FLOAT32 else adapter_dtype or dtype
     if adapter.type == "full" and model.quantization in QUANTISED:
         what = f"{model.quantization} base weights cannot be trained themselves"
         raise ModelError("training.config.adapter_type", what, "use lora, or quantization: none")
@@ -249,17 +249,8 @@ def load_model(
         trainable=_trainable(module, prompts),
         weights=saved_weights(module, adapter),
         blocks=list(blocks),
-        ranks=ranks_of(module, adapter),
+        ranks=AdaLoraRanks(module) if adapter.type == "adalora" else None,
     )
-
-
-def _dtype_beside_the_base(
-    adapter: AdapterPlan, asked: torch.dtype | None, of_the_base: torch.dtype
-) -> torch.dtype:
-    """The dtype in which adapters and soft prompts are trained."""
-    if adapter.type in IN_FLOAT32:
-        return torch.float32
-    return of_the_base if asked is None else asked
 
 
 def check_vocabulary(loaded: LoadedModel, largest_id: int | None) -> None:

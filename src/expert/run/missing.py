@@ -60,7 +60,6 @@ def missing_things(
 def _about_model(
     number: int, spec: BaseModelSpec, read: ReadManifest, environ: Mapping[str, str]
 ) -> Remark | Problem | None:
-
     path = f"base_models[{number}].name"
     try:
         model = resolve_model(spec, read.folder, environ)

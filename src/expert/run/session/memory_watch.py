@@ -106,7 +106,6 @@ class MemoryWatch:
         return any(remark.path == "memory.budget_bytes" for remark in self._plan.remarks)
 
     def _report(self, probe: MemoryProbe) -> None:
-
         measured = probe.reserved + probe.context_bytes
         self._emit(
             "memory",

@@ -175,7 +175,7 @@ def _settle_threads(session: Session, given: int | None, seconds: float) -> None
         "threads",
         step=session.state.done,
         threads=chosen.count,
-        cores=_cores(),
+        cores=len(cores_seen()),
         because=chosen.because,
         lowered=chosen.lowered,
         kept=chosen.kept,
@@ -191,17 +191,15 @@ def look_for_threads(own: int, seconds: float = LOOK_SECONDS) -> Threads:
         time.sleep(seconds)
         busy = (busy_seconds() - worked) / (time.monotonic() - began)
     return choose_threads(
-        own=own, granted=_granted(own), cores=_cores(), busy=max(0.0, busy), environ=os.environ
+        own=own,
+        granted=_granted(own),
+        cores=len(cores_seen()),
+        busy=max(0.0, busy),
+        environ=os.environ,
     )
 
 
-def _cores() -> int:
-
-    return len(cores_seen())
-
-
 def _granted(own: int) -> int:
-
     return cores_available(Path("/")).value or own
 
 
@@ -212,4 +210,4 @@ def _threads_before(session: Session, own: int) -> Threads | None:
     found = [e for e in read_events(session.folder.events) if e.get("event") == "threads"]
     if not found:
         return None
-    return threads_as_before(found[-1], granted=_granted(own), cores=_cores())
+    return threads_as_before(found[-1], granted=_granted(own), cores=len(cores_seen()))
