@@ -27,12 +27,6 @@ GROUPED = "in each step"
 """How rows are grouped by length; earlier versions, which grouped whole steps, say true."""
 AS_THEY_ARE = ("none", "bf16", "fp16")
 """Kinds of `quantization` that leave the base as it is."""
-_ROUNDING = "the same function: only the order of its sums differs, not the rows of a step"
-_NOT_IN_A_STEP = "looks at weights, or keeps them, between the steps"
-_TROUBLE = "is about trouble to come; a run that has met it is resumed with another answer"
-_FEEDING = "is how the same rows reach the device"
-_SUPERSEDED = "superseded: without effect"
-_TOLD = "says something about the model; nothing is computed by it"
 
 MOVES = {
     "adapter_type": "adapter.type",
@@ -83,58 +77,36 @@ MOVES = {
 }
 """Keys of training.config, base_models and their adapters, and where a checkpoint keeps them."""
 
-MOVES_NO_WEIGHT = {
-    "method": "there is one",
-    **dict.fromkeys(
-        (
-            *("micro_batch_size", "fused_loss", "torch_compile", "torch_compile_backend"),
-            *("torch_compile_mode", "use_cuda_graphs", "gradient_checkpointing"),
-            *("gradient_checkpointing_kwargs", "cudnn_benchmark", "deterministic"),
-            *("vram_limit", "device", "distributed"),
-        ),
-        _ROUNDING,
-    ),
-    **dict.fromkeys(
-        (
-            *("eval_batch_size", "logging_steps", "save_strategy", "save_steps"),
-            *("save_every_epochs", "save_total_limit", "evaluation_strategy", "eval_steps"),
-            *("eval_every_epochs", "load_best_model_at_end", "metric_for_best_model"),
-            *("greater_is_better", "early_stopping_patience", "early_stopping_threshold"),
-            *("output_dir", "trackers", "tracker_project", "tracker_run_name"),
-        ),
-        _NOT_IN_A_STEP,
-    ),
-    **dict.fromkeys(
-        (
-            *("on_not_finite", "max_skipped_updates", "on_loss_spike", "max_rollbacks"),
-            *("hang_timeout", "on_sigusr1"),
-        ),
-        _TROUBLE,
-    ),
-    **dict.fromkeys(
-        (
-            *("dataloader_num_workers", "dataloader_prefetch_factor", "tokenize"),
-            *("dataloader_persistent_workers", "dataloader_pin_memory", "pretokenized_cache"),
-        ),
-        _FEEDING,
-    ),
-    **dict.fromkeys(
-        (
-            *("memory_efficient_attention", "cuda_graph_warmup_steps", "activation_checkpointing"),
-            *("use_unsloth", "memory_clear_every"),
-        ),
-        _SUPERSEDED,
-    ),
-    **dict.fromkeys(
-        (
-            *("base_models.sha256", "base_models.rope_scaling", "adapters.type"),
-            *("adapters.scaling", "adapters.use_dora", "adapters.path"),
-            *("adapters.checkpoint_step", "adapters.size_bytes", "adapters.sha256"),
-        ),
-        _TOLD,
-    ),
-    "base_models.adapters": "its keys are listed one by one",
-}
+MOVES_NO_WEIGHT = frozenset(
+    {
+        "method",  # there is one
+        # The same function: only the order of its sums differs, not the rows of a step.
+        *("micro_batch_size", "fused_loss", "torch_compile", "torch_compile_backend"),
+        *("torch_compile_mode", "use_cuda_graphs", "gradient_checkpointing"),
+        *("gradient_checkpointing_kwargs", "cudnn_benchmark", "deterministic"),
+        *("vram_limit", "device", "distributed"),
+        # Looks at weights, or keeps them, between the steps.
+        *("eval_batch_size", "logging_steps", "save_strategy", "save_steps"),
+        *("save_every_epochs", "save_total_limit", "evaluation_strategy", "eval_steps"),
+        *("eval_every_epochs", "load_best_model_at_end", "metric_for_best_model"),
+        *("greater_is_better", "early_stopping_patience", "early_stopping_threshold"),
+        *("output_dir", "trackers", "tracker_project", "tracker_run_name"),
+        # About trouble to come; a run that has met it is resumed with another answer.
+        *("on_not_finite", "max_skipped_updates", "on_loss_spike", "max_rollbacks"),
+        *("hang_timeout", "on_sigusr1"),
+        # How the same rows reach the device.
+        *("dataloader_num_workers", "dataloader_prefetch_factor", "tokenize"),
+        *("dataloader_persistent_workers", "dataloader_pin_memory", "pretokenized_cache"),
+        # Superseded: without effect.
+        *("memory_efficient_attention", "cuda_graph_warmup_steps", "activation_checkpointing"),
+        *("use_unsloth", "memory_clear_every"),
+        # Says something about the model; nothing is computed by it.
+        *("base_models.sha256", "base_models.rope_scaling", "adapters.type"),
+        *("adapters.scaling", "adapters.use_dora", "adapters.path"),
+        *("adapters.checkpoint_step", "adapters.size_bytes", "adapters.sha256"),
+        "base_models.adapters",  # its keys are listed one by one
+    }
+)
 """All other keys, and why weights do not depend on them."""
 
 
