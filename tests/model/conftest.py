@@ -11,3 +11,8 @@ from tests.model.models import tiny_model
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny Qwen3, which no test changes."""
     return tiny_model(tmp_path_factory.mktemp("qwen3"))
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("llama"), "llama")

@@ -152,6 +152,18 @@ def load(
     )
 
 
+def load_characters(vocabulary: int | str, *, seed: int = 0, **architecture: Any) -> LoadedModel:
+    """A character model at its first weights."""
+    return load_model(
+        char_plan(**architecture),
+        adapter_plan("full"),
+        kernel_plan(),
+        vocabulary=vocabulary,
+        device="cpu",
+        seed=seed,
+    )
+
+
 def refusal(call: Callable[[], object]) -> str:
     """The words with which a model is refused."""
     with pytest.raises(ModelError) as caught:

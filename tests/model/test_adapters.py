@@ -193,9 +193,8 @@ def test_only_the_named_layers_carry_an_adapter(qwen: Path):
     assert names[0] == "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
 
-def test_all_linear_leaves_out_the_head(tmp_path: Path):
-    folder = tiny_model(tmp_path, "llama")
-    loaded = load(folder)
+def test_all_linear_leaves_out_the_head(llama: Path):
+    loaded = load(llama)
     assert len(loaded.trainable) == 2 * 7 * 2
     targets = loaded.module.peft_config["default"].target_modules  # type: ignore[union-attr, index]
     usual = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -226,9 +225,8 @@ def test_a_target_that_is_no_layer_is_refused_with_those_there_are(qwen: Path):
     assert text == wording("query-model-has-no")
 
 
-def test_the_head_carries_no_adapter(tmp_path: Path):
-    folder = tiny_model(tmp_path, "llama")
-    text = refusal(lambda: load(folder, target_modules=["lm_head"]))
+def test_the_head_carries_no_adapter(llama: Path):
+    text = refusal(lambda: load(llama, target_modules=["lm_head"]))
     assert wording("head-carries-no-adapter") in text
 
 

@@ -15,9 +15,8 @@ from expert.manifest.schema.manifest import CharGptShape
 from expert.model.attention import document_mask
 from expert.model.chargpt import CharGpt, load_char_gpt, sampled, save_char_gpt
 from expert.model.errors import ModelError
-from expert.model.load import load_model
 from expert.model.saving import save_trained
-from tests.model.models import adapter_plan, char_plan, documents, kernel_plan, make_batch
+from tests.model.models import documents, load, load_characters, make_batch, refusal
 from tests.wording import wording
 
 SIZE = CharGptShape(layers=2, heads=2, width=8, block_size=12)
@@ -121,10 +120,7 @@ def test_the_head_is_the_embedding():
 def test_the_loss_falls_on_a_small_text():
     text = "the cat sat on the mat and the rat sat on the cat " * 2
     tokens = [CHARACTERS.index(character) for character in text]
-    plan = char_plan(layers=2, heads=2, width=32, block_size=32)
-    loaded = load_model(
-        plan, adapter_plan("full"), kernel_plan(), vocabulary=CHARACTERS, device="cpu", seed=0
-    )
+    loaded = load_characters(CHARACTERS, layers=2, heads=2, width=32, block_size=32)
     batch = make_batch([[tokens[start : start + 32]] for start in range(0, 64, 16)])
     optimizer = torch.optim.AdamW([p for _, p in loaded.trainable], lr=1e-2)
     losses = []
@@ -139,14 +135,7 @@ def test_the_loss_falls_on_a_small_text():
 
 
 def test_packed_loss_equals_the_loss_of_documents_alone():
-    loaded = load_model(
-        char_plan(layers=2, heads=2, width=16, block_size=16),
-        adapter_plan("full"),
-        kernel_plan(),
-        vocabulary=30,
-        device="cpu",
-        seed=0,
-    )
+    loaded = load_characters(30, layers=2, heads=2, width=16, block_size=16)
     found = documents(6, 9, 12, vocabulary=30)
     packed = loaded.loss_sum(make_batch([found[:2], found[2:]], length=16))
     alone = sum(loaded.loss_sum(make_batch([[document]])) for document in found)
@@ -184,38 +173,27 @@ def test_top_k_draws_from_the_likeliest_alone():
 
 
 def test_a_saved_model_comes_back(tmp_path: Path):
-    loaded = load_model(
-        char_plan(layers=1, heads=2, width=8, block_size=8, dropout=0.25),
-        adapter_plan("full"),
-        kernel_plan(),
-        vocabulary="cab",
-        device="cpu",
-        seed=5,
-    )
+    size = {"layers": 1, "heads": 2, "width": 8, "block_size": 8, "dropout": 0.25}
+    loaded = load_characters("cab", seed=5, **size)
     save_trained(loaded, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    assert config == {
-        "model_type": "char-gpt",
-        "layers": 1,
-        "heads": 2,
-        "width": 8,
-        "block_size": 8,
-        "dropout": 0.25,
-        "vocabulary": 3,
-    }
+    assert config == {"model_type": "char-gpt", **size, "vocabulary": 3}
     vocabulary = json.loads((tmp_path / "vocabulary.json").read_text())
     assert vocabulary == {"type": "characters", "characters": "cab"}
     model, characters = load_char_gpt(tmp_path)
     assert characters == "cab"
-    assert model.size == CharGptShape(**{k: config[k] for k in CharGptShape.model_fields})
+    assert model.size == CharGptShape(**size)
     for name, parameter in loaded.trainable:
         assert torch.equal(model.get_parameter(name), parameter)
+    again = load(tmp_path, "full")  # as a base
+    assert again.characters == "cab"
+    batch = make_batch([[[0, 1, 2, 1]]])
+    assert torch.equal(loaded.evaluate(batch)[0], again.evaluate(batch)[0])
 
 
 def test_a_row_longer_than_the_block_is_refused():
-    with pytest.raises(ModelError) as caught:
-        CharGpt(SIZE, 11)(torch.zeros(1, 13, dtype=torch.int32))
-    assert str(caught.value) == wording("char-gpt-row-characters-longer")
+    text = refusal(lambda: CharGpt(SIZE, 11)(torch.zeros(1, 13, dtype=torch.int32)))
+    assert text == wording("char-gpt-row-characters-longer")
 
 
 def test_a_torn_model_file_is_refused(tmp_path: Path):

@@ -137,11 +137,10 @@ class Dropped(nn.Dropout):
 
 
 @each("kind", ["lora", "dora"])
-def test_dropout_drops_of_every_layer_what_its_seed_says(tmp_path, monkeypatch, kind):
-    folder = tiny_model(tmp_path / "model", "llama")
+def test_dropout_drops_of_every_layer_what_its_seed_says(llama, monkeypatch, kind):
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
     options: dict[str, Any] = {"kind": kind, "dropout": 0.3, "target_modules": targets, "rank": 6}
-    apart, together = (a_model(folder, fused=fused, **options) for fused in (False, True))
+    apart, together = (a_model(llama, fused=fused, **options) for fused in (False, True))
     for loaded in (apart, together):
         loaded.module.eval()
     whole = outcome(together)
@@ -170,8 +169,8 @@ def test_dropout_drops_its_share_and_leaves_the_mean(tmp_path):
     assert both == pytest.approx(0.01, abs=0.001)
 
 
-def test_a_resumed_run_drops_the_same(tmp_path):
-    loaded = a_model(tiny_model(tmp_path / "model", "llama"), dropout=0.3)
+def test_a_resumed_run_drops_the_same(llama):
+    loaded = a_model(llama, dropout=0.3)
     loaded.module.train()
     state = torch.get_rng_state()
     first, second = outcome(loaded), outcome(loaded)
@@ -180,8 +179,8 @@ def test_a_resumed_run_drops_the_same(tmp_path):
     assert first[0] != second[0]
 
 
-def test_a_row_of_zeros_has_a_magnitude_that_gets_no_gradient_and_no_nan(tmp_path):
-    loaded = a_model(tiny_model(tmp_path / "model", "llama"), kind="dora")
+def test_a_row_of_zeros_has_a_magnitude_that_gets_no_gradient_and_no_nan(llama):
+    loaded = a_model(llama, kind="dora")
     parts: Any = loaded.blocks[0].forward
     with torch.no_grad():
         parts.parts.gate_up.magnitudes.vectors[0][0] = 0.0
@@ -190,21 +189,19 @@ def test_a_row_of_zeros_has_a_magnitude_that_gets_no_gradient_and_no_nan(tmp_pat
 
 @each("quantization", ["int8", "int4"])
 @each("kind", ["lora", "dora"])
-def test_quantised_layers_are_as_one_by_one(tmp_path, quantization, kind):
+def test_quantised_layers_are_as_one_by_one(llama, quantization, kind):
     pytest.importorskip("bitsandbytes")
-    folder = tiny_model(tmp_path / "model", "llama")
     options: dict[str, Any] = {"kind": kind, "quantization": quantization, "dtype": torch.float32}
-    apart = outcome(a_model(folder, fused=False, **options))
+    apart = outcome(a_model(llama, fused=False, **options))
     # Float32 keeps 24 bits, through two blocks and back: a few hundred roundings.
-    assert_equal(outcome(a_model(folder, **options)), apart, 1e-4)
+    assert_equal(outcome(a_model(llama, **options)), apart, 1e-4)
 
 
-def test_fp8_layers_are_near_those_that_are_not_quantised(tmp_path):
-    folder = tiny_model(tmp_path / "model", "llama")
+def test_fp8_layers_are_near_those_that_are_not_quantised(llama):
     options: dict[str, Any] = {"dtype": torch.float32, "target_modules": ["q_proj", "down_proj"]}
-    plain = outcome(a_model(folder, fused=False, **options))
+    plain = outcome(a_model(llama, fused=False, **options))
     for fused in (False, True):
-        found = outcome(a_model(folder, fused=fused, quantization="fp8", **options))
+        found = outcome(a_model(llama, fused=fused, quantization="fp8", **options))
         # e4m3 keeps 3 bits behind the first: each of some dozen products is 2 to 5 % off.
         assert float(found[0]) == pytest.approx(float(plain[0]), rel=0.03)
         for ours, right in zip(found[1:], plain[1:], strict=True):
@@ -230,8 +227,8 @@ def test_fp8_products_are_those_of_the_rounded_numbers(tmp_path):
 
 
 @each("dropout", [0.0, 0.3])
-def test_what_is_recomputed_is_the_same(tmp_path, dropout):
-    loaded = a_model(tiny_model(tmp_path / "model", "llama"), dropout=dropout)
+def test_what_is_recomputed_is_the_same(llama, dropout):
+    loaded = a_model(llama, dropout=dropout)
     loaded.module.train()
     state = torch.get_rng_state()
     right = outcome(loaded)
@@ -246,12 +243,11 @@ def test_a_second_backward_gives_the_same(tmp_path):
 
 
 @torch.no_grad()
-def test_an_adapter_that_is_off_is_left_to_transformers(tmp_path):
-    folder = tiny_model(tmp_path / "model", "llama")
+def test_an_adapter_that_is_off_is_left_to_transformers(llama):
     batch = make_batch([documents(20, 11)])
     losses = []
     for fused in (True, False):
-        loaded = a_model(folder, fused=fused)
+        loaded = a_model(llama, fused=fused)
         module: Any = loaded.module
         with module.disable_adapter():
             losses.append(loaded.loss_sum(batch))
@@ -274,20 +270,19 @@ def test_blocks_that_cannot_be_fused_say_why_and_stay_as_they_are(tmp_path, fami
     assert not isinstance(loaded.blocks[0].forward, FusedForward)
 
 
-def test_what_is_saved_is_what_other_blocks_save(tmp_path):
-    folder = tiny_model(tmp_path / "model", "llama")
+def test_what_is_saved_is_what_other_blocks_save(llama, tmp_path):
     for name, fused in (("one", True), ("other", False)):
-        save_trained(a_model(folder, dtype=torch.float32, fused=fused), tmp_path / name)
+        save_trained(a_model(llama, dtype=torch.float32, fused=fused), tmp_path / name)
     files = [tmp_path / name / "adapter_model.safetensors" for name in ("one", "other")]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
 @torch.no_grad()
 @each("name", ["down_proj", "o_proj"])
-def test_a_small_change_arrives_in_bfloat16(tmp_path, name):
+def test_a_small_change_arrives_in_bfloat16(llama, name):
     """Also where it is added to a residual that is a thousand times as large: it is rounded once
     with all that it is added to."""
-    loaded = a_model(tiny_model(tmp_path / "model", "llama"), dtype=torch.bfloat16)
+    loaded = a_model(llama, dtype=torch.bfloat16)
     forward: Any = loaded.blocks[0].forward
     layer: Any = next(m for n, m in loaded.module.named_modules() if n.endswith(name))
     second = layer.lora_B[ADAPTER].weight

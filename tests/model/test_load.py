@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from expert.model.base_folder import base_reference, built_in_folder, model_folder
 from expert.model.load import LoadedModel, check_vocabulary, load_model
-from expert.model.saving import save_trained
 from expert.planning.models.model_files import UnfitModelFolder
 from tests.each import each
 from tests.model.models import (
@@ -312,18 +311,6 @@ def test_the_character_model_is_trained_whole():
         )
     )
     assert "write adapter_type: full" in text
-
-
-def test_a_saved_character_model_is_a_base(tmp_path: Path):
-    size = {"layers": 1, "heads": 2, "width": 8, "block_size": 8}
-    full = adapter_plan("full")
-    options: dict[str, Any] = {"device": "cpu", "seed": 3}
-    first = load_model(char_plan(**size), full, kernel_plan(), vocabulary="abc", **options)
-    save_trained(first, tmp_path)
-    again = load_model(model_plan(tmp_path), full, kernel_plan(), vocabulary=None, **options)
-    assert again.characters == "abc"
-    batch = make_batch([[[0, 1, 2, 1]]])
-    assert torch.equal(first.loss_sum(batch), again.loss_sum(batch))
 
 
 def test_the_config_names_our_attention(qwen: Path):

@@ -19,7 +19,6 @@ from tests.model.models import (
     documents,
     load,
     make_batch,
-    tiny_model,
 )
 
 INPUTS, OUTPUTS, RANK, SCALING = 64, 48, 4, 2.5
@@ -171,10 +170,10 @@ def test_autocast_rounds_what_it_would_round():
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_the_compiler_takes_a_layer_whole(tmp_path, quantization):
+def test_the_compiler_takes_a_layer_whole(llama, quantization):
     if quantization != "none":
         pytest.importorskip("bitsandbytes")
-    loaded = load(tiny_model(tmp_path / "model", "llama"), quantization=quantization)
+    loaded = load(llama, quantization=quantization)
     layer = next(each for each in loaded.module.modules() if hasattr(each, "product"))
     x = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(0)).requires_grad_()
     inputs = [x, *(p for p in layer.parameters() if p.requires_grad)]
@@ -196,7 +195,7 @@ def test_the_compiler_takes_a_layer_whole(tmp_path, quantization):
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_a_whole_model_learns_as_with_peft(tmp_path, monkeypatch, quantization):
+def test_a_whole_model_learns_as_with_peft(llama, monkeypatch, quantization):
     if quantization != "none":
         pytest.importorskip("bitsandbytes")
     product_of, settled = lora._product_of, []
@@ -206,11 +205,10 @@ def test_a_whole_model_learns_as_with_peft(tmp_path, monkeypatch, quantization):
         return settled[-1]
 
     monkeypatch.setattr(lora, "_product_of", noted)
-    folder = tiny_model(tmp_path / "model", "llama")
     batch = make_batch([documents(20, 11)])
 
     def gradients() -> list[Tensor]:
-        loaded = load(folder, quantization=quantization)
+        loaded = load(llama, quantization=quantization)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for _, parameter in loaded.trainable:
