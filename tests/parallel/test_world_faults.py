@@ -6,6 +6,9 @@ import multiprocessing
 import os
 import signal
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +18,13 @@ import torch
 
 from expert.core.errors import EXIT_HUNG, EXIT_RUN_FAILED
 from expert.core.room import DiskFull
+from expert.model.load import LoadedModel
+from expert.parallel.group import Group
+from expert.parallel.single_device import SingleDevice
+from expert.training import loop
+from expert.training.pressure import Pressure
+from expert.training.recovery import OutOfMemory
+from expert.training.step import seed_step
 from tests.jobs.runs import ROWS, base_model, events_of, losses_of, run, saved_steps, write_expert
 from tests.parallel.ranks import LIMIT_SECONDS, Ended, fine, ranks, started, trained
 from tests.parallel.test_worlds import CLOSE, numbers_of
@@ -33,26 +43,31 @@ def alone(base, tmp_path_factory) -> Path:
     return run(write_expert(tmp_path_factory.mktemp("alone"), base, CONFIG)).folder
 
 
-def with_fault(world, manifest, options, rank, step, fault) -> Any:
-    """A run in which `fault` meets one rank at one step, in its first forward pass."""
-    from expert.model.load import LoadedModel
-    from expert.training import loop
-    from expert.training.step import seed_step
-
-    loss_sum, now = LoadedModel.loss_sum, {"step": -1}
+@contextmanager
+def steps_watched() -> Iterator[tuple[list[int], pytest.MonkeyPatch]]:
+    """The numbers of the steps that have begun, and what takes changes back."""
+    begun: list[int] = []
 
     def seeded(seed: int, number: int, of: int = 0) -> None:
-        now["step"] = number
+        begun.append(number)
         seed_step(seed, number, of)
-
-    def faulty(self: LoadedModel, batch: Any) -> Any:
-        loss = loss_sum(self, batch)
-        if world.rank == rank and step in (None, now["step"]):
-            return fault(loss, batch)
-        return loss
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "seed_step", seeded)
+        yield begun, patch
+
+
+def with_fault(world, manifest, options, rank, step, fault) -> Any:
+    """A run in which `fault` meets one rank at one step, in its first forward pass."""
+    loss_sum = LoadedModel.loss_sum
+
+    def faulty(self: LoadedModel, batch: Any) -> Any:
+        loss = loss_sum(self, batch)
+        if world.rank == rank and step in (None, *begun[-1:]):
+            return fault(loss, batch)
+        return loss
+
+    with steps_watched() as (begun, patch):
         patch.setattr(LoadedModel, "loss_sum", faulty)
         return trained(world, manifest, options)
 
@@ -137,23 +152,14 @@ def test_memory_that_runs_out_where_weights_are_spread_ends_all_and_resuming_tak
 def with_full_evaluation(world, manifest, options, after) -> Any:
     """A run in which one rank has no room to evaluate more than a row at a time, once so many
     steps are behind it."""
-    from expert.parallel.single_device import SingleDevice
-    from expert.training import loop
-    from expert.training.step import seed_step
-
-    evaluate, now = SingleDevice.evaluate, {"step": -1}
-
-    def seeded(seed: int, number: int, of: int = 0) -> None:
-        now["step"] = number
-        seed_step(seed, number, of)
+    evaluate = SingleDevice.evaluate
 
     def faulty(self: SingleDevice, batch: Any) -> Any:
-        if world.rank == 1 and now["step"] >= after and batch.tokens.shape[0] > 1:
+        if world.rank == 1 and max(begun, default=-1) >= after and batch.tokens.shape[0] > 1:
             raise torch.OutOfMemoryError("no room")
         return evaluate(self, batch)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "seed_step", seeded)
+    with steps_watched() as (begun, patch):
         patch.setattr(SingleDevice, "evaluate", faulty)
         return trained(world, manifest, options)
 
@@ -195,31 +201,20 @@ def after_failure(world, manifest, left) -> Any:
 def with_sign(world, manifest, options) -> Any:
     """A run in which the second rank sees, after its second step, that memory is scarce. How often
     this rank has talked to the others in each of the steps before that."""
-    from expert.parallel.group import Group
-    from expert.training import loop
-    from expert.training.pressure import Pressure
-    from expert.training.recovery import OutOfMemory
-    from expert.training.step import seed_step
-
-    talked, exchange = {"step": [0]}, Group._all
-
-    def seeded(seed: int, number: int, of: int = 0) -> None:
-        talked["step"].append(0)
-        seed_step(seed, number, of)
+    talked, exchange = Counter[int](), Group._all
 
     def counted(self: Group, *given: Any) -> Any:
-        talked["step"][-1] += 1
+        talked[len(begun)] += 1
         return exchange(self, *given)
 
     def taken(self: Pressure) -> Any:
-        scarce = world.rank == 1 and len(talked["step"]) == 3
+        scarce = world.rank == 1 and len(begun) == 2
         return OutOfMemory(where="training", message="scarce") if scarce else None
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "seed_step", seeded)
+    with steps_watched() as (begun, patch):
         patch.setattr(Group, "_all", counted)
         patch.setattr(Pressure, "taken", taken)
-        return trained(world, manifest, options), talked["step"][1:3]
+        return trained(world, manifest, options), [talked[1], talked[2]]
 
 
 def test_a_sign_on_one_rank_changes_the_plan_of_all_and_costs_no_exchange(base, alone, tmp_path):
