@@ -115,7 +115,7 @@ def test_evaluation_sees_the_model_that_trains_and_leaves_it_trainable(
     qwen: Path, quantization: str, precision: str
 ):
     batch = make_batch([documents(12)])
-    options = {"quantization": quantization, "precision": precision}
+    options: dict[str, Any] = {"quantization": quantization, "precision": precision}
     loaded, other = load(qwen, **options), load(qwen, **options)
     assert torch.equal(loaded.evaluate(batch)[0], loaded.loss_sum(batch).detach())
     for _ in range(2):

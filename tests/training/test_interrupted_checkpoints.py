@@ -37,7 +37,7 @@ from tests.wording import wording
 Usage = collections.namedtuple("Usage", "total used free")
 
 
-def some_and_every(apart: int, rounds: int) -> Any:
+def some_and_every(apart: int, rounds: int) -> pytest.MarkDecorator:
     """Every so many stages once; or all stages in so many rounds."""
     every = pytest.param(1, rounds, marks=pytest.mark.slow, id="every stage")
     return pytest.mark.parametrize(("apart", "rounds"), [(apart, 1), every])
