@@ -124,9 +124,9 @@ def test_preparing_that_is_stopped_before_anything_is_finished_leaves_nothing(
 
 
 def test_a_run_that_is_stopped_while_it_is_planned_says_so_too(run, expert, monkeypatch):
-    from expert.planning import plan as planning
+    from expert.run import open as opening
 
-    stopped_in(monkeypatch, planning, "make_plan", signal.SIGTERM)
+    stopped_in(monkeypatch, opening, "make_plan", signal.SIGTERM)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     assert (ran.code, ran.err) == (143, "")
     assert ran.out.endswith(wording("stopped-by-before-first", name="SIGTERM"))
