@@ -204,15 +204,24 @@ def _count_positions(positions: NDArray[np.int32], edges: Numbers) -> None:
 
 
 class PaddedBatch(NamedTuple):
-    """A document to a row, padded on the right."""
+    """A document to a row, padded on the right. Arrays, as it may come from a worker: torch would
+    put tensors into shared memory, which is 64 MB in many containers, and lose those for which
+    there is no room."""
 
-    tokens: NDArray[np.int32]
-    labels: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    soft_mask: NDArray[np.bool_]
-    target_places: NDArray[np.int32]
+    tokens: Any
+    labels: Any
+    positions: Any
+    soft_mask: Any
+    target_places: Any
     """Flat: places of this batch with a label, in order, then its last place, which has none."""
     counts: BatchCounts
+
+    def pin_memory(self) -> PaddedBatch:
+        """The same in page-locked memory, as tensors; the DataLoader's thread asks for it."""
+        import torch
+
+        *arrays, counts = self
+        return PaddedBatch(*(torch.from_numpy(each).pin_memory() for each in arrays), counts)
 
 
 def padded_batch(

@@ -13,14 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from expert.core.world import ALONE, World
-from expert.data.feed.batches import BatchShape
+from expert.data.feed.batches import BatchShape, padded_batch
 from expert.data.feed.feed import Batch, PackedFeed, UpdateWork
 from expert.data.feed.loader import (
     PaddedFeed,
     PreparedBins,
     RowsTokenisedLate,
     on_device,
-    padded_tensors,
 )
 from expert.data.feed.order import DataOrder, Update, dealt, micro_batches
 from expert.data.feed.streaming import Place, Stream
@@ -287,7 +286,7 @@ def split_batches(
     if is_padded(plan):
         yield (
             on_device(
-                padded_tensors(index, some.bins, store, pad_id=PAD_ID),
+                padded_batch(index, some.bins, store, pad_id=PAD_ID),
                 some,
                 device,
                 soft=index.soft_tokens > 0,

@@ -394,7 +394,8 @@ class _Comparison:
         """Every document of the sequences in a row of its own."""
         import numpy as np
 
-        from expert.data.feed.loader import on_device, padded_tensors
+        from expert.data.feed.batches import padded_batch
+        from expert.data.feed.loader import on_device
         from expert.data.feed.order import Dealt
 
         pieces = self._pieces()
@@ -407,7 +408,7 @@ class _Comparison:
             built,
             (
                 on_device(
-                    padded_tensors(index, some, store, pad_id=PAD_ID, width=width),
+                    padded_batch(index, some, store, pad_id=PAD_ID, width=width),
                     Dealt(some),
                     self.device,
                     soft=self.data.soft,

@@ -194,7 +194,8 @@ def widest_batch(plan: RunPlan, data: RunData, device: torch.device) -> Batch:
     """A micro-batch of the longest rows: no batch of the run is larger."""
     import numpy as np
 
-    from expert.data.feed.loader import on_device, padded_tensors
+    from expert.data.feed.batches import padded_batch
+    from expert.data.feed.loader import on_device
     from expert.data.feed.order import Dealt
 
     split = data.train
@@ -202,5 +203,5 @@ def widest_batch(plan: RunPlan, data: RunData, device: torch.device) -> Batch:
     index = split.index
     rows = min(plan.batch.micro_batch, index.bins)
     bins = np.argsort(-index.bin_lengths(), kind="stable")[:rows].astype(np.int64)
-    made = padded_tensors(index, bins, split.open(), pad_id=PAD_ID)
+    made = padded_batch(index, bins, split.open(), pad_id=PAD_ID)
     return on_device(made, Dealt(bins), device, soft=data.soft)
