@@ -12,7 +12,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from expert.data.records import Example, Turn
-from expert.data.template.chat_template import chat_template
+from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import Template
 from tests.data.real_rows import REAL_DATA
 
@@ -101,7 +101,7 @@ FAMILIES = {
 
 
 def family(name: str, **more: Any) -> Template:
-    return chat_template(FAMILIES.get(name, name), bos="<s>", eos="</s>", **more)
+    return ChatTemplate(FAMILIES.get(name, name), bos="<s>", eos="</s>", **more)
 
 
 def as_transformers_does(

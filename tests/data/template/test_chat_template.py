@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.data.records import Example, Segment, Turn
-from expert.data.template.chat_template import chat_template
+from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import TemplateError, named_template
 from tests.data.real_rows import REAL_SAMPLES, real_examples
 from tests.data.template.chat_templates import (
@@ -71,7 +71,7 @@ def test_a_conversation_is_written_by_the_template_and_its_answers_are_found(nam
 def test_a_chatml_template_and_the_chatml_of_that_name_are_the_same(shape):
     example = Example(SHAPES[shape])
     named = named_template("chatml", eos="<|im_end|>")
-    own = chat_template(CHATML, eos="<|im_end|>")
+    own = ChatTemplate(CHATML, eos="<|im_end|>")
     assert own.segments(example) == named.segments(example)
     assert own.prompt(example.turns[:-1]) == named.prompt(example.turns[:-1])
     assert own.stop == named.stop
@@ -149,18 +149,18 @@ def test_an_answer_is_found_behind_its_header_where_the_beginning_of_the_text_mo
 
 def test_an_answer_the_template_does_not_write_is_an_error_of_that_row_only():
     source = CHATML.replace("message.content +", "message.content | replace('b', 'c') +")
-    template = chat_template(source, eos="<|im_end|>")
+    template = ChatTemplate(source, eos="<|im_end|>")
     turns = (USER, Turn("assistant", "ab"), Turn("user", "R"), ANSWER)
     assert shown(template.segments(Example(turns))).count("[[") == 2
     source = THINKING.replace("{{- content +", "{{- content | upper +")
     with pytest.raises(TemplateError) as caught:
-        chat_template(source, eos="").segments(Example((USER, Turn("assistant", "ab"), *turns[2:])))
+        ChatTemplate(source, eos="").segments(Example((USER, Turn("assistant", "ab"), *turns[2:])))
     assert str(caught.value) == wording("tokenizers-chat-template-rewrites")
 
 
 def test_a_conversation_the_template_refuses_is_an_error_of_that_row_only():
     source = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}" + CHATML
-    template = chat_template(source, eos="")
+    template = ChatTemplate(source, eos="")
     assert template.segments(Example((USER, ANSWER)))
     with pytest.raises(TemplateError) as caught:
         template.segments(Example((USER, ANSWER, USER, ANSWER)))
@@ -169,7 +169,7 @@ def test_a_conversation_the_template_refuses_is_an_error_of_that_row_only():
 
 def test_a_template_that_fails_on_a_row_says_how():
     source = "{% if 'x' in messages[0].content %}{{ 1 / 0 }}{% endif %}" + CHATML
-    template = chat_template(source, eos="")
+    template = ChatTemplate(source, eos="")
     assert template.segments(Example((USER, ANSWER)))
     with pytest.raises(TemplateError) as caught:
         template.segments(Example((Turn("user", "x"), ANSWER)))
@@ -178,7 +178,7 @@ def test_a_template_that_fails_on_a_row_says_how():
 
 def test_an_answer_without_an_end_between_turns_is_refused():
     source = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    template = chat_template(source, eos="</s>")
+    template = ChatTemplate(source, eos="</s>")
     assert shown(template.segments(Example((USER, ANSWER)))) == "Q[[A</s>]]"
     with pytest.raises(TemplateError) as caught:
         template.segments(Example((USER, ANSWER, USER, ANSWER)))
@@ -209,7 +209,7 @@ def test_a_bos_the_template_does_not_write_is_left_to_the_encoder():
 
 
 def test_a_bos_that_opens_every_turn_is_not_put_before_plain_text():
-    template = chat_template(CHATML, bos="<|im_start|>", eos="<|im_end|>")
+    template = ChatTemplate(CHATML, bos="<|im_start|>", eos="<|im_end|>")
     assert template.adds_bos
     assert template.segments(Example(text="abc")) == [Segment("abc<|im_end|>", True)]
 
@@ -225,15 +225,15 @@ def test_a_template_knows_what_ends_an_answer(name, stop):
 def test_variables_and_the_date_reach_the_template():
     source = "{{ strftime_now('%d %b %Y') }}{% if calm %}!{% endif %}" + CHATML
     now = datetime(2024, 7, 26)
-    template = chat_template(source, eos="", variables={"calm": True}, now=now)
+    template = ChatTemplate(source, eos="", variables={"calm": True}, now=now)
     assert template.prompt([USER]).startswith("26 Jul 2024!<|im_start|>")
-    other = chat_template(source, eos="", variables={"calm": True}, now=datetime(2024, 7, 27))
-    calm = chat_template(source, eos="", now=now)
+    other = ChatTemplate(source, eos="", variables={"calm": True}, now=datetime(2024, 7, 27))
+    calm = ChatTemplate(source, eos="", now=now)
     assert len({template.fingerprint, other.fingerprint, calm.fingerprint}) == 3
-    today = chat_template("{{ strftime_now('%H:%M:%S') }}" + CHATML, eos="")
+    today = ChatTemplate("{{ strftime_now('%H:%M:%S') }}" + CHATML, eos="")
     assert today.prompt([USER]).startswith("00:00:00<|im_start|>")
-    same = chat_template(CHATML, eos="", now=now)
-    assert same.fingerprint == chat_template(CHATML, eos="").fingerprint
+    same = ChatTemplate(CHATML, eos="", now=now)
+    assert same.fingerprint == ChatTemplate(CHATML, eos="").fingerprint
 
 
 def test_a_template_can_be_sent_to_another_process():
@@ -244,12 +244,12 @@ def test_a_template_can_be_sent_to_another_process():
 
 def test_json_is_written_without_escapes():
     source = "{{ {'ä': '<b>'} | tojson }}{{ [1] | tojson(indent=2) }}" + CHATML
-    assert chat_template(source, eos="").prompt([USER]).startswith('{"ä": "<b>"}[\n  1\n]<|im')
+    assert ChatTemplate(source, eos="").prompt([USER]).startswith('{"ä": "<b>"}[\n  1\n]<|im')
 
 
 def test_an_answer_left_out_of_longer_conversations_is_an_error_of_the_row():
     source = "{% set few = messages[-2:] %}" + CHATML.replace("in messages", "in few")
-    template = chat_template(source, eos="")
+    template = ChatTemplate(source, eos="")
     with pytest.raises(TemplateError) as caught:
         template.segments(Example((USER, ANSWER, USER, ANSWER)))
     assert str(caught.value) == wording("tokenizers-chat-template")
@@ -261,7 +261,7 @@ def test_an_answer_left_out_of_longer_conversations_is_an_error_of_the_row():
 @pytest.mark.parametrize(("file", "every"), REAL_SAMPLES)
 def test_every_real_answer_is_learnt_exactly_once_by_a_real_template(file, every):
     source = qwen3_source()
-    template = chat_template(source, eos="<|im_end|>")
+    template = ChatTemplate(source, eos="<|im_end|>")
     for number, (_, example) in enumerate(real_examples(file, every)):
         opening, learnt = template.segments(example)
         answer = example.turns[-1].text.lstrip("\n")
@@ -275,7 +275,7 @@ def test_every_real_answer_is_learnt_exactly_once_by_a_real_template(file, every
 
 
 def test_a_real_template_keeps_the_thoughts_of_the_last_answer():
-    template = chat_template(qwen3_source(), eos="<|im_end|>")
+    template = ChatTemplate(qwen3_source(), eos="<|im_end|>")
     turns = (*SHAPES["turns"][:-1], Turn("assistant", "<think>\nWhy.\n</think>\nB"))
     segments = template.segments(Example(turns))
     assert [segment.text for segment in segments if segment.learn] == [
@@ -286,7 +286,7 @@ def test_a_real_template_keeps_the_thoughts_of_the_last_answer():
 
 
 def test_thinking_can_be_turned_off_and_is_then_not_learnt():
-    template = chat_template(qwen3_source(), eos="<|im_end|>", variables={"enable_thinking": False})
+    template = ChatTemplate(qwen3_source(), eos="<|im_end|>", variables={"enable_thinking": False})
     segments = template.segments(Example((USER, ANSWER)))
     assert segments[1] == Segment("A<|im_end|>\n", True)
     assert template.prompt([USER]) == segments[0].text

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from os.path import commonprefix
 from typing import Any
 
@@ -81,14 +81,25 @@ class ChatTemplate(Template):
     which stand-ins are rendered once: one rendering a row. Where the template does more with a
     text than to write it (trims it, cuts out thoughts), the beginnings of the conversation are
     rendered as well: an answer is what a rendering with it has beyond one that ends before it.
+
+    `variables` are handed to the template as they are (`enable_thinking: false`); `now` is the date
+    it may write, the same for all rows and on all days, so that what was prepared yesterday is
+    found today and a run can be resumed tomorrow. It is checked on a small conversation.
     """
 
     name = "tokenizer"
 
     def __init__(
-        self, source: str, *, bos: str, eos: str, variables: Mapping[str, Any], now: datetime
+        self,
+        source: str,
+        *,
+        bos: str = "",
+        eos: str = "",
+        variables: Mapping[str, Any] | None = None,
+        now: datetime = WRITTEN_DATE,
     ) -> None:
-        self._settings = {"bos": bos, "eos": eos, "variables": dict(variables), "now": now}
+        variables = dict(variables or {})
+        self._settings = {"bos": bos, "eos": eos, "variables": variables, "now": now}
         self._source = source
         self._sandbox = SandboxedTemplate(source, environment=MeteredEnvironment(now=now))
         self._bos, self._eos = bos, eos
@@ -115,7 +126,7 @@ class ChatTemplate(Template):
         self._plain_bos = bos if self.adds_bos and exchange.count(bos) == 1 else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self._source, self._settings)
+        return partial(ChatTemplate, **self._settings), (self._source,)
 
     @property
     def fingerprint(self) -> str:
@@ -320,22 +331,3 @@ def _parts(text: str) -> _Parts:
     """Text cut at its stand-ins, which become the numbers of their turns."""
     parts = _SLOT.split(text)
     return tuple(int(part) if at % 2 else part for at, part in enumerate(parts) if part)
-
-
-def _rebuilt(source: str, settings: Mapping[str, Any]) -> ChatTemplate:
-    return ChatTemplate(source, **settings)
-
-
-def chat_template(
-    source: str,
-    *,
-    bos: str = "",
-    eos: str = "",
-    variables: Mapping[str, Any] | None = None,
-    now: datetime | None = None,
-) -> Template:
-    """The template `source`, checked on a small conversation. `variables` are handed to it as they
-    are (`enable_thinking: false`); `now` is the date it may write, the same for all rows and on all
-    days, so that what was prepared yesterday is found today and a run can be resumed tomorrow."""
-    now = now or WRITTEN_DATE
-    return ChatTemplate(source, bos=bos, eos=eos, variables=variables or {}, now=now)
