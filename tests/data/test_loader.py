@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from expert.data.feed.loader import PaddedFeed, PreparedBins, RowsTokenisedLate
-from expert.data.feed.order import DataOrder, Grouping
+from expert.data.feed.order import DataOrder
 from expert.data.pack.pack import pack_none
 from expert.data.records import BadRow, DataError, Row, Segment
 from expert.data.tokens.documents import DocumentStore, write_dataset_files, write_shard
@@ -47,8 +47,7 @@ def prepared(tmp_path: Path) -> PreparedBins:
 
 def an_order(grouped: bool = False) -> DataOrder:
     lengths = np.array([min(len(text), LENGTH) for text in LINES])
-    grouping = Grouping(lengths, 4) if grouped else None
-    return DataOrder(len(LINES), 4, seed=5, grouping=grouping)
+    return DataOrder(len(LINES), 4, seed=5, grouped=lengths if grouped else None)
 
 
 def a_feed(dataset, *, done=0, total=14, rows=2, grouped=False, **options) -> PaddedFeed:
@@ -131,7 +130,9 @@ def test_feeding_leaves_the_global_random_numbers_alone(prepared):
 
 
 def test_tokenising_late_gives_the_batches_that_preparing_gives(prepared):
-    late = RowsTokenisedLate(rows(), segments_of, ENCODER, length=LENGTH, pad_id=0)
+    late = RowsTokenisedLate(
+        rows=rows(), segments_of=segments_of, encoder=ENCODER, length=LENGTH, pad_id=0
+    )
     expected = [(bins, tokens) for bins, tokens, _, _ in contents(a_feed(prepared, rows=1))]
     found = [(bins, tokens) for bins, tokens, _, _ in contents(a_feed(late, rows=1))]
     assert found == expected
@@ -139,9 +140,9 @@ def test_tokenising_late_gives_the_batches_that_preparing_gives(prepared):
 
 def test_a_bad_row_met_late_is_named():
     late = RowsTokenisedLate(
-        rows(),
-        lambda row: BadRow(row.file, row.line, "no answer"),
-        ENCODER,
+        rows=rows(),
+        segments_of=lambda row: BadRow(row.file, row.line, "no answer"),
+        encoder=ENCODER,
         length=LENGTH,
         pad_id=0,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from expert.data.feed.batches import IGNORED, BatchCounts, PaddedBatch, padded_b
 from expert.data.feed.feed import Batch, FedUpdate
 from expert.data.feed.order import DataOrder, Dealt, Update, dealt
 from expert.data.feed.workers import Loader, Patience, Restart, data_loader, taken
-from expert.data.pack.pack import Overlong, pack_none
+from expert.data.pack.pack import pack_none
 from expert.data.pack.pack_index import PackIndex
 from expert.data.records import DataError, Row, Segment
 from expert.data.tokens.documents import DocumentStore, FlatDocuments, shard_of
@@ -49,45 +50,33 @@ class PreparedBins(Dataset[Any]):
         return padded_batch(index, bins, store, pad_id=self._pad_id)
 
 
+@dataclass(eq=False, kw_only=True)
 class RowsTokenisedLate(Dataset[Any]):
-    """Rows as text, tokenised one by one when they are asked for: the slow way, for comparison."""
+    """Rows as text, tokenised one by one when they are asked for: the slow way, for comparison. A
+    row is a row here: what does not fit is cut, also where preparing would split it."""
 
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        segments_of: Callable[[Row], Any],
-        encoder: Encoder,
-        *,
-        length: int,
-        soft_tokens: int = 0,
-        pad_id: int,
-    ) -> None:
-        self._rows = rows
-        self._segments_of = segments_of
-        self._encoder = encoder
-        self._length = length
-        # A row is a row here: what does not fit is cut, also where preparing would split it.
-        self._overlong: Overlong = "cut"
-        self._soft_tokens = soft_tokens
-        self._pad_id = pad_id
+    rows: Sequence[Row]
+    segments_of: Callable[[Row], Any]
+    encoder: Encoder
+    length: int
+    soft_tokens: int = 0
+    pad_id: int
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __getitem__(self, number: int) -> EncodedBatch:
-        row = self._rows[number]
-        made = self._segments_of(row)
+        row = self.rows[number]
+        made = self.segments_of(row)
         if not isinstance(made, list) or not all(isinstance(part, Segment) for part in made):
             raise DataError(f"{row.place}: cannot be used: {made}")
-        return self._encoder.encode([made])
+        return self.encoder.encode([made])
 
     def together(self, documents: list[EncodedBatch]) -> PaddedBatch:
         """The collate function: rows of a batch padded to the longest."""
         store = FlatDocuments([shard_of(document) for document in documents])
-        index = pack_none(
-            store.lengths, self._length, overlong=self._overlong, soft_tokens=self._soft_tokens
-        )
-        return padded_batch(index, range(index.bins), store, pad_id=self._pad_id)
+        index = pack_none(store.lengths, self.length, overlong="cut", soft_tokens=self.soft_tokens)
+        return padded_batch(index, range(index.bins), store, pad_id=self.pad_id)
 
 
 def as_it_is(batch: Any) -> Any:
