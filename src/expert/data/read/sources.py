@@ -131,13 +131,18 @@ def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Sou
 
 
 def iterate(source: Source, unread: Unread = lambda: 0) -> Iterator[Row | BadRow]:
-    """The rows of a source, whatever it is; bad ones count for nothing in `max_samples`."""
-    left = source.max_samples
-    for row in _every_row(source, unread if left is None else lambda: 0):
+    """The rows of a source, whatever it is."""
+    most = source.max_samples
+    return up_to(most, _every_row(source, unread if most is None else lambda: 0))
+
+
+def up_to(most: int | None, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
+    """The rows up to so many good ones, or all of them; bad ones count for nothing."""
+    for row in rows:
         yield row
-        if left is not None and isinstance(row, Row):
-            left -= 1
-            if not left:
+        if most is not None and isinstance(row, Row):
+            most -= 1
+            if not most:
                 return
 
 
