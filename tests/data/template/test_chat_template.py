@@ -147,42 +147,41 @@ def test_an_answer_is_found_behind_its_header_where_the_beginning_of_the_text_mo
     ]
 
 
-def test_an_answer_the_template_does_not_write_is_an_error_of_that_row_only():
-    source = CHATML.replace("message.content +", "message.content | replace('b', 'c') +")
-    template = ChatTemplate(source, eos="<|im_end|>")
-    turns = (USER, Turn("assistant", "ab"), Turn("user", "R"), ANSWER)
-    assert shown(template.segments(Example(turns))).count("[[") == 2
-    source = THINKING.replace("{{- content +", "{{- content | upper +")
-    with pytest.raises(TemplateError) as caught:
-        ChatTemplate(source, eos="").segments(Example((USER, Turn("assistant", "ab"), *turns[2:])))
-    assert str(caught.value) == wording("tokenizers-chat-template-rewrites")
+REPLACED = CHATML.replace("message.content +", "message.content | replace('b', 'c') +")
+UPPER = THINKING.replace("{{- content +", "{{- content | upper +")
+SHORT = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}" + CHATML
+FAILS = "{% if 'x' in messages[0].content %}{{ 1 / 0 }}{% endif %}" + CHATML
+NO_END = "{% for m in messages %}{{ m.content }}{% endfor %}"
+LAST_TWO = "{% set few = messages[-2:] %}" + CHATML.replace("in messages", "in few")
+LOWER = (USER, Turn("assistant", "ab"), Turn("user", "R"), ANSWER)
+LONGER = (USER, ANSWER, USER, ANSWER)
 
 
-def test_a_conversation_the_template_refuses_is_an_error_of_that_row_only():
-    source = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}" + CHATML
+@each(
+    ("source", "turns", "words"),
+    [
+        # An answer that the template does not write, and one that it does.
+        (UPPER, LOWER, "tokenizers-chat-template-rewrites"),
+        (SHORT, LONGER, "tokenizers-chat-template-refuses"),
+        (FAILS, (Turn("user", "x"), ANSWER), "tokenizers-chat-template-fails"),
+        # Nothing ends an answer that another turn follows.
+        (NO_END, LONGER, "tokenizers-chat-template-does"),
+        # An answer is left out of longer conversations.
+        (LAST_TWO, LONGER, "tokenizers-chat-template"),
+    ],
+)
+def test_what_a_template_cannot_write_is_an_error_of_that_row_only(source, turns, words):
     template = ChatTemplate(source, eos="")
     assert template.segments(Example((USER, ANSWER)))
     with pytest.raises(TemplateError) as caught:
-        template.segments(Example((USER, ANSWER, USER, ANSWER)))
-    assert str(caught.value) == wording("tokenizers-chat-template-refuses")
+        template.segments(Example(turns))
+    assert str(caught.value) == wording(words)
 
 
-def test_a_template_that_fails_on_a_row_says_how():
-    source = "{% if 'x' in messages[0].content %}{{ 1 / 0 }}{% endif %}" + CHATML
-    template = ChatTemplate(source, eos="")
-    assert template.segments(Example((USER, ANSWER)))
-    with pytest.raises(TemplateError) as caught:
-        template.segments(Example((Turn("user", "x"), ANSWER)))
-    assert str(caught.value) == wording("tokenizers-chat-template-fails")
-
-
-def test_an_answer_without_an_end_between_turns_is_refused():
-    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    template = ChatTemplate(source, eos="</s>")
-    assert shown(template.segments(Example((USER, ANSWER)))) == "Q[[A</s>]]"
-    with pytest.raises(TemplateError) as caught:
-        template.segments(Example((USER, ANSWER, USER, ANSWER)))
-    assert str(caught.value) == wording("tokenizers-chat-template-does")
+def test_answers_are_found_where_a_template_changes_them_or_does_not_end_them():
+    assert shown(ChatTemplate(REPLACED, eos="").segments(Example(LOWER))).count("[[") == 2
+    text = shown(ChatTemplate(NO_END, eos="</s>").segments(Example((USER, ANSWER))))
+    assert text == "Q[[A</s>]]"
 
 
 def test_nothing_is_generated_without_a_question():
@@ -193,25 +192,22 @@ def test_nothing_is_generated_without_a_question():
 # Tokens at the beginning and the end
 
 
-def test_a_bos_the_template_writes_is_told_and_put_before_plain_text_too():
-    template = family("headers")
-    assert template.adds_bos
-    plain = [Segment("<s>", False), Segment("abc</s>", True)]
-    assert template.segments(Example(text="abc")) == plain
-    whole = template.segments(Example(text="abc"), learn_prompt=True)
-    assert whole == [Segment("<s>abc</s>", True)]
-
-
-def test_a_bos_the_template_does_not_write_is_left_to_the_encoder():
-    template = family("chatml")
-    assert not template.adds_bos
-    assert template.segments(Example(text="abc")) == [Segment("abc</s>", True)]
-
-
-def test_a_bos_that_opens_every_turn_is_not_put_before_plain_text():
-    template = ChatTemplate(CHATML, bos="<|im_start|>", eos="<|im_end|>")
-    assert template.adds_bos
-    assert template.segments(Example(text="abc")) == [Segment("abc<|im_end|>", True)]
+@each(
+    ("template", "adds_bos", "plain"),
+    [
+        # One that the template writes is put before plain text too, and is not learnt.
+        (family("headers"), True, "<s>[[abc</s>]]"),
+        # One that it does not write is left to the encoder.
+        (family("chatml"), False, "[[abc</s>]]"),
+        # One that opens every turn is not put before plain text.
+        (ChatTemplate(CHATML, bos="<|im_start|>", eos="<|im_end|>"), True, "[[abc<|im_end|>]]"),
+    ],
+)
+def test_a_bos_is_written_once(template, adds_bos, plain):
+    assert template.adds_bos is adds_bos
+    assert shown(template.segments(Example(text="abc"))) == plain
+    (whole,) = template.segments(Example(text="abc"), learn_prompt=True)
+    assert whole == Segment(plain.replace("[[", "").replace("]]", ""), True)
 
 
 @pytest.mark.parametrize(
@@ -245,14 +241,6 @@ def test_a_template_can_be_sent_to_another_process():
 def test_json_is_written_without_escapes():
     source = "{{ {'ä': '<b>'} | tojson }}{{ [1] | tojson(indent=2) }}" + CHATML
     assert ChatTemplate(source, eos="").prompt([USER]).startswith('{"ä": "<b>"}[\n  1\n]<|im')
-
-
-def test_an_answer_left_out_of_longer_conversations_is_an_error_of_the_row():
-    source = "{% set few = messages[-2:] %}" + CHATML.replace("in messages", "in few")
-    template = ChatTemplate(source, eos="")
-    with pytest.raises(TemplateError) as caught:
-        template.segments(Example((USER, ANSWER, USER, ANSWER)))
-    assert str(caught.value) == wording("tokenizers-chat-template")
 
 
 # A real template

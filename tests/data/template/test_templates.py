@@ -16,9 +16,7 @@ from expert.data.template.templates import (
     LAYOUTS,
     Template,
     TemplateError,
-    learn_all,
     named_template,
-    plain_segments,
 )
 from expert.manifest.schema.manifest import PromptTemplate
 from tests.data.real_rows import REAL_SAMPLES, real_examples
@@ -183,12 +181,6 @@ def test_plain_text_is_learnt_whole_with_its_end(name):
     template = named(name)
     assert template.segments(Example(text="abc")) == [Segment("abc</s>", True)]
     assert template.segments(Example(text="abc"), learn_prompt=True) == [Segment("abc</s>", True)]
-
-
-def test_plain_text_may_begin_with_a_bos_that_is_not_learnt():
-    segments = plain_segments("abc", eos=EOS, bos=BOS)
-    assert segments == [Segment("<s>", False), Segment("abc</s>", True)]
-    assert learn_all(segments) == [Segment("<s>abc</s>", True)]
 
 
 @each(
