@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -144,21 +142,14 @@ def test_special_tokens_are_read_from_the_model_folder(tmp_path):
     folder = model_folder(tmp_path, bos_token={"content": "<s>"}, chat_template="{{ x }}")
     special = read_special_tokens(folder)
     assert (special.bos, special.eos, special.chat_template) == ("<s>", "<|im_end|>", "{{ x }}")
-
-
-def test_a_template_file_wins_and_a_list_of_templates_gives_its_default(tmp_path):
+    # Of several templates the default one, unless there is a file of it; ends in another file.
     named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
-    folder = model_folder(tmp_path, chat_template=named)
-    assert read_special_tokens(folder).chat_template == "b"
+    model_folder(tmp_path, chat_template=named, eos_token=None)
+    (folder / "special_tokens_map.json").write_text('{"eos_token": "<|endoftext|>"}')
+    special = read_special_tokens(folder)
+    assert (special.eos, special.chat_template) == ("<|endoftext|>", "b")
     (folder / "chat_template.jinja").write_text("c", encoding="utf-8")
     assert read_special_tokens(folder).chat_template == "c"
-
-
-def test_end_tokens_may_stand_in_the_special_tokens_map(tmp_path):
-    folder = model_folder(tmp_path, eos_token=None)
-    text = json.dumps({"eos_token": "<|endoftext|>"})
-    (folder / "special_tokens_map.json").write_text(text, encoding="utf-8")
-    assert read_special_tokens(folder).eos == "<|endoftext|>"
 
 
 @pytest.mark.parametrize(

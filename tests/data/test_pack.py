@@ -30,7 +30,8 @@ from expert.data.pack.pack import (
     shifted_blocks,
 )
 from expert.data.pack.pack_index import OverlongCounts, PackIndex
-from tests.data.tokenizers import QWEN3, SHARED, qwen3_encoder
+from tests.data import SHARED
+from tests.data.tokenizers import QWEN3, qwen3_encoder
 from tests.each import each
 from tests.wording import wording
 

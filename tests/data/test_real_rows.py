@@ -11,8 +11,9 @@ from expert.data.pack.pack import pack_best_fit
 from expert.data.read.rows import read_rows
 from expert.data.records import Example, Row, Segment
 from expert.data.template.templates import Template, named_template, plain_segments
+from tests.data import SHARED
 from tests.data.examples.understood import understand
-from tests.data.tokenizers import QWEN3, SHARED, qwen3_encoder
+from tests.data.tokenizers import QWEN3, qwen3_encoder
 
 FILES = [
     "json/train.jsonl",

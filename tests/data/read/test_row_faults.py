@@ -208,7 +208,10 @@ ROW_FAULTS: dict[str, tuple[bytes, str]] = {
     "nan": (b'{"a": NaN}', wording("nan-is-not-json")),
     "digits": (b'{"a": ' + b"9" * 5_000 + b"}", wording("json-with-number-too")),
     "deep": (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", wording("json-nested-too-deeply")),
-    "over_5_mb": (b'{"a": ["' + b'x,\\"]}' * 1_000_000 + b'"]}', wording("mb-long-limit")),
+    "over_5_mb": (
+        b'{"a": ["' + (b"x" * 55 + b',\\"]}') * 100_000 + b'"]}',
+        wording("mb-long-limit"),
+    ),
 }
 
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from expert.data.read.rows import FORMATS, file_format, read_rows
 from expert.data.records import BadRow, DataError, Row
-from tests.data.read.row_files import FILES, RIVERS, SHARED, good, outline, write, written, zst
+from tests.data import FILES, SHARED
+from tests.data.read.row_files import RIVERS, good, outline, write, written, zst
 from tests.each import each
 from tests.wording import wording
 

@@ -15,7 +15,8 @@ from expert.data.read.folders import unread_files
 from expert.data.read.sources import content_hash, iterate, resolve_sources, split_rows
 from expert.data.records import BadRow, DataError, Row
 from expert.manifest.schema.dataset import DatasetSpec, Task
-from tests.data.read.source_folders import FILES, fill, names, refusal, resolve, train_of, values
+from tests.data import FILES
+from tests.data.read.source_folders import fill, names, refusal, resolve, train_of, values
 from tests.each import each
 from tests.wording import wording
 
