@@ -115,7 +115,8 @@ def test_ascii_text_is_cut_into_the_words_of_the_tokenizer():
     pieces = PieceEncoder(tokenizer_of("qwen"))
     texts = ["it's  a (test), 12\n\n<x>\tend ", "naïve it's"]
     cut = pieces.cut([[Segment(text, True)] for text in texts], by_words=True)
-    words = "it|'s| | a| (|test|),| |1|2|\n\n|<x|>|\tend| ".split("|")
+    words = [*("it", "'s", " ", " a", " (", "test", "),", " ", "1", "2"), "\n\n", "<x", ">"]
+    words += ["\tend", " "]
     assert cut == [[words], [["naïve it's"]]]
 
 
