@@ -80,8 +80,9 @@ class Reference:
 def pack(rule: str, store: FlatDocuments, length: int, policy: Overlong, soft: int) -> PackIndex:
     if rule == "none":
         return pack_none(store.lengths, length, overlong=policy, soft_tokens=soft)
-    way = pack_best_fit if rule == "best-fit" else pack_concat
-    return way(store.lengths, length, 5, overlong=policy, soft_tokens=soft)
+    if rule == "concat":
+        return pack_concat(store.lengths, length, 5, soft_tokens=soft)
+    return pack_best_fit(store.lengths, length, 5, overlong=policy, soft_tokens=soft)
 
 
 def gather(documents: list[Document], *cuts: int) -> FlatDocuments:

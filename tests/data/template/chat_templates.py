@@ -100,8 +100,8 @@ FAMILIES = {
 }
 
 
-def family(name: str, **more: Any) -> Template:
-    return ChatTemplate(FAMILIES.get(name, name), bos="<s>", eos="</s>", **more)
+def family(name: str) -> Template:
+    return ChatTemplate(FAMILIES.get(name, name), bos="<s>", eos="</s>")
 
 
 def as_transformers_does(

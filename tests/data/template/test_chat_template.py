@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from datetime import datetime
 
 import pytest
 from hypothesis import given
@@ -14,6 +13,7 @@ from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import TemplateError, named_template
 from tests.data.real_rows import REAL_SAMPLES, real_examples
 from tests.data.template.chat_templates import (
+    BARE,
     CHATML,
     FAMILIES,
     MOVING,
@@ -218,22 +218,17 @@ def test_a_template_knows_what_ends_an_answer(name, stop):
     assert family(name).stop == stop
 
 
-def test_variables_and_the_date_reach_the_template():
-    source = "{{ strftime_now('%d %b %Y') }}{% if calm %}!{% endif %}" + CHATML
-    now = datetime(2024, 7, 26)
-    template = ChatTemplate(source, eos="", variables={"calm": True}, now=now)
-    assert template.prompt([USER]).startswith("26 Jul 2024!<|im_start|>")
-    other = ChatTemplate(source, eos="", variables={"calm": True}, now=datetime(2024, 7, 27))
-    calm = ChatTemplate(source, eos="", now=now)
-    assert len({template.fingerprint, other.fingerprint, calm.fingerprint}) == 3
-    today = ChatTemplate("{{ strftime_now('%H:%M:%S') }}" + CHATML, eos="")
-    assert today.prompt([USER]).startswith("00:00:00<|im_start|>")
-    same = ChatTemplate(CHATML, eos="", now=now)
-    assert same.fingerprint == ChatTemplate(CHATML, eos="").fingerprint
+def test_the_date_that_a_template_writes_is_the_same_on_all_days():
+    template = ChatTemplate("{{ strftime_now('%d %b %Y %H:%M:%S') }}" + CHATML, eos="")
+    assert template.prompt([USER]).startswith("26 Jul 2024 00:00:00<|im_start|>")
+    assert template.fingerprint != ChatTemplate(CHATML, eos="").fingerprint
+    # Written down once: tokens that were prepared before are found by it.
+    known = ChatTemplate(BARE, bos="<s>", eos="</s>").fingerprint
+    assert known == "b0513f96932fb72d3b3567000c977acb4e5e9006a03225830596e109be9483c0"
 
 
 def test_a_template_can_be_sent_to_another_process():
-    template = pickle.loads(pickle.dumps(family("headers", variables={"a": 1})))
+    template = pickle.loads(pickle.dumps(family("headers")))
     example = Example(SHAPES["turns"])
     assert template.segments(example) == family("headers").segments(example)
 
@@ -271,10 +266,3 @@ def test_a_real_template_keeps_the_thoughts_of_the_last_answer():
         "<think>\nWhy.\n</think>\n\nB<|im_end|>\n",
     ]
     assert template.prompt(turns[:-1]) == text_of(segments[:3])
-
-
-def test_thinking_can_be_turned_off_and_is_then_not_learnt():
-    template = ChatTemplate(qwen3_source(), eos="<|im_end|>", variables={"enable_thinking": False})
-    segments = template.segments(Example((USER, ANSWER)))
-    assert segments[1] == Segment("A<|im_end|>\n", True)
-    assert template.prompt([USER]) == segments[0].text

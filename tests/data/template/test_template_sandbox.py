@@ -110,7 +110,8 @@ TOO_MUCH = STOPPED + wording("makes-far-more-text")
         ("{{ raise_exception('never') }}", wording("the-tokenizers-chat-template")),
     ],
 )
-def test_a_hostile_template_is_refused_before_any_row(hostile, text):
+def test_a_hostile_template_is_refused_before_any_row(hostile, text, monkeypatch):
+    monkeypatch.setattr(template_sandbox, "SECONDS", 600.0)  # by what it makes, on any machine
     if text is None:
         assert ChatTemplate(hostile + CHATML, eos="")
         return

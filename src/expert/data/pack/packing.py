@@ -210,9 +210,7 @@ def packed(
             return pack_blocks(lengths, length)
         return pack_none(lengths, length, overlong="split")
     if data.packing == "concat":
-        return pack_concat(
-            lengths, length, seed, overlong="split", soft_tokens=soft, unlearnt=unlearnt
-        )
+        return pack_concat(lengths, length, seed, soft_tokens=soft, unlearnt=unlearnt)
     if data.packing == "none":
         return pack_none(
             lengths, length, overlong=data.overlong, soft_tokens=soft, unlearnt=unlearnt

@@ -7,14 +7,18 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property, partial
 from os.path import commonprefix
 from typing import Any
 
 from expert.data.examples.tools import has_tools
 from expert.data.records import DataError, Example, Role, Segment, Turn
-from expert.data.template.sandbox import OTHERWISE, MeteredEnvironment, SandboxedTemplate
+from expert.data.template.sandbox import (
+    OTHERWISE,
+    WRITTEN_DATE,
+    MeteredEnvironment,
+    SandboxedTemplate,
+)
 from expert.data.template.templates import (
     Template,
     TemplateError,
@@ -40,8 +44,6 @@ from expert.data.template.trace import (
 _SLOT = re.compile(f"{SLOT_START}([0-9]+){SLOT_END}")
 _Parts = tuple[str | int, ...]
 """Text, and the numbers of the turns that stand between."""
-# The date that Llama 3's own template falls back to where it is told none.
-WRITTEN_DATE = datetime(2024, 7, 26)
 _SHOWN_CHARACTERS = 40
 # Rows of a shape that are rendered although their texts are known, to see that they truly are.
 _ROWS_CHECKED = 16
@@ -81,30 +83,16 @@ class ChatTemplate(Template):
     which stand-ins are rendered once: one rendering a row. Where the template does more with a
     text than to write it (trims it, cuts out thoughts), the beginnings of the conversation are
     rendered as well: an answer is what a rendering with it has beyond one that ends before it.
-
-    `variables` are handed to the template as they are (`enable_thinking: false`); `now` is the date
-    it may write, the same for all rows and on all days, so that what was prepared yesterday is
-    found today and a run can be resumed tomorrow. It is checked on a small conversation.
+    It is checked on a small conversation.
     """
 
     name = "tokenizer"
 
-    def __init__(
-        self,
-        source: str,
-        *,
-        bos: str = "",
-        eos: str = "",
-        variables: Mapping[str, Any] | None = None,
-        now: datetime = WRITTEN_DATE,
-    ) -> None:
-        variables = dict(variables or {})
-        self._settings = {"bos": bos, "eos": eos, "variables": variables, "now": now}
+    def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
         self._source = source
-        self._sandbox = SandboxedTemplate(source, environment=MeteredEnvironment(now=now))
+        self._sandbox = SandboxedTemplate(source, environment=MeteredEnvironment())
         self._bos, self._eos = bos, eos
-        known = {"tools": None, "documents": None, "bos_token": bos, "eos_token": eos}
-        self._variables = {**known, **variables}
+        self._variables = {"tools": None, "documents": None, "bos_token": bos, "eos_token": eos}
         self._watching = threading.Lock()  # one trace at a time
         self._shapes: dict[tuple[Role, ...], _Shape] = {}
         self._openings: dict[tuple[Role, ...], tuple[_Parts, tuple[Question, ...] | None]] = {}
@@ -115,7 +103,7 @@ class ChatTemplate(Template):
             self._probe(("system", "user", "assistant"))
         except DataError:
             self._folds_system = True
-        self._tracer = TracingEnvironment(now=now)
+        self._tracer = TracingEnvironment()
         self._tracing = SandboxedTemplate(source, environment=self._tracer)
         end = exchange.partition(stand_in(1))[2]
         if not end.strip():
@@ -126,14 +114,13 @@ class ChatTemplate(Template):
         self._plain_bos = bos if self.adds_bos and exchange.count(bos) == 1 else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(ChatTemplate, **self._settings), (self._source,)
+        return partial(ChatTemplate, bos=self._bos, eos=self._eos), (self._source,)
 
     @property
     def fingerprint(self) -> str:
-        today = str(self._settings["now"]) if "strftime_now" in self._source else ""
-        return fingerprint_of(
-            "chat", self._source, self._bos, self._eos, repr(self._settings["variables"]), today
-        )
+        today = str(WRITTEN_DATE) if "strftime_now" in self._source else ""
+        # "{}": no variables of its own, when there could be some.
+        return fingerprint_of("chat", self._source, self._bos, self._eos, "{}", today)
 
     def segments(self, example: Example, *, learn_prompt: bool = False) -> list[Segment]:
         if not example.turns:
