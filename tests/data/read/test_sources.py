@@ -5,14 +5,11 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from expert.data.examples.remembered import remembered_content_hash
 from expert.data.read.folders import unread_files
-from expert.data.read.sources import content_hash, iterate, split_rows
+from expert.data.read.sources import content_hash, iterate
 from expert.data.records import BadRow, DataError, Row
 from expert.manifest.schema.dataset import Task
 from tests.data import FILES
@@ -229,32 +226,6 @@ def test_hashing_a_file_that_went_away_is_refused(tmp_path):
     with pytest.raises(DataError) as caught:
         content_hash(source)
     assert str(caught.value) == wording("cannot-read-no-such", a=tmp_path / "a.jsonl")
-
-
-# ---- the split
-
-
-def test_the_split_is_the_same_for_the_same_seed_and_another_for_another():
-    first = split_rows(1000, 0.1, 42)
-    assert (split_rows(1000, 0.1, 42) == first).all()
-    assert (split_rows(1000, 0.1, 43) != first).any()
-    # Pinned: a run that is resumed later must hold back the rows it held back before.
-    assert np.flatnonzero(split_rows(40, 0.1, 42)).tolist() == [7, 18, 32, 39]
-
-
-@given(count=st.integers(0, 500), hundredths=st.integers(0, 100), seed=st.integers(0, 2**32 - 1))
-def test_exactly_the_asked_share_is_split_off_rounded_up(count, hundredths, seed):
-    marks = split_rows(count, hundredths / 100, seed)
-    assert marks.shape == (count,)
-    assert marks.dtype == np.bool_
-    assert int(marks.sum()) == -(-count * hundredths // 100)
-
-
-def test_the_split_touches_no_shared_random_state():
-    np.random.seed(1)
-    before = np.random.get_state()[1].tolist()  # type: ignore[index]
-    split_rows(100, 0.5, 7)
-    assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
 
 
 def test_markdown_is_read_as_text_and_beside_rows_it_tells_of_them(tmp_path):

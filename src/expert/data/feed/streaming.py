@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from expert.core.text import counted
@@ -64,14 +64,13 @@ class StreamedRows(IterableDataset[StreamWindow]):
         formatter: Callable[[], Callable[[Row], Segments]],
         encoder: Encoder,
         *,
-        first: int = 0,
         window_rows: int = STREAM_WINDOW_ROWS,
     ) -> None:
         self._open_rows = open_rows
         self._formatter = formatter
         self._encoder = encoder
         self._window_rows = window_rows
-        self.first = first
+        self.first = 0
 
     def __iter__(self) -> Iterator[StreamWindow]:
         worker = get_worker_info()
@@ -254,10 +253,6 @@ def divided(index: PackIndex, most: int) -> PackIndex:
     counts = np.diff(index.bin_offsets)
     if counts.max(initial=0) <= most:
         return index
-    inside = [np.arange(begin, end, most) for begin, end in _runs(index.bin_offsets)]
+    inside = [np.arange(begin, end, most) for begin, end in pairwise(index.bin_offsets.tolist())]
     offsets = np.concatenate([*inside, index.bin_offsets[-1:]])
     return replace(index, bin_offsets=offsets)
-
-
-def _runs(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    return zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
