@@ -71,6 +71,13 @@ class RunData:
     doubts: tuple[str, ...] = ()
     """Warnings about the rows, those that are trained on or those that it is judged by."""
 
+    @property
+    def prepared(self) -> tuple[PreparedSplit, DataOrder]:
+        """The training rows of a run that streams none, and their order."""
+        assert self.train is not None
+        assert self.order is not None
+        return self.train, self.order
+
     def splits(self) -> list[PreparedSplit]:
         """Those that are prepared."""
         found = (self.train, self.validation, self.test)
@@ -121,18 +128,15 @@ def training_feed(
 ) -> AbstractContextManager[Any]:
     """The updates that are left of the run, as batches on the device: those of one rank. `restart`
     is asked whether workers that failed are started once more."""
-    total = plan.length.total_steps
-    if data.order is not None and is_padded(plan):
-        split = data.train
-        assert split is not None
-        assert total is not None
+    if data.stream is None and is_padded(plan):
+        split, order = data.prepared
         folders = [prepared.folder for prepared in split.folders]
         rows = data.late
         return PaddedFeed(
             rows if rows is not None else PreparedBins(folders, split.index_file, pad_id=PAD_ID),
-            data.order,
+            order,
             done=state.done,
-            total=total,
+            total=_total_steps(plan),
             rows=plan.batch.micro_batch,
             device=device,
             options=plan.loader,
@@ -172,11 +176,10 @@ def _packed_feed(
         batches = data.stream.shape.batches_per_update(rows, world)
         whole_rows = data.stream.shape.whole_rows
     else:
-        assert data.order is not None
-        assert data.train is not None
-        shape = BatchShape.for_index(data.train.index, rows)
-        batches = -(-data.order.bins_per_update // (rows * world.size))
-        whole_rows = has_whole_rows(data.train)
+        split, order = data.prepared
+        shape = BatchShape.for_index(split.index, rows)
+        batches = -(-order.bins_per_update // (rows * world.size))
+        whole_rows = has_whole_rows(split)
     return PackedFeed(
         _works(plan, data, state, restart),
         shape,
@@ -205,18 +208,15 @@ def _works(plan: RunPlan, data: RunData, state: FeedStart, restart: Restart) -> 
             restart=restart,
         )
     else:
-        assert data.order is not None
-        assert plan.length.total_steps is not None
-        split = data.train
-        assert split is not None
-        store = split.open()
-        found = _prepared_works(
-            data.order.updates(state.done, plan.length.total_steps),
-            split.index,
-            store,
-            seed=plan.optim.seed,
-        )
+        split, order = data.prepared
+        updates = order.updates(state.done, _total_steps(plan))
+        found = _prepared_works(updates, split.index, split.open(), seed=plan.optim.seed)
     return (work for work in found if work.update.done not in state.skipped)
+
+
+def _total_steps(plan: RunPlan) -> int:
+    assert plan.length.total_steps is not None, "known once rows are packed"
+    return plan.length.total_steps
 
 
 def _prepared_works(

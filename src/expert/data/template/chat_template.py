@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from os.path import commonprefix
 from typing import Any
 
-from expert.data.examples.tools import has_tools
+from expert.data.examples.tools import has_tools, tool_names
 from expert.data.records import DataError, Example, Role, Segment, Turn
 from expert.data.template.sandbox import (
     OTHERWISE,
@@ -29,7 +29,6 @@ from expert.data.template.templates import (
     plain_segments,
     segments_at,
 )
-from expert.data.template.tool_rows import ToolRows
 from expert.data.template.trace import (
     SLOT_END,
     SLOT_START,
@@ -129,7 +128,7 @@ class ChatTemplate(Template):
         turns = self._folded(example.turns)
         if has_tools(example):
             end = self._shape(("user", "assistant", "user", "assistant")).answers[1].end
-            segments = self._tool_rows.segments(turns, example.tools, end)
+            segments = self._tool_segments(turns, example.tools, end)
             return as_learnt(segments, turns, learn_prompt=learn_prompt)
         texts = [turn.text for turn in turns]
         shape = self._shape(tuple([turn.role for turn in turns]))
@@ -151,7 +150,7 @@ class ChatTemplate(Template):
         check_question(turns)
         turns = self._folded(turns)
         if has_tools(Example(tuple(turns), tools=tools)):
-            return self._tool_rows.beginning(turns, tools)
+            return self._render(turns, generate=True, tools=tools)
         shape = self._shape((*(turn.role for turn in turns), "assistant"))
         if shape.answers[len(turns)].opened:
             return self._render(turns, generate=True)
@@ -173,13 +172,6 @@ class ChatTemplate(Template):
         further = len(tools) + sum([len(turn.extra) for turn in turns])
         return sandbox.render(
             messages, add_generation_prompt=generate, further=further, **variables
-        )
-
-    @cached_property
-    def _tool_rows(self) -> ToolRows:
-        return ToolRows(
-            whole=self._finished,
-            beginning=lambda turns, tools: self._render(turns, generate=True, tools=tools),
         )
 
     def _folded(self, turns: Sequence[Turn]) -> Sequence[Turn]:
@@ -308,6 +300,85 @@ class ChatTemplate(Template):
             f"the tokenizer's chat template rewrites turn {place + 1} (assistant) so that its "
             f"answer cannot be found in the text: {shown!r}"
         )
+
+    # --- conversations with tools ----------------------------------------------------------------
+
+    def _tool_segments(self, turns: Sequence[Turn], tools: str, end: str) -> list[Segment]:
+        """The text in stretches that are trained on and that are not: an answer is what a text with
+        it has beyond one that asks for it. `end`: what ends an answer that another turn follows."""
+        text = self._finished(turns, tools)
+        self._refuse_what_is_left_out(turns, tools, text)
+        spans: list[tuple[int, int]] = []
+        for place, turn in enumerate(turns):
+            if turn.role != "assistant":
+                continue
+            start, stop = self._start_with_tools(turns[:place], tools, text), len(text)
+            if place < len(turns) - 1:
+                # Not by a rendering that ends here: of a last answer thoughts may be written.
+                stop = text.find(end, start) + len(end)
+            if not (spans[-1][1] if spans else 0) <= start < stop:
+                raise TemplateError(
+                    f"the tokenizer's chat template rewrites turn {place + 1} (assistant) so that "
+                    "its answer cannot be found in the text"
+                )
+            spans.append((start, stop))
+        return segments_at(text, spans)
+
+    def _start_with_tools(self, before: Sequence[Turn], tools: str, text: str) -> int:
+        """Where the answer to these turns begins in the text; -1 where it is not found. A template
+        may write thoughts after the last question alone, and the text may have a later one."""
+        for turns in (before, [_without_thoughts(turn) for turn in before]):
+            asked = self._render(turns, generate=True, tools=tools)
+            if text.startswith(asked):
+                return len(asked)
+        return -1
+
+    @cached_property
+    def _leaves_out(self) -> str:
+        """What the template does not write of a conversation with tools; "" where it writes all of
+        it, or wants more than this conversation has. Names that no text has by chance."""
+        offered, called, given, result = "zq0offered", "zq1called", "zq2given", "zq3told"
+        tool = {"name": offered, "description": "", "parameters": {"type": "object"}}
+        call = {"name": called, "arguments": {"x": given}}
+        extra = json.dumps({"tool_calls": [{"type": "function", "function": call}]})
+        turns = (
+            Turn("user", "x"),
+            Turn("assistant", "", extra=extra),
+            Turn("tool", result),
+            Turn("assistant", "x"),
+        )
+        try:
+            text = self._finished(turns, json.dumps([{"type": "function", "function": tool}]))
+        except TemplateError:
+            return ""
+        parts = {
+            "the tools": offered,
+            "calls": called,
+            "arguments": given,
+            "tools' answers": result,
+        }
+        return next((words for words, part in parts.items() if part not in text), "")
+
+    def _refuse_what_is_left_out(self, turns: Sequence[Turn], tools: str, text: str) -> None:
+        said = [*tool_names(turns, tools), *(t.text.strip() for t in turns if t.role == "tool")]
+        missing = (
+            repr(each[:_SHOWN_CHARACTERS])
+            for each in said
+            if each not in text and json.dumps(each)[1:-1] not in text
+        )
+        left_out = next(missing, "") or self._leaves_out
+        if left_out:
+            raise TemplateError(
+                "the tokenizer's chat template does not write tools and their calls: "
+                f"{left_out} is not in its text  (set base_models[0].prompt_template: chatml)"
+            )
+
+
+def _without_thoughts(turn: Turn) -> Turn:
+    if turn.role != "assistant" or "</think>" not in turn.text:
+        return turn
+    said = turn.text.rpartition("</think>")[2].lstrip("\n")
+    return Turn(turn.role, said, turn.learn, turn.extra)
 
 
 def _filled(parts: _Parts, texts: list[str]) -> str:
