@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from expert.data.examples.checks import RowFilter
 from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import understand_columns
 from expert.data.examples.formats import example_of
 from expert.data.examples.messages import unused_fields
 from expert.data.records import Example, Row, Turn
 from expert.data.template.templates import named_template
+from expert.manifest.schema.dataset import RowChecks
 from tests.data.examples.understood import (
     MESSAGES,
     example_in,
@@ -183,9 +185,6 @@ def test_tools_that_later_rows_have_are_read():
 
 
 def test_rows_that_differ_in_what_is_learnt_or_offered_are_no_duplicates():
-    from expert.data.examples.checks import RowFilter
-    from expert.manifest.schema.dataset import RowChecks
-
     once = RowFilter(RowChecks(deduplicate=True))
     turns = (Turn("user", "a"), Turn("assistant", "b"))
     unlearnt = (Turn("user", "a"), Turn("assistant", "b", learn=False))
@@ -193,3 +192,10 @@ def test_rows_that_differ_in_what_is_learnt_or_offered_are_no_duplicates():
     assert [once.reason(row) for row in rows] == ["", "", "", "occurred before"]
     calls = Example((Turn("user", "a"), Turn("assistant", "", extra='{"tool_calls": []}')))
     assert RowFilter(RowChecks(min_length=1)).reason(calls) == ""
+
+
+@each("check", ["validate_json", "validate_schema"])
+def test_an_answer_that_nests_without_end_is_left_out_and_ends_nothing(check):
+    deep = '{"not":' * 50_000 + "{}" + "}" * 50_000
+    made = Example((Turn("user", "say"), Turn("assistant", deep)))
+    assert RowFilter(RowChecks(**{check: True})).reason(made)

@@ -25,16 +25,16 @@ from expert.data.feed.workers import Loader, Patience, Restart, data_loader, tak
 from expert.data.line import STREAM_WINDOW_ROWS
 from expert.data.pack.pack import bins_per_update
 from expert.data.pack.pack_index import PackIndex
-from expert.data.records import BadRow, DataError, Dropped, Row, Segment
+from expert.data.records import BadRow, DataError, Made, Row
 from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import EncodedBatch, Encoder
+from expert.data.tokens.shards import Piece
 from expert.planning.run_plan import LoaderPlan
 
 WINDOW_CHARACTERS = 8_000_000
 SPARE_BOUNDARIES = 1.5
 """Later windows may have shorter rows than the first; fuller bins than this are divided."""
 
-Segments = list[Segment] | BadRow | Dropped
 Pack = Callable[[FlatDocuments, int], PackIndex]
 """Documents and a seed to bins."""
 
@@ -44,7 +44,6 @@ class StreamWindow(NamedTuple):
 
     documents: EncodedBatch
     bad: list[BadRow]
-    dropped: int
 
 
 class Place(NamedTuple):
@@ -61,7 +60,7 @@ class StreamedRows(IterableDataset[StreamWindow]):
     def __init__(
         self,
         open_rows: Callable[[], Iterator[Row | BadRow]],
-        formatter: Callable[[], Callable[[Row], Segments]],
+        formatter: Callable[[], Callable[[Row], Made]],
         encoder: Encoder,
         *,
         window_rows: int = STREAM_WINDOW_ROWS,
@@ -94,20 +93,12 @@ class StreamedRows(IterableDataset[StreamWindow]):
             yield rows
 
     def _tokenised(
-        self, rows: list[Row | BadRow], segments_of: Callable[[Row], Segments]
+        self, rows: list[Row | BadRow], segments_of: Callable[[Row], Made]
     ) -> StreamWindow:
-        documents: list[list[Segment]] = []
-        bad: list[BadRow] = []
-        dropped = 0
+        piece = Piece(0)
         for row in rows:
-            made = row if isinstance(row, BadRow) else segments_of(row)
-            if isinstance(made, BadRow):
-                bad.append(made)
-            elif isinstance(made, Dropped):
-                dropped += 1
-            else:
-                documents.append(made)
-        return StreamWindow(self._encoder.encode(documents), bad, dropped)
+            piece.add(row if isinstance(row, BadRow) else segments_of(row))
+        return StreamWindow(self._encoder.encode(piece.documents), piece.bad())
 
 
 def _characters(value: Any) -> int:
