@@ -36,8 +36,8 @@ def test_a_folder_is_no_file(tmp_path):
 @each(
     ("error", "words"),
     [
-        (PermissionError(13, "Permission denied"), "may-not-read-give"),
-        (OSError(5, "Input/output error"), "cannot-read-errno-error"),
+        (PermissionError(13, "Permission denied"), wording("may-not-read-give")),
+        (OSError(5, "Input/output error"), wording("cannot-read-errno-error")),
     ],
 )
 def test_an_error_of_the_disk_is_told(tmp_path, monkeypatch, error, words):
@@ -45,7 +45,7 @@ def test_an_error_of_the_disk_is_told(tmp_path, monkeypatch, error, words):
         raise error
 
     monkeypatch.setattr("expert.data.read.rows.open_text", fail)
-    assert refusal(tmp_path / "a.jsonl") == wording(words)
+    assert refusal(tmp_path / "a.jsonl") == words
 
 
 @each("name", ["a.jsonl", "a.json", "a.csv", "a.txt", "a.parquet", "a.arrow"])

@@ -161,13 +161,13 @@ LONGER = (USER, ANSWER, USER, ANSWER)
     ("source", "turns", "words"),
     [
         # An answer that the template does not write, and one that it does.
-        (UPPER, LOWER, "tokenizers-chat-template-rewrites"),
-        (SHORT, LONGER, "tokenizers-chat-template-refuses"),
-        (FAILS, (Turn("user", "x"), ANSWER), "tokenizers-chat-template-fails"),
+        (UPPER, LOWER, wording("tokenizers-chat-template-rewrites")),
+        (SHORT, LONGER, wording("tokenizers-chat-template-refuses")),
+        (FAILS, (Turn("user", "x"), ANSWER), wording("tokenizers-chat-template-fails")),
         # Nothing ends an answer that another turn follows.
-        (NO_END, LONGER, "tokenizers-chat-template-does"),
+        (NO_END, LONGER, wording("tokenizers-chat-template-does")),
         # An answer is left out of longer conversations.
-        (LAST_TWO, LONGER, "tokenizers-chat-template"),
+        (LAST_TWO, LONGER, wording("tokenizers-chat-template")),
     ],
 )
 def test_what_a_template_cannot_write_is_an_error_of_that_row_only(source, turns, words):
@@ -175,7 +175,7 @@ def test_what_a_template_cannot_write_is_an_error_of_that_row_only(source, turns
     assert template.segments(Example((USER, ANSWER)))
     with pytest.raises(TemplateError) as caught:
         template.segments(Example(turns))
-    assert str(caught.value) == wording(words)
+    assert str(caught.value) == words
 
 
 def test_answers_are_found_where_a_template_changes_them_or_does_not_end_them():
