@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.data.feed.batches import (
+    PAD_ID,
     BatchArrays,
     BatchCounts,
     BatchShape,
@@ -23,7 +24,6 @@ from expert.data.tokens.documents import FlatDocuments
 from tests.data.shards import shard_of
 from tests.wording import wording
 
-PAD = 999
 ARRAYS = ("tokens", "labels", "positions", "soft_mask", "target_places", "boundaries")
 Document = tuple[list[int], list[tuple[int, int]]]
 
@@ -54,7 +54,7 @@ class Reference:
         tokens, spans = document
         learnt = [any(a <= i < b for a, b in spans) for i in range(len(tokens))]
         for place in range(soft):
-            self._add(PAD, -100, place, soft=True)
+            self._add(PAD_ID, -100, place, soft=True)
         for i in range(start, stop):
             follows = i + 1 < stop and learnt[i + 1]
             self._add(tokens[i], tokens[i + 1] if follows else -100, soft + i - start)
@@ -64,7 +64,7 @@ class Reference:
 
     def pad_to(self, places: int) -> None:
         for place in range(places - len(self.tokens)):
-            self._add(PAD, -100, place)
+            self._add(PAD_ID, -100, place)
         if self.boundaries[-1] < places:
             self.boundaries.append(places)
 
@@ -136,7 +136,7 @@ def test_packed_batches_equal_one_document_at_a_time(some, rule, policy, length,
     total = BatchCounts()
     for begin in range(0, index.bins, rows):
         bins = np.arange(begin, min(begin + rows, index.bins))
-        counts = fill_batch(out, index, bins, store, pad_id=PAD)
+        counts = fill_batch(out, index, bins, store)
         in_rows, flat = Reference(), Reference()
         for row, number in enumerate(bins):
             for document, start, stop in index.pieces(number):
@@ -148,7 +148,7 @@ def test_packed_batches_equal_one_document_at_a_time(some, rule, policy, length,
         assert_equal(out, counts, in_rows)
         total += counts
         laid = out.shaped(1, min(int(index.lengths_of(bins).sum()) + cut % 4, rows * length))
-        counts = fill_batch(laid, index, bins, store, pad_id=PAD, flat=True)
+        counts = fill_batch(laid, index, bins, store, flat=True)
         assert_equal(laid, counts, flat)
     kept = sum(len(tokens) for tokens, _ in some) - index.overlong.tokens_lost
     assert (total.real_tokens, total.examples) == (kept, index.examples)
@@ -161,7 +161,7 @@ def test_padded_batches_equal_one_document_at_a_time(some, rule, policy, length,
     to_longest = rule == "none"
     for begin in range(0, index.bins, rows):
         bins = list(range(begin, min(begin + rows, index.bins)))
-        batch = padded_batch(index, bins, store, pad_id=PAD, width=None if to_longest else length)
+        batch = padded_batch(index, bins, store, width=None if to_longest else length)
         rows_of = [next(index.pieces(number)) for number in bins]
         longest = max(stop - start + soft for _, start, stop in rows_of)
         assert batch.tokens.shape == (len(bins), longest if to_longest else length)
@@ -186,7 +186,7 @@ def test_the_first_learnt_token_is_the_target_of_the_place_before_it():
     store = gather([([10, 11, 12, 13], [(2, 4)]), ([20, 21], [(0, 2)])])
     index = pack_none(store.lengths, 6)
     out = BatchArrays.allocate(BatchShape(2, 6, 4))
-    counts = fill_batch(out, index, [0, 1], store, pad_id=0)
+    counts = fill_batch(out, index, [0, 1], store)
     first = [-100, 12, 13, -100, -100, -100]
     assert out.labels.tolist() == [*first, 21, -100, -100, -100, -100, -100]
     assert out.positions.tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 0, 1, 2, 3]
@@ -209,16 +209,16 @@ def test_more_than_the_shape_holds_is_refused():
     store = gather([([1, 2], []), ([3, 4], []), ([5, 6], [])])
     index = pack_best_fit(store.lengths, 6, 0)
     with pytest.raises(ValueError, match=wording("documents-in-batch-has")):
-        fill_batch(BatchArrays.allocate(BatchShape(1, 6, 2)), index, [0], store, pad_id=0)
+        fill_batch(BatchArrays.allocate(BatchShape(1, 6, 2)), index, [0], store)
     with pytest.raises(ValueError, match=wording("bins-places-do-not")):
-        fill_batch(BatchArrays.allocate(BatchShape(1, 4, 8)), index, [0], store, pad_id=0)
+        fill_batch(BatchArrays.allocate(BatchShape(1, 4, 8)), index, [0], store)
     with pytest.raises(ValueError, match=wording("bins-places-do")):
-        fill_batch(BatchArrays.allocate(BatchShape(1, 6, 8)), index, [0, 0], store, pad_id=0)
+        fill_batch(BatchArrays.allocate(BatchShape(1, 6, 8)), index, [0, 0], store)
     with pytest.raises(ValueError, match=wording("padded-row-holds-one")):
-        padded_batch(index, [0], store, pad_id=0)
+        padded_batch(index, [0], store)
     alone = pack_none(store.lengths, 6)
     with pytest.raises(ValueError, match=wording("row-does-not-go-into")):
-        padded_batch(alone, [0], store, pad_id=0, width=1)
+        padded_batch(alone, [0], store, width=1)
 
 
 def test_arrays_are_filled_in_place_with_constant_shapes_and_types():
@@ -228,6 +228,6 @@ def test_arrays_are_filled_in_place_with_constant_shapes_and_types():
     arrays = [getattr(out, name) for name in ARRAYS]
     before = [(array.ctypes.data, array.shape, array.dtype) for array in arrays]
     for number in range(index.bins):
-        fill_batch(out, index, [number], store, pad_id=0)
+        fill_batch(out, index, [number], store)
     assert [(array.ctypes.data, array.shape, array.dtype) for array in arrays] == before
     assert {array.dtype for array in arrays} == {np.dtype(np.int32), np.dtype(np.bool_)}

@@ -14,6 +14,7 @@ import torch
 from expert.core.world import World
 from expert.data.feed.batches import (
     IGNORED,
+    PAD_ID,
     BatchArrays,
     BatchCounts,
     BatchShape,
@@ -27,7 +28,6 @@ from expert.data.tokens.documents import FlatDocuments
 from tests.data.shards import shard_of
 from tests.wording import wording
 
-PAD = 7
 CPU = torch.device("cpu")
 
 
@@ -59,7 +59,6 @@ class Case:
             BatchShape.for_index(self.index, rows),
             batches_per_update=more.pop("batches", -(-5 // rows)),
             device=more.pop("device", CPU),
-            pad_id=PAD,
             soft=self.index.soft_tokens > 0,
             **more,
         )
@@ -68,7 +67,7 @@ class Case:
         made = []
         for bins in micro_batches(self.order.update(done).bins, rows):
             out = BatchArrays.allocate(BatchShape.for_index(self.index, rows))
-            fill_batch(out, self.index, bins, self.store, pad_id=PAD)
+            fill_batch(out, self.index, bins, self.store)
             made.append(out)
         return made
 
@@ -139,7 +138,7 @@ def documents_in(batch: Batch) -> list[tuple[list[int], ...]]:
     soft = torch.zeros_like(batch.tokens) if batch.soft_mask is None else batch.soft_mask
     parts = [part.flatten() for part in (batch.tokens, batch.labels, batch.positions, soft)]
     cut = [tuple(part[a:b].tolist() for part in parts) for a, b in pairwise(edges)]
-    return [document for document in cut if set(document[0]) != {PAD}]
+    return [document for document in cut if set(document[0]) != {PAD_ID}]
 
 
 def test_the_number_of_rows_at_once_changes_neither_order_nor_counts():

@@ -42,7 +42,7 @@ def prepared(tmp_path: Path) -> PreparedBins:
     write_dataset_files(tmp_path, ["data-00000.arrow"], "f" * 16)
     index = pack_none(DocumentStore(tmp_path).lengths, LENGTH, overlong="cut")
     index.save(tmp_path / "index.arrow")
-    return PreparedBins([tmp_path], tmp_path / "index.arrow", pad_id=0)
+    return PreparedBins([tmp_path], tmp_path / "index.arrow")
 
 
 def an_order(grouped: bool = False) -> DataOrder:
@@ -130,9 +130,7 @@ def test_feeding_leaves_the_global_random_numbers_alone(prepared):
 
 
 def test_tokenising_late_gives_the_batches_that_preparing_gives(prepared):
-    late = RowsTokenisedLate(
-        rows=rows(), segments_of=segments_of, encoder=ENCODER, length=LENGTH, pad_id=0
-    )
+    late = RowsTokenisedLate(rows=rows(), segments_of=segments_of, encoder=ENCODER, length=LENGTH)
     expected = [(bins, tokens) for bins, tokens, _, _ in contents(a_feed(prepared, rows=1))]
     found = [(bins, tokens) for bins, tokens, _, _ in contents(a_feed(late, rows=1))]
     assert found == expected
@@ -144,7 +142,6 @@ def test_a_bad_row_met_late_is_named():
         segments_of=lambda row: BadRow(row.file, row.line, "no answer"),
         encoder=ENCODER,
         length=LENGTH,
-        pad_id=0,
     )
     with pytest.raises(DataError, match=wording("cannot-be-used")):
         late[2]

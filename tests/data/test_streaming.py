@@ -165,13 +165,12 @@ def test_a_stream_is_fed_like_prepared_tokens():
         shape,
         batches_per_update=stream.shape.batches_per_update(2),
         device=torch.device("cpu"),
-        pad_id=0,
     )
     expected = list(works(a_stream(Source())))
     with feed:
         for fed, work in zip(feed, expected, strict=True):
             out = BatchArrays.allocate(shape)
-            fill_batch(out, work.index, work.update.bins[:2], work.store, pad_id=0)
+            fill_batch(out, work.index, work.update.bins[:2], work.store)
             np.testing.assert_array_equal(fed.batches[0].tokens.flatten().numpy(), out.tokens)
 
 

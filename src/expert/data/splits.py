@@ -32,7 +32,6 @@ from expert.data.pack.overlong_rows import not_empty, remarks_on_length
 from expert.data.pack.pack import bins_per_update
 from expert.data.pack.pack_index import IndexName, PackIndex
 from expert.data.pack.packing import (
-    PAD_ID,
     RowsToPack,
     packed,
     packing_for,
@@ -369,5 +368,4 @@ def late_rows(line: Line, split: PreparedSplit) -> RowsTokenisedLate:
         encoder=line.encoder,
         length=line.plan.data.max_seq_length,
         soft_tokens=soft_tokens(line.plan),
-        pad_id=PAD_ID,
     )

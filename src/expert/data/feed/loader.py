@@ -34,10 +34,9 @@ from expert.planning.run_plan import LoaderPlan
 class PreparedBins(Dataset[Any]):
     """Prepared documents, a padded batch at a time; every worker maps the files for itself."""
 
-    def __init__(self, folders: Sequence[Path], index_file: Path, *, pad_id: int) -> None:
+    def __init__(self, folders: Sequence[Path], index_file: Path) -> None:
         self._folders = tuple(folders)
         self._index_file = index_file
-        self._pad_id = pad_id
         self._opened: tuple[PackIndex, DocumentStore] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -47,7 +46,7 @@ class PreparedBins(Dataset[Any]):
         if self._opened is None:
             self._opened = PackIndex.open(self._index_file), DocumentStore(*self._folders)
         index, store = self._opened
-        return padded_batch(index, bins, store, pad_id=self._pad_id)
+        return padded_batch(index, bins, store)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -60,7 +59,6 @@ class RowsTokenisedLate(Dataset[Any]):
     encoder: Encoder
     length: int
     soft_tokens: int = 0
-    pad_id: int
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -76,7 +74,7 @@ class RowsTokenisedLate(Dataset[Any]):
         """The collate function: rows of a batch padded to the longest."""
         store = FlatDocuments([shard_of(document) for document in documents])
         index = pack_none(store.lengths, self.length, overlong="cut", soft_tokens=self.soft_tokens)
-        return padded_batch(index, range(index.bins), store, pad_id=self.pad_id)
+        return padded_batch(index, range(index.bins), store)
 
 
 def as_it_is(batch: Any) -> Any:
@@ -205,6 +203,18 @@ def on_device(made: PaddedBatch, some: Dealt, device: torch.device, *, soft: boo
         whole_rows=True,
         bins=tuple(some.bins.tolist()),
     )
+
+
+def padded_rows(
+    index: PackIndex,
+    some: Dealt,
+    store: FlatDocuments,
+    device: torch.device,
+    width: int | None = None,
+) -> Batch:
+    """The documents of some bins where the model is, a row each."""
+    made = padded_batch(index, some.bins, store, width)
+    return on_device(made, some, device, soft=index.soft_tokens > 0)
 
 
 def _by_epoch(updates: Iterator[Update]) -> Iterator[list[Update]]:

@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from expert.core.world import ALONE, World
-from expert.data.feed.batches import BatchShape, padded_batch
+from expert.data.feed.batches import BatchShape
 from expert.data.feed.feed import Batch, PackedFeed, UpdateWork
 from expert.data.feed.loader import (
     PaddedFeed,
     PreparedBins,
     RowsTokenisedLate,
-    on_device,
+    padded_rows,
 )
 from expert.data.feed.order import DataOrder, Update, dealt, micro_batches
 from expert.data.feed.streaming import Place, Stream
@@ -28,7 +28,7 @@ from expert.data.line import Line, columns_read, unread_columns
 from expert.data.pack.overlong_rows import remarks_on_stream
 from expert.data.pack.pack import shifted_blocks
 from expert.data.pack.pack_index import PackIndex
-from expert.data.pack.packing import PAD_ID, is_padded
+from expert.data.pack.packing import is_padded
 from expert.data.prepared import PreparedData, PreparedSplit
 from expert.data.splits import data_order, given_split, late_rows, stream_of
 from expert.data.tokens.documents import DocumentStore
@@ -133,7 +133,7 @@ def training_feed(
         folders = [prepared.folder for prepared in split.folders]
         rows = data.late
         return PaddedFeed(
-            rows if rows is not None else PreparedBins(folders, split.index_file, pad_id=PAD_ID),
+            rows if rows is not None else PreparedBins(folders, split.index_file),
             order,
             done=state.done,
             total=_total_steps(plan),
@@ -185,7 +185,6 @@ def _packed_feed(
         shape,
         batches_per_update=batches,
         device=device,
-        pad_id=PAD_ID,
         soft=data.soft,
         whole_rows=whole_rows,
         ready_ahead=plan.loader.prefetch,
@@ -284,15 +283,7 @@ def split_batches(
     rows = shape.batch.rows if shape else min(rows, -(-index.bins // world.size))
     bins = evaluation_order(plan, index) if bins is None else bins
     if is_padded(plan):
-        yield (
-            on_device(
-                padded_batch(index, some.bins, store, pad_id=PAD_ID),
-                some,
-                device,
-                soft=index.soft_tokens > 0,
-            )
-            for some in dealt(bins, rows, world)
-        )
+        yield (padded_rows(index, some, store, device) for some in dealt(bins, rows, world))
         return
     together = rows * world.size
     works = (
@@ -304,7 +295,6 @@ def split_batches(
         shape.batch if shape else BatchShape.for_index(index, rows),
         batches_per_update=1,
         device=device,
-        pad_id=PAD_ID,
         soft=index.soft_tokens > 0,
         whole_rows=shape.whole_rows if shape else has_whole_rows(split),
         pin=plan.loader.pin_memory,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from expert.planning.choose.sequences import Packing
     from expert.planning.run_plan import RunPlan
 
-PAD_ID = 0
-"""Padding has no label and is seen by no document, so any token will do."""
 TRIED_ROWS = 2048
 MORE_SEQUENCES = 4
 """Numbers of sequences that are tried: 16 rows of which 7 fill one go into 4 that hold 4 each."""
