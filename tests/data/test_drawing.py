@@ -54,6 +54,7 @@ def test_the_split_is_the_same_for_the_same_seed_and_another_for_another():
     assert held_out(1000, 0.1, 42) == held_out(1000, 0.1, 42) != held_out(1000, 0.1, 43)
     # Pinned: a run that is resumed later must hold back the rows it held back before.
     assert held_out(40, 0.1, 42) == [7, 18, 32, 39]
+    assert len(held_out(100, 0.07, 42)) == 7  # 7.000000000000001 in floating point
     assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from expert.core.world import ALONE, World
+from expert.data.feed.batches import BatchCounts
 from expert.data.feed.loader import PaddedFeed, PreparedBins, RowsTokenisedLate
 from expert.data.feed.order import DataOrder
 from expert.data.pack.pack import pack_none
@@ -50,7 +52,9 @@ def an_order(grouped: bool = False) -> DataOrder:
     return DataOrder(len(LINES), 4, seed=5, grouped=lengths if grouped else None)
 
 
-def a_feed(dataset, *, done=0, total=14, rows=2, grouped=False, **options) -> PaddedFeed:
+def a_feed(
+    dataset, *, done=0, total=14, rows=2, grouped=False, world=ALONE, **options
+) -> PaddedFeed:
     return PaddedFeed(
         dataset,
         an_order(grouped),
@@ -59,6 +63,7 @@ def a_feed(dataset, *, done=0, total=14, rows=2, grouped=False, **options) -> Pa
         rows=rows,
         device=CPU,
         options=loader_plan(**options),
+        world=world,
     )
 
 
@@ -111,6 +116,20 @@ def test_the_rows_of_an_update_are_the_same_however_many_go_at_once(prepared):
             return [sum((b.bins for b in fed.batches), ()) for fed in feed]
 
     assert seen(1) == seen(2) == seen(4)
+
+
+def test_ranks_share_the_rows_and_a_silent_batch_counts_nothing(prepared):
+    with a_feed(prepared, total=1) as alone:
+        whole = next(iter(alone)).counts
+    total, silent = BatchCounts(), 0
+    for rank in range(3):  # four rows: one rank has two of them, the others one and a silent one
+        with a_feed(prepared, total=1, rows=1, world=World(rank=rank, size=3)) as feed:
+            for batch in next(iter(feed)).batches:
+                total += batch.counts
+                silent += batch.counts == BatchCounts()
+                assert bool((batch.labels >= 0).sum() == batch.targets)
+                assert int(batch.target_places[batch.targets]) == batch.labels.numel() - 1
+    assert (total, silent) == (whole, 2)
 
 
 def test_grouping_by_length_pads_less(prepared):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tracemalloc
@@ -314,6 +315,17 @@ def test_short_and_long_documents_of_all_parts_of_the_data_are_spread_over_the_b
     # Two numbers drawn at random from 0 to n lie n / 3 apart on average.
     gaps = [abs(some[0][0] - some[1][0]) for some in bins if len(some) > 1]
     assert np.mean(gaps) == pytest.approx(count / 3, rel=0.1)
+
+
+@each(
+    ("pack", "known"),
+    [(best_fit, "02f00d5b7294abdb"), (concat, "6d5f2275813239ca"), (pack_none, "4dd52240265db8ad")],
+)
+def test_an_index_is_the_same_for_ever(pack: Pack, known: str):
+    """Written down once: an index in a cache is used again, and a resumed run needs its own."""
+    index = pack(np.arange(500) * 7919 % 97 + 1, 128, overlong="split", soft_tokens=2)
+    arrays = (index.piece_document, index.piece_start, index.piece_stop, index.bin_offsets)
+    assert hashlib.sha256(b"".join(map(bytes, arrays))).hexdigest()[:16] == known
 
 
 def test_the_seed_alone_decides_how_documents_are_packed():
