@@ -45,7 +45,8 @@ def test_the_draw_depends_on_the_seed_alone():
 
 
 def held_out(count: int, share: float, seed: int) -> list[int]:
-    return draw_documents([count], [1.0], held_out_share=share, seed=seed)[1].tolist()
+    _, found = draw_documents([count], [1.0], held_out_share=share, seed=seed)
+    return [int(number) for number in found]
 
 
 def test_the_split_is_the_same_for_the_same_seed_and_another_for_another():

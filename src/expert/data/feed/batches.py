@@ -222,7 +222,8 @@ class PaddedBatch(NamedTuple):
         import torch
 
         *arrays, counts = self
-        return PaddedBatch(*(torch.from_numpy(each).pin_memory() for each in arrays), counts)
+        pinned = [torch.from_numpy(each).pin_memory() for each in arrays]
+        return PaddedBatch._make([*pinned, counts])
 
 
 def padded_batch(
