@@ -62,27 +62,20 @@ def test_learnt_tokens_are_those_of_the_learnt_segments(batch):
         assert text == "".join(segment.text for segment in segments if segment.learn)
 
 
-def test_a_token_that_would_straddle_two_segments_is_not_made():
+CHAT = "<|im_start|>user\nCount<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"), [("The qui", "ck brown fox"), (CHAT, "SELECT 1;<|im_end|>")]
+)
+def test_an_answer_is_encoded_after_its_prompt_alone(prompt, answer):
+    """No token straddles the two."""
     encoder = small_encoder()
-    segments = [Segment("The qui", False), Segment("ck brown fox", True)]
+    segments = [Segment(prompt, False), Segment(answer, True)]
     made = encoder.encode([segments])
     ids, learnt = one_by_one(encoder, segments)
     assert made.ids.tolist() == ids
     assert flags(len(ids), made.spans) == learnt
-
-
-def test_chat_rows_are_encoded_as_the_prompt_alone_and_the_answer_after_it():
-    encoder = small_encoder()
-    segments = [
-        Segment("<|im_start|>user\nCount<|im_end|>\n<|im_start|>assistant\n", False),
-        Segment("SELECT 1;<|im_end|>", True),
-    ]
-    made = encoder.encode([segments])
-    ids, learnt = one_by_one(encoder, segments)
-    assert made.ids.tolist() == ids
-    assert flags(len(ids), made.spans) == learnt
-    end = encoder.tokenizer.token_to_id("<|im_end|>")
-    assert made.ids[-1] == end
     assert made.spans[-1] == len(ids)  # the end token is learnt
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import tracemalloc
 from collections import Counter
@@ -30,18 +29,9 @@ from expert.data.pack.pack import (
     shifted_blocks,
 )
 from expert.data.pack.pack_index import OverlongCounts, PackIndex
-from tests.data import SHARED
-from tests.data.tokenizers import QWEN3, qwen3_encoder
 from tests.each import each
 from tests.wording import wording
 
-REAL_FILES = [
-    *("sql/train", "alpaca/alpaca_libre", "shakespeare/train"),
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in ("json/corpus", "json/train", "cypher/train", "typescript/handbook_text")
-    ),
-]
 POLICIES = ("cut", "split", "drop")
 
 Pack = Callable[..., PackIndex]
@@ -207,19 +197,6 @@ KINDS = [
 def test_best_fit_fills_97_percent_or_what_long_rows_allow(kind: str, length: int):
     lengths = drawn(kind, 5000)
     assert full_enough(pack_best_fit(lengths, length, 7), lengths)
-
-
-@pytest.mark.parametrize("name", REAL_FILES)
-def test_best_fit_fills_bins_of_real_files(name: str):
-    path = SHARED / f"{name}.jsonl"
-    if not (path.exists() and QWEN3.exists()):
-        pytest.skip("the real files are not here")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:700]]
-    texts = ["\n".join(str(value) for value in row.values() if value) for row in rows]
-    encoded = qwen3_encoder().tokenizer.encode_batch_fast(texts)
-    lengths = np.array([len(text.ids) for text in encoded])
-    for length in (512, 1024, 2048, 4096):
-        assert full_enough(pack_best_fit(lengths, length, 7), lengths), length
 
 
 # --- what stands together ------------------------------------------------------------------------
