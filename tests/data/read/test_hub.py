@@ -34,8 +34,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody asks the real hub, and no test has the answers of another."""
     monkeypatch.setattr(reader, "_unreachable", lambda: None)
     monkeypatch.setattr(reader, "SECONDS_LOST", float("inf"))
-    reader._lost.cache_clear()
-    reader._opened.cache_clear()
+    reader.forget_the_hub()
 
 
 @each(

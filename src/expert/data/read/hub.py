@@ -87,6 +87,12 @@ def _lost(minute: int) -> Exception | None:
     return _unreachable()
 
 
+def forget_the_hub() -> None:
+    """Ask the hub again, about everything."""
+    _lost.cache_clear()
+    _opened.cache_clear()
+
+
 def _unreachable() -> Exception | None:
     """Why the hub does not answer; None where it does."""
     try:
