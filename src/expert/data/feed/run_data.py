@@ -128,25 +128,55 @@ def training_feed(
 ) -> AbstractContextManager[Any]:
     """The updates that are left of the run, as batches on the device: those of one rank. `restart`
     is asked whether workers that failed are started once more."""
-    if data.stream is None and is_padded(plan):
-        split, order = data.prepared
-        folders = [prepared.folder for prepared in split.folders]
-        rows = data.late
-        return PaddedFeed(
-            rows if rows is not None else PreparedBins(folders, split.index_file),
-            order,
+    more: dict[str, Any] = {"device": device, "soft": data.soft, "world": world}
+    rows, total = plan.batch.micro_batch, plan.length.total_steps
+    patience = plan.watch.hang_seconds or math.inf
+    if data.stream is not None:
+        known = data.stream.shape
+        shape = known.batch_shape(rows, plan.data.max_seq_length)
+        batches, whole_rows = known.batches_per_update(rows, world), known.whole_rows
+        works = data.stream.works(
             done=state.done,
-            total=_total_steps(plan),
-            rows=plan.batch.micro_batch,
-            device=device,
-            options=plan.loader,
-            soft=data.soft,
-            skipped=state.skipped,
-            world=world,
-            patience=plan.watch.hang_seconds or math.inf,
+            place=Place(*(state.place or ())),
+            epochs=plan.length.epochs,
+            total=total,
+            patience=patience,
             restart=restart,
         )
-    return _packed_feed(plan, data, state, device, new_event, world, restart)
+    else:
+        split, order = data.prepared
+        assert total is not None, "known once rows are packed"
+        if is_padded(plan):
+            folders = [prepared.folder for prepared in split.folders]
+            return PaddedFeed(
+                data.late if data.late is not None else PreparedBins(folders, split.index_file),
+                order,
+                done=state.done,
+                total=total,
+                rows=rows,
+                options=plan.loader,
+                skipped=state.skipped,
+                patience=patience,
+                restart=restart,
+                **more,
+            )
+        shape = BatchShape.for_index(split.index, rows)
+        batches = -(-order.bins_per_update // (rows * world.size))
+        whole_rows = has_whole_rows(split)
+        updates = order.updates(state.done, total)
+        works = _prepared_works(updates, split.index, split.open(), seed=plan.optim.seed)
+    return PackedFeed(
+        (work for work in works if work.update.done not in state.skipped),
+        shape,
+        batches_per_update=batches,
+        whole_rows=whole_rows,
+        ready_ahead=plan.loader.prefetch,
+        pin=plan.loader.pin_memory,
+        trim=plan.data.trim,
+        flat=plan.data.flat,
+        new_event=new_event,
+        **more,
+    )
 
 
 def feed_facts(plan: RunPlan, data: RunData) -> dict[str, Any]:
@@ -159,63 +189,6 @@ def feed_facts(plan: RunPlan, data: RunData) -> dict[str, Any]:
     loader = plan.loader
     workers = 0 if kind == "packed" else loader.workers
     return {"kind": kind, "workers": workers, "prefetch": loader.prefetch, "pin": loader.pin_memory}
-
-
-def _packed_feed(
-    plan: RunPlan,
-    data: RunData,
-    state: FeedStart,
-    device: torch.device,
-    new_event: Callable[[], Any] | None,
-    world: World,
-    restart: Restart,
-) -> AbstractContextManager[Any]:
-    rows = plan.batch.micro_batch
-    if data.stream is not None:
-        shape = data.stream.shape.batch_shape(rows, plan.data.max_seq_length)
-        batches = data.stream.shape.batches_per_update(rows, world)
-        whole_rows = data.stream.shape.whole_rows
-    else:
-        split, order = data.prepared
-        shape = BatchShape.for_index(split.index, rows)
-        batches = -(-order.bins_per_update // (rows * world.size))
-        whole_rows = has_whole_rows(split)
-    return PackedFeed(
-        _works(plan, data, state, restart),
-        shape,
-        batches_per_update=batches,
-        device=device,
-        soft=data.soft,
-        whole_rows=whole_rows,
-        ready_ahead=plan.loader.prefetch,
-        pin=plan.loader.pin_memory,
-        trim=plan.data.trim,
-        flat=plan.data.flat,
-        new_event=new_event,
-        world=world,
-    )
-
-
-def _works(plan: RunPlan, data: RunData, state: FeedStart, restart: Restart) -> Iterator[Any]:
-    if data.stream is not None:
-        found = data.stream.works(
-            done=state.done,
-            place=Place(*state.place) if state.place else Place(),
-            epochs=plan.length.epochs,
-            total=plan.length.total_steps,
-            patience=plan.watch.hang_seconds or math.inf,
-            restart=restart,
-        )
-    else:
-        split, order = data.prepared
-        updates = order.updates(state.done, _total_steps(plan))
-        found = _prepared_works(updates, split.index, split.open(), seed=plan.optim.seed)
-    return (work for work in found if work.update.done not in state.skipped)
-
-
-def _total_steps(plan: RunPlan) -> int:
-    assert plan.length.total_steps is not None, "known once rows are packed"
-    return plan.length.total_steps
 
 
 def _prepared_works(
