@@ -17,6 +17,7 @@ from expert.insight.findings.verdict import (
 from expert.insight.outcome import FAR_OVERFITTED, held_out_losses, judge_learning
 from expert.insight.step.anatomy import number
 from expert.insight.step.bands import expected_band
+from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.machine.cards import card_named
 
 PAUSING_SHARE = 0.25
@@ -180,6 +181,7 @@ def below_the_band(found: Evidence) -> Seen | None:
         parameters=int(parameters),
         flops_per_token=found.amount("length.flops_per_token"),
         peak_flops=found.amount("length.peak_flops"),
+        characters=found.planned("model.name") == CHAR_GPT,
     )
     rate = step.tokens_per_second
     if band is None or rate is None or rate >= band.acceptable_from:
