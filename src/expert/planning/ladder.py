@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from expert.planning.run_plan import RunPlan
@@ -261,8 +262,7 @@ def not_here(setting: Setting, before: RunPlan, after: RunPlan) -> str:
 
 def value_at(plan: RunPlan, path: str) -> Any:
     """A value of the plan by its path."""
-    part, _, key = path.partition(".")
-    return getattr(getattr(plan, part), key)
+    return attrgetter(path)(plan)
 
 
 def has_dropout(plan: RunPlan) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -118,6 +118,17 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
         with suppress(ValidationError):
             found.append(kind.model_validate(record))
     return found
+
+
+def remember_record(
+    path: Path, made: Record, place: Callable[[Record], object], *, most: int
+) -> None:
+    """Add a record to a file of the newest `most`; one in the same place is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with alone(path):
+        kept = [one for one in read_records(path, type(made)) if place(one) != place(made)]
+        records = [one.model_dump() for one in (*kept, made)][-most:]
+        write_hashed(path, json.dumps(records, indent=1) + "\n")
 
 
 def read_rates(path: Path) -> list[MeasuredRate]:
