@@ -87,12 +87,10 @@ class MeasuredRate(BaseModel):
         return self
 
     def is_about(self, other: Mapping[str, Any]) -> bool:
-        """Whether a record is of the same card, model and shape."""
-        keys = (
-            *("card", "model", "adapter", "quantization"),
-            *("max_seq_length", "packing", "parameters"),
-        )
-        return all(other.get(key) == getattr(self, key) for key in keys)
+        """Whether a record is of the same card, model and shape; "auto" stands for any base."""
+        keys = ("card", "model", "adapter", "max_seq_length", "packing", "parameters")
+        base = other.get("quantization") in ("auto", self.quantization)
+        return base and all(other.get(key) == getattr(self, key) for key in keys)
 
 
 def measurements_file(environ: Mapping[str, str] = os.environ) -> Path:
@@ -178,23 +176,10 @@ def rows_alike(measured: float, here: float | None) -> bool:
     return here is not None and here <= ROWS_ALIKE * measured and measured <= ROWS_ALIKE * here
 
 
-def find_best(
-    rates: Sequence[MeasuredRate],
-    wanted: tuple[str, str, str],
-    *,
-    quantization: str,
-    max_seq_length: int,
-    packing: str,
-    parameters: int | None,
-) -> MeasuredRate | None:
-    """The newest benchmark for (card, model, adapter) in this shape; any base where it is open."""
-    for rate in reversed(rates):
-        same = (rate.card, rate.model, rate.adapter) == wanted
-        same &= (rate.max_seq_length, rate.packing) == (max_seq_length, packing)
-        same &= rate.parameters == parameters and rate.row_tokens is None
-        if same and rate.settings and quantization in ("auto", rate.quantization):
-            return rate
-    return None
+def find_best(rates: Sequence[MeasuredRate], wanted: Mapping[str, Any]) -> MeasuredRate | None:
+    """The newest benchmark of the same card, model, adapter, base and shape."""
+    found = (rate for rate in reversed(rates) if rate.row_tokens is None and rate.settings)
+    return next((rate for rate in found if rate.is_about(wanted)), None)
 
 
 def remember_rate(path: Path, rate: MeasuredRate) -> None:

@@ -12,13 +12,14 @@ from expert.core.events import Event
 from expert.insight.record import RunRecord
 from expert.insight.step.anatomy import Anatomy, RunTimes, StepAnatomy, median, number
 from expert.manifest.schema.manifest import CHAR_GPT
+from expert.planning.memory.memory import H200
 
 if TYPE_CHECKING:
     from expert.manifest.schema.manifest import Manifest
     from expert.planning.run_plan import RunPlan
 
-CONTEXT_BYTES = 840 * 2**20
-"""What a process holds on a card outside torch's allocator (docs/benchmarks/memory-h200.json)."""
+CONTEXT_BYTES = H200.context_bytes
+"""What a process holds on a card outside torch's allocator."""
 
 CROWDED_CORES = 0.3
 """Share of the cores that other processes may use; threads are lowered from here on."""

@@ -17,9 +17,8 @@ from expert.insight.findings.verdict import (
 )
 from expert.insight.step.anatomy import StepAnatomy
 from expert.manifest.schema.manifest import CHAR_GPT
+from expert.planning.choose.length import CACHE_BYTES_PER_TOKEN
 
-BYTES_PER_TOKEN = 5
-"""On disk: four for the number, and a share of the index (planning counts the same)."""
 SLOW_TOKENS_PER_SECOND = 5e6
 """The feeder's thread made 22 to 50 million tokens a second from a warm cache on two cores
 (docs/benchmarks/data-loading.json); below a fifth of that, something holds its reads up."""
@@ -147,7 +146,7 @@ def slow_disk(found: Evidence) -> Seen | None:
     rate, read = None, "how fast they were read is unknown"
     if step.feed and step.tokens:
         rate = step.tokens / step.feed
-        size = rate * BYTES_PER_TOKEN
+        size = rate * CACHE_BYTES_PER_TOKEN
         words = f"{size / 1e6:,.1f} MB/s" if size >= 1e6 else f"{size / 1e3:,.0f} kB/s"
         read = f"{words} were read ({rate:,.0f} tokens/s)"
     changes: dict[str, Any] = {}

@@ -12,13 +12,13 @@ from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import CONFIG, Rule, Seen, seen
 from expert.planning.choose.kernels import COMPILED, NOT_RECOMPUTED
 from expert.planning.choose.rates import COLD_COMPILE
+from expert.planning.machine.card_table import VOLTA
 from expert.planning.machine.cards import card_named
 from expert.planning.memory.calibration import workload_of
+from expert.planning.memory.fitting import MARGIN
 from expert.planning.memory.memory import activation_bytes
 from expert.planning.run_plan import RunPlan
 
-ROOM_LEFT = 0.95
-"""As the planner: a twentieth of the budget stays free, for what no estimate knows."""
 RECOMPILES_PER_UPDATE = 0.1
 LEAST_RECOMPILES = 3
 """A handful of graphs after the warm-up are odd last batches; one in ten steps is a habit."""
@@ -31,8 +31,6 @@ FUSED_GAIN, TF32_GAIN, BF16_GAIN, CARD_GAIN, DEQUANTISING_GAIN = 1.05, 1.5, 2.0,
 """What guides to the RTX 4080 Super, 4090 and 5090 state for one switch alone; not measured."""
 WON_BACK_SECONDS = COLD_COMPILE / (1 - 1 / COMPILED)
 """Of training without compilation, after which it would have been the faster one."""
-COMPILES_FROM = (7, 0)
-"""The oldest card that Triton compiles for."""
 
 
 def eager_attention(found: Evidence) -> Seen | None:
@@ -54,7 +52,7 @@ def needless_recomputing(found: Evidence) -> Seen | None:
         return None  # the planner weighed it against the micro-batch size
     advice = found.advice("kernels.checkpointing")
     more = _freed_by_recomputing(found)
-    fits = more is not None and peak + more <= ROOM_LEFT * budget
+    fits = more is not None and peak + more <= MARGIN * budget
     if not advice and not fits:
         return None
     why = f"the planner said: {advice}"
@@ -186,7 +184,7 @@ def compile_cannot(found: Evidence) -> Seen | None:
         )
     if before.windows:
         return seen("Triton does not ship for Windows")
-    if before.capability is not None and before.capability < COMPILES_FROM:
+    if before.capability is not None and before.capability < VOLTA:
         return seen("the card is older than compute capability 7.0")
     if not found.padded:
         return None

@@ -16,13 +16,12 @@ from expert.insight.findings.verdict import (
     sync_places,
 )
 from expert.insight.step.anatomy import number
+from expert.planning.memory.fitting import MARGIN
 
 TOKENS_FILL_A_CARD = 8192
 """From here on 0.6B and 8B models computed at full use on an H200 (training-speed-h200.json)."""
 TWICE = 2
 """A larger micro-batch is advised where at least twice as many sequences fit."""
-ROOM_LEFT = 0.95
-"""As the planner: a twentieth of the budget stays free, for what no estimate knows."""
 OTHERS_BYTES = 1.5 * 2**30
 """Driver and display hold up to about 1 GiB of a card that nobody else uses."""
 HEAT_SHARE = 0.2
@@ -86,7 +85,7 @@ def small_micro_batch(found: Evidence) -> Seen | None:
         return None
     per_row = sum(found.part(name) for name in ("activations", "workspace", "loss")) / micro
     fixed = max(0.0, peak - micro * per_row)
-    room = int((ROOM_LEFT * budget - fixed) / per_row) if per_row > 0 else 0
+    room = int((MARGIN * budget - fixed) / per_row) if per_row > 0 else 0
     possible = min(room, int(sequences))
     if possible < TWICE * micro:
         return None
@@ -169,7 +168,7 @@ def memory_full(found: Evidence) -> Seen | None:
     if found.before is not None:
         peak, budget = found.amount("memory.peak_bytes"), found.amount("memory.budget_bytes")
         share = peak / budget if peak and budget else 0.0
-        if found.planned("memory.fits") is False or share <= ROOM_LEFT:
+        if found.planned("memory.fits") is False or share <= MARGIN:
             return None
         return seen(
             memory_words(found),

@@ -142,19 +142,9 @@ def rate_of_this(draft: PlanDraft, ranks: int | None = None) -> MeasuredRate | N
     ranks = ranks or draft.cluster.ranks
     settled = {path: decision.value for path, decision in draft.decisions.items()}
     settled |= speed_settings(draft.decisions, cores=None if draft.on_gpu else draft.target.cores)
-    length = settled["data.max_seq_length"]
-    row_tokens = float(length) if draft.is_char_model else draft.survey.mean_tokens
-    wanted = {
-        "card": draft.card_key,
-        "model": draft.model_key,
-        "adapter": draft.config.adapter_type,
-        "quantization": str(settled["model.quantization"]),
-        "max_seq_length": length,
-        "packing": settled["data.packing"],
-        "parameters": draft.parameters,
-        # Not known where each row is tokenised when it is due.
-        "row_tokens": None if draft.config.tokenize == "late" else row_tokens,
-    }
+    # Not known where each row is tokenised when it is due.
+    row_tokens = None if draft.config.tokenize == "late" else draft.row_tokens
+    wanted = draft.rate_key(str(settled["model.quantization"])) | {"row_tokens": row_tokens}
     rates = [rate for rate in draft.rates if ranks_of(rate) == ranks]
     return find_rate(rates, wanted, settled)
 
