@@ -18,7 +18,6 @@ def test_tokenising_late_without_overlap_is_the_case_of_the_notes():
     """50 ms of computing, 200 of tokenising, 30 of copying, one after the other."""
     step = StepAnatomy(phases={"data_wait": 0.200, "copy": 0.030, "compute": 0.050})
     found = feeding_verdict(step)
-    assert found is not None
     assert found.kind == "data-bound"
     assert found.sentence == wording("data-bound-device-computes-ms")
     assert [str(gain) for gain in found.gains] == [
@@ -79,13 +78,11 @@ def test_copies_without_a_pause_set_the_pace_wherever_the_device_stands_still():
     phases = {"copy": 1.01, "forward": 0.29, "backward": 0.13, "other": 0.58}
     step = StepAnatomy(phases=phases, copies_beside=True, gpu_utilization=1.0, ran_dry=1.0)
     found = feeding_verdict(step)
-    assert found is not None
     assert found.kind == "copy-bound"
     assert found.sentence == wording("copy-bound-copying-batches-takes")
     assert found.gain == pytest.approx(1.0 / 0.42)
     assert "dataloader_pin_memory: true" in found.fix
     narrow = feeding_verdict(step, pinned=True)
-    assert narrow is not None
     assert "nvidia-smi -q" in narrow.fix
 
 
@@ -150,8 +147,7 @@ def test_a_run_that_hardly_trains_is_bound_by_what_it_does_instead(event, kind, 
     assert found.kind == kind
     # 12 lines of 5 updates; 5 % of their 17.9 s is not even one of 4 s: once at the end.
     assert found.overrides == (f"training.config.{key}=60",)
-    step = judge_step(evidence(record(finished_events(steps, *others))))
-    assert step.kind == "compute-bound"
+    assert judge_step(evidence(record(finished_events(steps, *others)))).kind == "compute-bound"
 
 
 def test_a_start_longer_than_the_training_is_told_when_the_run_has_ended():

@@ -18,28 +18,19 @@ from expert.planning.choose.expected_time import expected_time, scaled
 from expert.planning.choose.rates import RunShape, cpu_rate, gpu_rate, known_rate
 from expert.planning.machine.cards import find_card
 from expert.planning.memory.workload import Workload, flops_per_token
-from expert.planning.models.known_models import find_known_model
 from expert.planning.models.resolve import char_gpt_shape
 from tests.each import each
+from tests.planning.planning import shape_of
 
 RECORDS = Path(__file__).parents[2] / "docs" / "benchmarks"
 
 
-def shape(name: str) -> Any:
-    known = find_known_model(name)
-    assert known is not None
-    return known.shape
+SHAPES = {"qwen3-0.6b": shape_of("Qwen3-0.6B"), "llama-8b": shape_of("Llama-3.1-8B")}
+SMALL = shape_of("SmolLM2-135M")
 
 
-SHAPES = {"qwen3-0.6b": shape("Qwen3-0.6B"), "llama-8b": shape("Llama-3.1-8B")}
-SMALL = shape("SmolLM2-135M")
-
-
-def peak() -> tuple[float, float]:
-    card = find_card("h200")
-    assert card is not None
-    assert card.bf16_tflops is not None
-    return (card.bf16_tflops * 1e12,) * 2
+def peak():
+    return (find_card("h200").bf16_tflops * 1e12,) * 2
 
 
 def a_run(work: Workload, tokens_of_a_step: float, **changes: Any) -> RunShape:
@@ -181,11 +172,10 @@ def test_recorded_rates_of_a_cpu_lie_in_its_range():
     from expert.planning.models.resolve import resolve_model
 
     tiny = resolve_model(BaseModelSpec(name="tiny"), Path()).shape
-    assert tiny is not None
     run = a_run(Workload(shape=tiny, rows=1, row_tokens=256, rank=32), 900, mean_tokens=60)
     low, high = cpu_rate(run, 2)
     last = results("ladder-expert-json-cpu", "rungs")[-2]["measured"]["tokens_per_second"]
-    at_once = results("cpu-at-once", "at_once")["4"]["tokens_per_second"]  # type: ignore[call-overload]
+    at_once = results("cpu-at-once", "at_once")["4"]["tokens_per_second"]
     for rate in (last, *at_once):
         assert low < rate < high
     assert cpu_rate(run, 8)[0] < 4 * low  # more cores help less

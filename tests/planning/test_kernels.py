@@ -10,6 +10,7 @@ from expert.planning.machine.host import Fact
 from expert.planning.survey import PackedRows, Survey
 from tests.each import each
 from tests.planning.planning import (
+    asked,
     decision,
     gpu,
     machine,
@@ -30,9 +31,9 @@ AMPERE_WORDS = "GeForce RTX 3090 (8.6) has bf16 tensor cores"
         ({}, "rtx-3090", ("bf16", AMPERE_WORDS, "machine")),
         ({}, "t4", ("fp16", wording("has-no-loss-scaling"), "machine")),
         ({}, "gtx-1660", ("fp16", wording("geforce-gtx-has-no"), "machine")),
-        ({"bf16": True}, "rtx-3090", ("bf16", wording("set-in-the-manifest"), "manifest")),
+        ({"bf16": True}, "rtx-3090", asked("bf16")),
         ({"bf16": True}, "t4", ("fp16", wording("asked-for-but-has"), "fallback")),
-        ({"fp16": True}, "rtx-3090", ("fp16", wording("set-in-the-manifest"), "manifest")),
+        ({"fp16": True}, "rtx-3090", asked("fp16")),
         (
             {"bf16": False, "fp16": False},
             "rtx-3090",

@@ -87,7 +87,6 @@ def test_every_known_model_has_its_published_count_in_this_file():
 @each(("hub_id", "parameters"), PUBLISHED_PARAMETERS.items())
 def test_a_shape_reproduces_the_published_parameter_count(hub_id, parameters):
     model = find_known_model(hub_id)
-    assert model is not None
     assert model.hub_id == hub_id
     assert model.shape.parameters == parameters
 
@@ -128,9 +127,7 @@ def test_heads_share_keys_evenly_and_fit_the_width(model):
     ],
 )
 def test_hub_ids_bare_names_and_paths_find_the_model(name, hub_id):
-    model = find_known_model(name)
-    assert model is not None
-    assert model.hub_id == hub_id
+    assert find_known_model(name).hub_id == hub_id
 
 
 @each(
@@ -166,7 +163,5 @@ def test_a_name_that_fits_two_shapes_is_refused(name):
 def test_variants_that_differ_in_context_only_count_with_the_shortest():
     exact = find_known_model("Qwen/Qwen2.5-7B")
     vague = find_known_model("Qwen2.5-7B-Chat")
-    assert exact is not None
-    assert vague is not None
     assert exact.shape.context == 131072
     assert vague.shape.context == 32768

@@ -120,8 +120,7 @@ def test_the_template_of_a_folder_follows_the_last_part_of_the_model_s_name(
     folder = tmp_path / name
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}", encoding="utf-8")
-    made = plan(manifest(base_models=[{"name": str(folder)}]))
-    assert made.model.prompt_template == template
+    assert plan(manifest(base_models=[{"name": str(folder)}])).model.prompt_template == template
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "Qwen3-0.6B", "openai-community/gpt2"])
@@ -151,8 +150,7 @@ def test_a_tokenizer_with_a_template_of_its_own_is_used(tmp_path):
     (folder / "config.json").write_text("{}", encoding="utf-8")
     config = {"chat_template": "{{ messages }}"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    made = plan(manifest(base_models=[{"name": str(folder)}]))
-    assert made.model.prompt_template == "tokenizer"
+    assert plan(manifest(base_models=[{"name": str(folder)}])).model.prompt_template == "tokenizer"
 
 
 def test_soft_prompts_that_fill_a_length_left_open_are_refused():

@@ -49,7 +49,6 @@ def test_this_machine_s_card_is_planned_with_what_is_free():
     here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9), held_gib=4))
     found = choose_target(here)
     assert found.budget_bytes == 20 * GIB
-    assert found.card is not None
     assert found.card.slug == "rtx-4090"
 
 

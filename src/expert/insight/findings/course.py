@@ -122,7 +122,9 @@ def _pauses(found: Evidence, event: str, path: str, seconds: float, *, asked: bo
         f"{count} times for {span(seconds)} beside {span(spent.training)} of training "
         f"({percent(seconds / whole)}){asker}",
         keys=(f"{key}={interval}",),
-        gain=whole / (whole - seconds + CADENCE_SHARE * spent.training),
+        gain=whole / (whole - seconds + CADENCE_SHARE * spent.training)
+        if whole > seconds
+        else None,
         numbers={"seconds": seconds, "count": float(count)},
     )
 
