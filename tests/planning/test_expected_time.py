@@ -14,7 +14,7 @@ import pytest
 
 from expert.core.text import duration_range
 from expert.manifest.schema.manifest import CharGptShape
-from expert.planning.choose.expected_time import expected_time, scaled
+from expert.planning.choose.expected_time import expected_parts, scaled, sum_of
 from expert.planning.choose.rates import RunShape, cpu_rate, gpu_rate, known_rate
 from expert.planning.machine.cards import find_card
 from expert.planning.memory.workload import Workload, flops_per_token
@@ -184,18 +184,15 @@ def test_recorded_rates_of_a_cpu_lie_in_its_range():
 def test_a_time_is_the_sum_of_its_parts():
     work = Workload(shape=SMALL, rows=1, row_tokens=1024)
     run = a_run(work, 1000, compiled=True, evaluated_tokens=20_000, unprepared_tokens=3e5)
-    found = expected_time(run, (500.0, 1000.0), "because", measured=False, device="cuda")
-    assert found.parts["train"] == (100.0, 200.0)
-    assert found.parts["prepare"] == pytest.approx((0.15, 2.0))
-    assert found.parts["evaluate"] == pytest.approx((6.0, 20.0))
-    assert found.seconds == pytest.approx(
-        tuple(sum(part[side] for part in found.parts.values()) for side in (0, 1))
-    )
-    on_cpu = expected_time(run, (500.0, 1000.0), "because", measured=False, device="cpu")
-    assert on_cpu.parts["compile"] == (0.0, 0.0)
-    twice = scaled(found.parts, 2.0)
+    parts = expected_parts(run, (500.0, 1000.0), device="cuda")
+    assert parts["train"] == (100.0, 200.0)
+    assert parts["prepare"] == pytest.approx((0.15, 2.0))
+    assert parts["evaluate"] == pytest.approx((6.0, 20.0))
+    assert sum_of(parts) == pytest.approx([sum(part[n] for part in parts.values()) for n in (0, 1)])
+    assert expected_parts(run, (500.0, 1000.0), device="cpu")["compile"] == (0.0, 0.0)
+    twice = scaled(parts, 2.0)
     assert twice["train"] == [200.0, 400.0]
-    assert twice["start"] == list(found.parts["start"])
+    assert twice["start"] == list(parts["start"])
 
 
 def test_recorded_runs_ended_within_the_expected_time():
@@ -216,7 +213,7 @@ def test_recorded_runs_ended_within_the_expected_time():
             packed=True,
         )
         rate = gpu_rate(run, peak=peak(), measured_card=True)
-        low, high = expected_time(run, rate, "", measured=False, device="cuda").seconds
+        low, high = sum_of(expected_parts(run, rate, device="cuda"))
         ended.append((first["case"], low, first["seconds"], high))
     assert [each for each in ended if not each[1] < each[2] < each[3]] == []
 

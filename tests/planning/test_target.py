@@ -128,7 +128,7 @@ def test_the_batch_presets_have_no_gap():
 
 
 def test_presets_say_where_they_hold_and_where_they_do_not():
-    found = {(v.card.slug, v.preset.model, v.preset.rows): v for v in verdicts()}
+    found = {(v.card.slug, v.preset.model, v.preset.work.rows): v for v in verdicts()}
     assert found[("rtx-4080-super", "char-gpt", 128)].holds
     assert found[("rtx-4080-super", "char-gpt", 256)].holds  # said to be too much for 16 GB
     small = found[("rtx-4090", "Qwen3-0.6B", 16)]

@@ -119,12 +119,8 @@ def make_plan(
 
 
 def _warn_of_damaged_measurements(draft: PlanDraft, environ: Mapping[str, str]) -> None:
-    for file in (
-        measurements_file(environ),
-        calibrations_file(environ),
-        compilations_file(environ),
-    ):
-        if state_of(file) == "damaged":
+    for file_of in (measurements_file, calibrations_file, compilations_file):
+        if state_of(file := file_of(environ)) == "damaged":
             draft.warn(
                 "measurements",
                 f"{file}: has other bytes than were written: what was measured before is not used  "
