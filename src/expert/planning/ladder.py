@@ -71,10 +71,6 @@ class Setting:
         }
 
 
-def _only_rows(ground: Ground) -> str:
-    return "a corpus of characters is cut into blocks" if ground.characters else ""
-
-
 def _compiles(ground: Ground) -> str:
     if not ground.on_gpu:
         return "compiling is not worth it on a CPU"
@@ -146,7 +142,7 @@ SETTINGS: tuple[Setting, ...] = (
             "micro_batch_size": _sequences_at_once,
         },
         about=("data.packing",),
-        needs=_only_rows,
+        needs=lambda ground: "a corpus of characters is cut into blocks" * ground.characters,
     ),
     Setting(
         name="bf16 + TF32",
@@ -265,11 +261,6 @@ def value_at(plan: RunPlan, path: str) -> Any:
     return attrgetter(path)(plan)
 
 
-def has_dropout(plan: RunPlan) -> bool:
-    """Whether random numbers of the device take part, which other kernels draw differently."""
-    return bool(plan.adapter.dropout or (plan.model.architecture or {}).get("dropout"))
-
-
 def tolerance(before: RunPlan, after: RunPlan) -> tuple[float, str]:
     """How far two losses of the same rows may be apart, and why so far."""
     if {before.kernels.precision, after.kernels.precision} == {"fp32"} and not after.kernels.tf32:
@@ -286,7 +277,9 @@ def not_comparable(before: RunPlan, after: RunPlan) -> str:
     """
     if "data.packing" in changes(before, after):
         return "other rows share a step"
-    return "dropout draws other numbers" if has_dropout(after) else ""
+    # Random numbers of the device take part, which other kernels draw differently.
+    drops = after.adapter.dropout or (after.model.architecture or {}).get("dropout")
+    return "dropout draws other numbers" if drops else ""
 
 
 def cost_of(before: RunPlan, after: RunPlan) -> str:
@@ -325,9 +318,6 @@ def find_setting(name: str) -> Setting | None:
     """The setting of this name, however it is written; None for an unknown one."""
 
     def plain(text: str) -> str:
-        return "".join(letter for letter in text.lower() if letter.isalnum())
+        return "".join(filter(str.isalnum, text.lower()))
 
-    for setting in (BASELINE, *SETTINGS):
-        if plain(setting.name) == plain(name):
-            return setting
-    return None
+    return next((each for each in (BASELINE, *SETTINGS) if plain(each.name) == plain(name)), None)
