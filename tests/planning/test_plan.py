@@ -23,7 +23,6 @@ from tests.planning.planning import (
     gpu,
     machine,
     manifest,
-    own_blocks,
     plan,
     read,
     remarks,
@@ -319,69 +318,6 @@ def test_data_that_is_there_gives_steps_and_sequences(tmp_path):
     assert made.memory.workload["row_tokens"] == 2048
 
 
-def test_a_short_run_is_not_compiled_and_a_long_one_is(tmp_path):
-    row = json.dumps({"instruction": "x" * 700, "response": "y"}) + "\n"
-    (tmp_path / "train.jsonl").write_text(row * 100, encoding="utf-8")
-    short = plan(own_blocks(), folder=tmp_path)
-    value, because, _ = decision(short, "kernels.compile")
-    assert value is False
-    assert wording("seconds-of-compiling") in because
-    (tmp_path / "train.jsonl").write_text(row * 100_000, encoding="utf-8")
-    assert plan(own_blocks(), folder=tmp_path).kernels.compile
-
-
-def measured_rate(**changes: object) -> dict[str, object]:
-    return {
-        "card": "rtx-4090",
-        "model": "qwen3-0.6b",
-        "adapter": "lora",
-        "quantization": "none",
-        "tokens_per_second": 1000.0,
-        "measured_on": "2026-01-01",
-        "command": "expert benchmark",
-        "max_seq_length": 2048,
-        "packing": "best-fit",
-        "parameters": 596_049_920,
-        "settings": {"kernels.attention": "sdpa"},
-        **changes,
-    }
-
-
-def planned_with(tmp_path, config: dict[str, object] | None = None, **changes: object):
-    (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 1000, encoding="utf-8")
-    rate = json.dumps([measured_rate(**changes)])
-    (tmp_path / "measurements.json").write_text(rate, encoding="utf-8")
-    return plan(manifest(config or {}), folder=tmp_path, environ={"EXPERT_HOME": str(tmp_path)})
-
-
-def test_a_measured_rate_gives_the_time(tmp_path):
-    made = planned_with(tmp_path)
-    seconds, because, source = decision(made, "length.seconds")
-    assert source == "measurement"
-    assert because == "1,000 tokens/s measured on 2026-01-01"
-    assert seconds == pytest.approx(3 * made.length.tokens_per_epoch / 1000)
-    assert made.length.tokens_per_second == 1000.0
-
-
-@each(
-    ("config", "changes"),
-    [
-        ({}, {"max_seq_length": 512}),
-        ({}, {"max_seq_length": None, "packing": None, "settings": {}}),  # of older versions
-        ({}, {"packing": "none"}),
-        ({}, {"parameters": 5}),
-        ({}, {"adapter": "dora"}),
-        ({"packing": False}, {}),
-        ({"attention": "eager"}, {}),  # another kernel than was measured
-    ],
-    ids=str,
-)
-def test_a_rate_of_another_kind_of_run_gives_no_time(tmp_path, config, changes):
-    made = planned_with(tmp_path, config, **changes)
-    assert made.length.seconds is None
-    assert made.length.tokens_per_second is None
-
-
 def test_without_a_measured_rate_the_time_is_unknown_and_the_reason_says_so(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 1000, encoding="utf-8")
     made = plan(manifest(), folder=tmp_path)
@@ -402,21 +338,6 @@ LONG_ROWS = (json.dumps({"text": "word " * 300}) + "\n") * 4000
 
 def expected(made: RunPlan) -> Any:
     return made.length.expected_seconds
-
-
-def test_a_measured_rate_gives_a_narrow_time_with_start_and_evaluation(tmp_path):
-    made = planned_with(tmp_path)
-    low, high = expected(made)
-    _, because, source = decision(made, "length.expected_seconds")
-    assert (because, source) == (wording("measured-on-in"), "measurement")
-    parts = made.length.expected_parts
-    assert low == pytest.approx(sum(part[0] for part in parts.values()))
-    assert parts["train"][0] < (made.length.seconds or 0) < parts["train"][1]
-    assert parts["evaluate"][0] > 0
-    other = planned_with(tmp_path, {"attention": "eager"})
-    assert decision(other, "length.expected_seconds")[1] == wording("estimated-measured-on-for")
-    wide = expected(other)
-    assert wide[1] / wide[0] > high / low
 
 
 def test_a_card_that_was_never_used_gets_an_estimate_that_says_what_it_rests_on(tmp_path):
