@@ -29,11 +29,6 @@ def test_tokenising_late_without_overlap_is_the_case_of_the_notes():
     assert "dataloader_pin_memory: true" in found.fix
 
 
-def test_little_waiting_is_no_verdict():
-    step = StepAnatomy(phases={"data_wait": 0.005, "compute": 0.1})
-    assert feeding_verdict(step) is None
-
-
 def test_a_healthy_run_is_compute_bound_with_its_share_of_the_peak():
     found = judged(finished_events(step_events()))
     assert found.kind == "compute-bound"
@@ -104,11 +99,6 @@ def test_a_device_that_runs_dry_without_reads_is_launch_bound():
     found = judged(finished_events(step_events(ran_dry=0.9, gpu_utilization=60.0)))
     assert found.kind == "launch-bound"
     assert "batch_size" in found.fix
-
-
-def test_an_old_run_is_launch_bound_by_its_use():
-    found = judged(finished_events(step_events(ran_dry=None, gpu_utilization=57.5)))
-    assert found.kind == "launch-bound"
 
 
 def test_waiting_for_data_comes_before_everything_else():

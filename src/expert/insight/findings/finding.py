@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,22 +58,25 @@ def seen(evidence: str, *, numbers: dict[str, float] | None = None, **changes: A
     return Seen(evidence=evidence, changes={"numbers": numbers or {}, **changes})
 
 
+Look = Callable[["Evidence"], Seen | None]
+"""Looks at the plan before a run or at the events after it; None where nothing is wrong."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """A row of the table: what may be found, what it means, and the fix."""
 
     name: str
     title: str
-    look: Callable[[Evidence], Seen | None] | None = None
-    """Looks at the plan before a run or at the events after it; None where nothing is wrong. None
-    for what only a look at the machine or the rows can find (jobs/diagnose)."""
+    look: Look | None = None
+    """None for what only a look at the machine or the rows can find (jobs/diagnose)."""
     consequence: str = ""
-    keys: tuple[str, ...] = ()
+    keys: Sequence[str] = ()
     """The fix as keys of training.config, such as "packing=true"."""
     fix: str = ""
     """The fix in words; by default the keys."""
     severity: Severity = "warning"
-    repeats: tuple[str, ...] = ()
+    repeats: Sequence[str] = ()
     """Warnings of the plan, by the start of their path, that this says with more evidence."""
 
     def find(self, found: Evidence) -> Finding | None:
@@ -84,7 +87,7 @@ class Rule:
     def finding(self, answer: Seen) -> Finding:
         """The row with what was seen."""
         changes = dict(answer.changes)
-        keys: tuple[str, ...] = changes.pop("keys", self.keys)
+        keys: Sequence[str] = changes.pop("keys", self.keys)
         if "fix" not in changes:
             changes["fix"] = self.fix if keys == self.keys and self.fix else in_words(keys)
         row = Finding(
@@ -100,7 +103,7 @@ class Rule:
         return replace(row, **changes)
 
 
-def in_words(keys: tuple[str, ...]) -> str:
+def in_words(keys: Sequence[str]) -> str:
     """`training.config.bf16: auto and fp16: auto`."""
     words = " and ".join(key.replace("=", ": ", 1) for key in keys)
     return words if not words or "." in keys[0].partition("=")[0] else f"{CONFIG}.{words}"

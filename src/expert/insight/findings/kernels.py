@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import CONFIG, Rule, Seen, seen
+from expert.insight.findings.finding import CONFIG, Look, Seen, seen
 from expert.planning.choose.kernels import COMPILED, NOT_RECOMPUTED
 from expert.planning.choose.rates import COLD_COMPILE
 from expert.planning.machine.card_table import VOLTA
@@ -279,55 +279,20 @@ def gpu_unused(found: Evidence) -> Seen | None:
     return seen(f"{name} is there; {found.who('kernels.device')}{why}", **({} if cuda else other))
 
 
-# fmt: off
-RULES = (
-    Rule(name="eager-attention", look=eager_attention,
-         title="attention runs as plain matrix products",
-         consequence="every score is stored: memory and time grow with the square of the length",
-         keys=("attention=auto",), repeats=("kernels.attention",)),
-    Rule(name="needless-recomputing", look=needless_recomputing,
-         title="activations are computed twice although memory is free",
-         consequence="the forward pass of every checkpointed block runs twice",
-         keys=("gradient_checkpointing=auto",)),
-    Rule(name="needless-quantisation", look=needless_quantisation,
-         title="the base weights are quantized although bf16 fits",
-         consequence="every layer dequantizes its weights in every pass, and loses precision"),
-    Rule(name="recompiling", look=recompiling, title="graphs are compiled again and again",
-         consequence="a step that compiles takes seconds instead of milliseconds"),
-    Rule(name="compile-failed", look=compile_failed,
-         title="compilation failed and the run continued without it",
-         consequence=f"compiled blocks run {COMPILED:g}x to 2x as fast on a card",
-         fix="install a C compiler and a matching triton, or set torch_compile: false"),
-    Rule(name="kernel-fell-back", look=kernel_fell_back, title="a planned kernel does not run here",
-         consequence="a slower one took its place",
-         fix="expert diagnose runs every kernel and shows what is missing"),
-    Rule(name="too-short-to-compile", look=compiled_too_briefly,
-         title="compiling took longer than the training",
-         consequence="so short a run never gains the time back", keys=("torch_compile=auto",)),
-    Rule(name="compile-off", look=compile_off, title="blocks are not compiled",
-         consequence="each operation is launched by itself", keys=("torch_compile=auto",)),
-    Rule(name="compile-cannot", look=compile_cannot,
-         title="compilation was asked for and will fall back",
-         consequence="the run starts with a failed attempt and continues without",
-         keys=("torch_compile=auto",), repeats=("kernels.compile",)),
-    Rule(name="fp32-on-a-bf16-card", look=full_precision,
-         title="float32 arithmetic on a card with bf16 tensor cores",
-         consequence="half of the speed or less, and twice the memory for activations",
-         keys=("bf16=auto", "fp16=auto"), repeats=("kernels.precision",)),
-    Rule(name="tf32-off", look=tf32_off, title="float32 products leave the tensor cores unused",
-         keys=("use_tf32=auto",), repeats=("kernels.tf32",)),
-    Rule(name="plain-optimizer", look=plain_optimizer, title="AdamW runs as many small kernels",
-         consequence="one fused kernel reads and writes the weights once",
-         keys=("optim=adamw_torch_fused",)),
-    Rule(name="whole-logits", look=whole_logits, title="the loss stores the whole logits",
-         consequence="memory that could hold more rows, and a pass over it forward and backward",
-         keys=("fused_loss=auto",), repeats=("kernels.fused_loss",)),
-    Rule(name="cpu-asked", look=cpu_asked,
-         title="training is set to run on the CPU although there is a GPU",
-         consequence="ten to a hundred times as slow", keys=("device=auto",),
-         repeats=("kernels.device",)),
-    Rule(name="gpu-unused", look=gpu_unused,
-         title="the run computes on the CPU although there is a GPU",
-         consequence="tens of times slower", keys=("device=auto",)),
-)
-# fmt: on
+LOOKS: dict[str, Look] = {
+    "eager-attention": eager_attention,
+    "needless-recomputing": needless_recomputing,
+    "needless-quantisation": needless_quantisation,
+    "recompiling": recompiling,
+    "compile-failed": compile_failed,
+    "kernel-fell-back": kernel_fell_back,
+    "too-short-to-compile": compiled_too_briefly,
+    "compile-off": compile_off,
+    "compile-cannot": compile_cannot,
+    "fp32-on-a-bf16-card": full_precision,
+    "tf32-off": tf32_off,
+    "plain-optimizer": plain_optimizer,
+    "whole-logits": whole_logits,
+    "cpu-asked": cpu_asked,
+    "gpu-unused": gpu_unused,
+}

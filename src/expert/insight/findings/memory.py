@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from expert.core.text import counted, gib, percent, span
 from expert.insight.findings.evidence import CONTEXT_BYTES, Evidence
-from expert.insight.findings.finding import Rule, Seen, seen
+from expert.insight.findings.finding import Look, Seen, seen
 from expert.insight.findings.verdict import (
     RETRIES_PER_UPDATE,
     free_cores_fix,
@@ -207,41 +207,15 @@ def out_of_memory(found: Evidence) -> Seen | None:
     return seen(str(fallen.get("reason") or "the reason is unknown")) if fallen else None
 
 
-# fmt: off
-RULES = (
-    Rule(name="host-sync", look=host_syncs, title="the host waits for the device inside a step",
-         consequence="nothing is launched ahead: the device waits for the host after each read",
-         fix="keep numbers on the device (.detach(), not .item()) and read them a step later"),
-    Rule(name="launch-bound", look=slow_launches,
-         title="the host cannot launch as fast as the device computes",
-         consequence="the device waits between kernels that are too small for it"),
-    Rule(name="batch-1", look=one_row, title="every step trains on a single row",
-         consequence="a launch, a reduction and an optimizer step for each row, and noisy "
-                     "gradients", keys=("batch_size=16",)),
-    Rule(name="small-micro-batch", look=small_micro_batch, title="a larger micro-batch would fit",
-         keys=("micro_batch_size=auto",)),
-    Rule(name="other-process", look=other_process, title="another process uses this GPU",
-         consequence="its memory is missing for larger batches, and its kernels take turns with "
-                     "the run's",
-         fix="expert clear-cuda-cache lists who holds it; end that process, or use another card",
-         repeats=("memory.budget_bytes",)),
-    Rule(name="busy-cores", look=busy_cores, title="other processes use the cores of this run"),
-    Rule(name="throttled", look=throttled, title="the card slows down because of heat or a fault",
-         consequence="a lower clock for everything",
-         fix="better cooling; nvidia-smi -q -d PERFORMANCE shows the reason"),
-    Rule(name="memory-full", look=memory_full,
-         title="the card's memory is so full that its cache is emptied again and again",
-         consequence="each time the device is waited for, and the next step may not fit",
-         keys=("micro_batch_size=auto",),
-         fix="training.config.micro_batch_size: auto, or gradient_checkpointing: selective"),
-    Rule(name="does-not-fit", look=does_not_fit, title="the run does not fit into the memory",
-         consequence="the first step ends with out of memory",
-         fix="a smaller max_seq_length, quantization: int4, or a card with more memory; `expert "
-             "plan` shows what takes how much", severity="error",
-         repeats=("memory.fits",)),
-    Rule(name="out-of-memory", look=out_of_memory,
-         title="the run ran out of memory and continued with less at once",
-         consequence="smaller batches or activation checkpointing, which take longer",
-         fix="training.config.micro_batch_size: auto; expert plan shows what fits"),
-)
-# fmt: on
+LOOKS: dict[str, Look] = {
+    "host-sync": host_syncs,
+    "launch-bound": slow_launches,
+    "batch-1": one_row,
+    "small-micro-batch": small_micro_batch,
+    "other-process": other_process,
+    "busy-cores": busy_cores,
+    "throttled": throttled,
+    "memory-full": memory_full,
+    "does-not-fit": does_not_fit,
+    "out-of-memory": out_of_memory,
+}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import Rule, Seen, seen
+from expert.insight.findings.finding import Look, Seen, seen
 from expert.insight.step.anatomy import COMMUNICATION, number
 
 SLOWER = 1.15
@@ -75,15 +75,7 @@ def _rank_seconds(found: Evidence) -> Iterator[tuple[float | None, float, float]
             yield rank, slowest, middle
 
 
-# fmt: off
-RULES = (
-    Rule(name="slow-rank", look=straggler, title="one GPU holds the others up",
-         consequence="every step takes as long as the slowest rank",
-         fix="expert machine on that machine: another program on the card, a lower power limit, "
-             "heat, or fewer PCIe lanes"),
-    Rule(name="slow-link", look=long_talk, title="the link between the GPUs is the bottleneck",
-         consequence="cards wait while gradients travel",
-         fix="a larger batch_size, so that a step computes longer; NVLink or InfiniBand; fewer "
-             "machines"),
-)
-# fmt: on
+LOOKS: dict[str, Look] = {
+    "slow-rank": straggler,
+    "slow-link": long_talk,
+}

@@ -73,7 +73,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 
 def _known(row: dict[str, str]) -> KnownModel:
     hub_id, parameters, family = (row.pop(key) for key in ("hub_id", "parameters", "family"))
-    sizes = {name: int(size) for name, size in row.items()}
+    sizes: dict[str, Any] = {name: int(size) for name, size in row.items()}
     sizes["tied_head"] = bool(sizes["tied_head"])
     return KnownModel(hub_id, int(parameters), ModelShape(**sizes, **_FAMILIES[family]))
 
