@@ -64,9 +64,9 @@ def read_compilations(path: Path) -> tuple[Compilation, ...]:
     return tuple(read_records(path, Compilation))
 
 
-def cache_folder(environ: Mapping[str, str] = os.environ) -> str:
+def cache_folder() -> str:
     """Where torch keeps what it compiles."""
-    asked = environ.get("TORCHINDUCTOR_CACHE_DIR")
+    asked = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if asked:
         return asked
     try:

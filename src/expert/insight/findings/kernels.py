@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import CONFIG, Look, Seen, seen
+from expert.insight.record import listed
 from expert.planning.choose.kernels import COMPILED, NOT_RECOMPUTED
 from expert.planning.choose.rates import COLD_COMPILE
 from expert.planning.machine.card_table import VOLTA
@@ -83,10 +84,10 @@ def _freed_by_recomputing(found: Evidence) -> float | None:
 def needless_quantisation(found: Evidence) -> Seen | None:
     """Before a run: quantized base weights although bf16 fits."""
     kind, name = found.planned("model.quantization"), found.planned("model.name")
-    models = found.run.manifest.get("base_models")
+    models = listed(found.run.manifest.get("base_models"))
     if found.before is None or kind not in ("int4", "int8") or not found.on_gpu:
         return None
-    names = [spec.get("name") for spec in models] if isinstance(models, list) else []
+    names = [spec.get("name") for spec in models]
     if name not in names:
         return None
     key = f"base_models.{names.index(name)}.quantization=none"

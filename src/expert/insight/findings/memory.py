@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from expert.core.text import counted, gib, percent, span
 from expert.insight.findings.evidence import CONTEXT_BYTES, Evidence
 from expert.insight.findings.finding import Look, Seen, seen
@@ -15,6 +13,7 @@ from expert.insight.findings.verdict import (
     launch_fix,
     sync_places,
 )
+from expert.insight.record import listed, mapping
 from expert.insight.step.anatomy import number
 from expert.planning.memory.fitting import MARGIN
 
@@ -110,10 +109,11 @@ def other_process(found: Evidence) -> Seen | None:
         own = reserved + CONTEXT_BYTES if reserved is not None else None
     if used is None or own is None or used - own < OTHERS_BYTES:
         return None
-    holders, pid = found.gpu_fact("holders"), number(found.newest("started"), "pid")
-    named = [h for h in holders if isinstance(h, Mapping)] if isinstance(holders, list) else []
+    holders, pid = listed(found.gpu_fact("holders")), number(found.newest("started"), "pid")
     words = ", ".join(
-        f"{h.get('name') or 'a process'} (pid {h.get('pid')})" for h in named if h.get("pid") != pid
+        f"{holder.get('name') or 'a process'} (pid {holder.get('pid')})"
+        for holder in map(mapping, holders)
+        if holder and holder.get("pid") != pid
     )
     at_start = f"; at the start: {words}" if words else ""
     return seen(

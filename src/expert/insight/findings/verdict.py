@@ -10,6 +10,7 @@ from typing import Any
 
 from expert.core.text import gib, percent, span, times
 from expert.insight.findings.evidence import Evidence
+from expert.insight.record import listed
 from expert.insight.step.anatomy import StepAnatomy, number
 from expert.insight.step.bound import Gain, Kind, Verdict
 from expert.planning.choose.kernels import NOT_RECOMPUTED
@@ -241,9 +242,8 @@ def _host(found: Evidence, step: StepAnatomy) -> Verdict | None:
 
 
 def sync_places(found: Evidence) -> str:
-    places = found.newest("syncs").get("places")
-    known = [str(place) for place in places] if isinstance(places, list) else []
-    return ", ".join(known[:5]) or "places unknown"
+    places = listed(found.newest("syncs").get("places"))
+    return ", ".join(map(str, places[:5])) or "places unknown"
 
 
 def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
