@@ -198,65 +198,24 @@ def test_absurd_sizes_are_planned_at_once():
     assert plan(data, "h200").batch.examples_per_update == 999_999_999_989
 
 
+PHI4, PLAIN_8B = {"name": "microsoft/phi-4"}, {"name": "Llama-3.1-8B", "quantization": "none"}
+BASE, CHECKPOINTING = "model.quantization", "kernels.checkpointing"
+HALF, FULL = {"gradient_checkpointing": "selective"}, {"adapter_type": "full"}
+FOUR = {"batch_size": 4, "packing": False}
+THIRTEEN = {"batch_size": 13, "packing": False, "micro_batch_size": 5}
+
+
 @each(
     ("config", "base", "card", "path", "because"),
     [
-        (
-            {},
-            {"name": "microsoft/phi-4"},
-            "gtx-1650",
-            "kernels.checkpointing",
-            wording("even-recomputing-everything-does"),
-        ),
-        (
-            {},
-            {"name": "microsoft/phi-4"},
-            "gtx-1650",
-            "model.quantization",
-            wording("smallest-may-chosen-still"),
-        ),
-        (
-            {},
-            {"name": "microsoft/phi-4"},
-            "gtx-1650",
-            "batch.micro_batch",
-            wording("not-even-fits-gib"),
-        ),
-        (
-            {"gradient_checkpointing": "selective"},
-            {},
-            "rtx-4090",
-            "kernels.recomputed_blocks",
-            wording("selective-half-blocks-more"),
-        ),
-        (
-            {},
-            {"name": "Llama-3.1-8B", "quantization": "none"},
-            "rtx-4090",
-            "kernels.checkpointing",
-            wording("few-blocks-let-at"),
-        ),
-        (
-            {"adapter_type": "full"},
-            {},
-            "h200",
-            "model.quantization",
-            wording("every-weight-trained-needs"),
-        ),
-        (
-            {"batch_size": 13, "packing": False, "micro_batch_size": 5},
-            {},
-            "h200",
-            "batch.accumulation",
-            wording("at-most-make-up"),
-        ),
-        (
-            {"batch_size": 4, "packing": False},
-            {},
-            "h200",
-            "batch.micro_batch",
-            wording("whole-update-fits-gib"),
-        ),
+        ({}, PHI4, "gtx-1650", CHECKPOINTING, wording("even-recomputing-everything-does")),
+        ({}, PHI4, "gtx-1650", BASE, wording("smallest-may-chosen-still")),
+        ({}, PHI4, "gtx-1650", "batch.micro_batch", wording("not-even-fits-gib")),
+        (HALF, {}, "rtx-4090", CHECKPOINTING, wording("selective-half-blocks-more")),
+        ({}, PLAIN_8B, "rtx-4090", CHECKPOINTING, wording("few-blocks-let-at")),
+        (FULL, {}, "h200", BASE, wording("every-weight-trained-needs")),
+        (THIRTEEN, {}, "h200", "batch.accumulation", wording("at-most-make-up")),
+        (FOUR, {}, "h200", "batch.micro_batch", wording("whole-update-fits-gib")),
     ],
 )
 def test_reasons_are_those_of_the_branch_that_was_taken(config, base, card, path, because):
