@@ -6,7 +6,15 @@ import pytest
 
 from expert.insight.findings.verdict import feeding_verdict, judge, judge_step
 from expert.insight.step.anatomy import StepAnatomy
-from tests.insight.records import CPU, evidence, finished_events, planned, record, step_events
+from tests.insight.records import (
+    CPU,
+    evidence,
+    finished_events,
+    found_in,
+    planned,
+    record,
+    step_events,
+)
 from tests.wording import wording
 
 
@@ -172,3 +180,11 @@ def test_without_phases_only_the_use_of_the_card_speaks():
     assert "The GPU computes 98 % of" in judged(old).sentence
     torn = finished_events(step_events(**gone, ran_dry=None, gpu_utilization=None))
     assert judged(torn).kind == "unknown"
+
+
+def test_a_run_that_compiled_and_saved_longer_than_its_lines_cover_is_judged():
+    compiled = {"event": "compiled", "time": 99.0, "step": 1, "seconds": 70.0}
+    saves = [{"event": "saved", "time": 101.0, "step": 5, "seconds": 19.0}] * 2
+    run = record(finished_events(step_events(3), compiled, *saves))
+    assert found_in(run)["saving-often"].gain is None
+    assert judge(evidence(run)).kind == "start-bound"
