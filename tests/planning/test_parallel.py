@@ -34,6 +34,15 @@ from tests.wording import wording
 
 ROWS = Survey(20_000, 20_000 * 400, "test")
 LLAMA = {"name": "Llama-3.1-8B"}
+COUNTED = PackedCounts(
+    rows=20_000,
+    sequences=4_000,
+    length=1_900,
+    tokens=8_000_000,
+    sequences_per_step=26,
+    steps_per_epoch=154,
+    steps=462,
+)
 
 
 def made(
@@ -265,16 +274,7 @@ def test_rows_and_sequences_of_a_step_do_not_depend_on_the_ranks(data, card, ran
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 25, 32])
 def test_counted_rows_are_divided_among_ranks(ranks):
     before = made("h200", ranks=ranks)
-    counted = PackedCounts(
-        rows=20_000,
-        sequences=4_000,
-        length=1_900,
-        tokens=8_000_000,
-        sequences_per_step=26,
-        steps_per_epoch=154,
-        steps=462,
-    )
-    found = settled_by_rows(before, counted, Calibrations())
+    found = settled_by_rows(before, COUNTED, Calibrations())
     share = -(-26 // ranks)
     assert found.batch.sequences_per_update == 26
     assert found.batch.micro_batch <= share
@@ -303,15 +303,7 @@ def test_too_few_sequences_for_the_ranks_are_reported_with_the_batch_that_fills_
     )
     filled = made("h200", config={"batch_size": 43}, ranks=8)
     assert not [t for t in remarks(filled, "warning") if t.startswith("parallel.ranks")]
-    counted = PackedCounts(
-        rows=100,
-        sequences=60,
-        length=2048,
-        tokens=60_000,
-        sequences_per_step=9,
-        steps_per_epoch=7,
-        steps=21,
-    )
+    counted = replace(COUNTED, sequences_per_step=9)
     settled = settled_by_rows(found, counted, Calibrations())
     assert not [t for t in remarks(settled, "warning") if t.startswith("parallel.ranks")]
 

@@ -191,19 +191,16 @@ def remember_rate(path: Path, rate: MeasuredRate) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with alone(path):
-        kept, older = [], rate
-        for record in _records(path):
-            if not _same(rate, record):
-                kept.append(record)
-                continue
-            with suppress(ValidationError):
-                older = MeasuredRate.model_validate(record)
+        records = _records(path)
+        kept = [record for record in records if not _same(rate, record)]
+        replaced = [_understood(record) for record in records if _same(rate, record)]
+        older = next(filter(None, reversed(replaced)), rate)
         settled = {
             "settings": {**older.settings, **rate.settings},
             "gains": {**older.gains, **rate.gains},
         }
-        records = [*kept, {**rate.model_dump(mode="json"), **settled}]
-        write_hashed(path, json.dumps(records, indent=2) + "\n")
+        kept.append({**rate.model_dump(mode="json"), **settled})
+        write_hashed(path, json.dumps(kept, indent=2) + "\n")
 
 
 def forget_rates(path: Path, model: str | None = None) -> int:
@@ -213,24 +210,27 @@ def forget_rates(path: Path, model: str | None = None) -> int:
     """
     if not path.is_file():
         return 0
-    kept, forgotten = [], 0
+
+    def stays(record: Any) -> bool:
+        found = _understood(record)
+        return found is None or model not in (None, found.model)
+
     with alone(path):
-        for record in _records(path):
-            try:
-                found = MeasuredRate.model_validate(record)
-            except ValidationError:
-                kept.append(record)
-                continue
-            if model is None or found.model == model:
-                forgotten += 1
-            else:
-                kept.append(record)
+        records = _records(path)
+        kept = list(filter(stays, records))
         if kept:
             write_hashed(path, json.dumps(kept, indent=2) + "\n")
         else:
             hash_file(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-    return forgotten
+    return len(records) - len(kept)
+
+
+def _understood(record: Any) -> MeasuredRate | None:
+    try:
+        return MeasuredRate.model_validate(record)
+    except ValidationError:
+        return None
 
 
 def _same(rate: MeasuredRate, record: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -71,12 +71,12 @@ class Rule:
     look: Look | None = None
     """None for what only a look at the machine or the rows can find (jobs/diagnose)."""
     consequence: str = ""
-    keys: Sequence[str] = ()
+    keys: tuple[str, ...] = ()
     """The fix as keys of training.config, such as "packing=true"."""
     fix: str = ""
     """The fix in words; by default the keys."""
     severity: Severity = "warning"
-    repeats: Sequence[str] = ()
+    repeats: tuple[str, ...] = ()
     """Warnings of the plan, by the start of their path, that this says with more evidence."""
 
     def find(self, found: Evidence) -> Finding | None:
@@ -87,7 +87,7 @@ class Rule:
     def finding(self, answer: Seen) -> Finding:
         """The row with what was seen."""
         changes = dict(answer.changes)
-        keys: Sequence[str] = changes.pop("keys", self.keys)
+        keys: tuple[str, ...] = changes.pop("keys", self.keys)
         if "fix" not in changes:
             changes["fix"] = self.fix if keys == self.keys and self.fix else in_words(keys)
         row = Finding(
@@ -103,7 +103,7 @@ class Rule:
         return replace(row, **changes)
 
 
-def in_words(keys: Sequence[str]) -> str:
+def in_words(keys: tuple[str, ...]) -> str:
     """`training.config.bf16: auto and fp16: auto`."""
     words = " and ".join(key.replace("=", ": ", 1) for key in keys)
     return words if not words or "." in keys[0].partition("=")[0] else f"{CONFIG}.{words}"

@@ -20,8 +20,15 @@ from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Finding, Rule, seen, worst_first
 
 LOOKS = feeding.LOOKS | kernels.LOOKS | memory.LOOKS | ranks.LOOKS | course.LOOKS
+
+
+def _rule(name: str, row: dict[str, Any]) -> Rule:
+    lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
+    return Rule(name=name, look=LOOKS.get(name), **{**row, **lists})
+
+
 _TABLE = tomllib.loads(read_text(Path(__file__).with_name("findings.toml")))
-RULES = tuple(Rule(name=name, look=LOOKS.get(name), **row) for name, row in _TABLE.items())
+RULES = tuple(_rule(name, row) for name, row in _TABLE.items())
 BY_NAME = {rule.name: rule for rule in RULES}
 REPEATED = tuple(path for rule in RULES for path in rule.repeats)
 
