@@ -14,8 +14,10 @@ from expert.manifest.reader import ReadManifest, understand
 from expert.manifest.text.document import Format, parse_document
 
 MANIFESTS = Path(__file__).parent.parent / "manifests"
-REAL_MANIFESTS = Path(__file__).parents[2].parent / "shared" / "data" / "manifests"
+REAL_FILES = sorted((Path(__file__).parents[3] / "shared" / "data" / "manifests").glob("*.json"))
+"""Published manifests, where they are beside the checkout."""
 MINIMAL = "base_model: X\ndataset: a.jsonl\n"
+WHOLE = "name: x\nbase_model: tiny\ntraining:\n  dataset: a.jsonl\n  config:\n    epochs: 1\n"
 
 
 def read(

@@ -10,9 +10,7 @@ import pytest
 
 from expert.manifest.peers.distributed import SHARING
 from expert.manifest.reader import ReadManifest, read_manifest
-from tests.manifest.reading import MINIMAL, error_of, problems_of, read
-
-WHOLE = "name: x\nbase_model: tiny\ntraining:\n  dataset: a.jsonl\n  config:\n    epochs: 1\n"
+from tests.manifest.reading import MINIMAL, WHOLE, error_of, problems_of, read
 
 
 def distributed(text: str) -> str:

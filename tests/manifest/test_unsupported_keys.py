@@ -12,10 +12,8 @@ from expert.manifest.peers.converted_keys import CONVERTED
 from expert.manifest.peers.sections import SECTIONS
 from expert.manifest.peers.unsupported_keys import ANSWERS, FAMILIES, answer_to
 from tests.each import each
-from tests.manifest.reading import MINIMAL, error_of, notices_of, read
+from tests.manifest.reading import MINIMAL, WHOLE, error_of, notices_of, read
 from tests.wording import wording
-
-WHOLE = "name: x\nbase_model: tiny\ntraining:\n  dataset: a.jsonl\n  config:\n    epochs: 1\n"
 
 
 def config_of(text: str) -> Any:
