@@ -91,12 +91,19 @@ def test_sets_with_other_columns_are_not_mixed_in_silence():
     assert wording("b-have-other-columns") in error_of(text)
 
 
-@pytest.mark.parametrize("word", ["completion", "pretrain"])
-def test_plain_text_is_plain_text_by_its_column(word):
-    mapping: Any = read(axolotl(f"  - {{path: a.jsonl, type: {word}}}"))
-    assert mapping.manifest.training.dataset.field_mapping.text == "text"
-    mapping = read(axolotl(f"  - {{path: a.jsonl, type: {word}, field: body}}"))
-    assert mapping.manifest.training.dataset.field_mapping.text == "body"
+@each(
+    ("entry", "part", "column"),
+    [
+        ("type: completion", "text", "text"),
+        ("type: pretrain, field: body", "text", "body"),
+        ("type: alpaca, field_output: reply", "response", "reply"),
+        ("type: {field_input: about}", "input", "about"),
+        ("field_messages: talk", "messages", "talk"),
+    ],
+)
+def test_columns_of_a_set_are_mapped(entry, part, column):
+    made = read(axolotl(f"  - {{path: a.jsonl, {entry}}}")).manifest.training.dataset
+    assert getattr(made.field_mapping, part) == column
 
 
 @each(
@@ -147,8 +154,9 @@ def test_usual_names_in_messages_are_understood():
 
 
 def test_a_key_of_a_set_that_changes_the_rows_is_warned_of():
-    text = axolotl("  - {path: a, drop_system_message: true, revision: abc, odd_one: 3}")
-    told = "\n".join(notices_of(text))
+    entry = "{path: a, drop_system_message: true, revision: abc, odd_one: 3, type: {format: x}}"
+    told = "\n".join(notices_of(axolotl(f"  - {entry}")))
+    assert "without effect: base_models[0].prompt_template" in told
     assert wording("warning-without-effect-system") in told
     assert "datasets[0].revision: warning: without" in told
     assert "datasets[0].odd_one: warning: without" in told
@@ -187,12 +195,58 @@ def test_switches_of_axolotl_become_values():
     assert checks.deduplicate
 
 
+def test_packed_sequences_are_counted_in_tokens_and_rows_as_rows():
+    """micro_batch_size counts sequences there, and each holds many rows: 2 rows a step would be a
+    batch many times smaller."""
+    text = axolotl("  - {path: a}") + "micro_batch_size: 2\ngradient_accumulation_steps: 2\n"
+    config = read(text + "sample_packing: true\n").manifest.training.config
+    assert (config.batch_size, config.batch_tokens) == ("auto", 2 * 512)
+    assert (config.micro_batch_size, config.gradient_accumulation_steps) == ("auto", 2)
+    assert read(text).manifest.training.config.batch_size == 2
+    both = read(text + "batch_size: 6\n").manifest.training.config
+    assert (both.batch_size, both.micro_batch_size) == (6, 2)
+    ours = read("base_model: tiny\ndataset: a.jsonl\nmicro_batch_size: 2\n").manifest.training
+    assert (ours.config.batch_size, ours.config.micro_batch_size) == ("auto", 2)
+
+
+@each(
+    ("more", "tokens"),
+    [
+        ("packing: true\nmax_length: 512\n", 4 * 512),
+        ("packing: true\n", 4 * 1024),  # TRL's own length
+        ("packing: true\nfinetuning_type: lora\n", 4 * 2048),  # LLaMA-Factory's
+        ("neat_packing: true\ncutoff_len: 4096\nstage: sft\n", 4 * 4096),
+        ("packing: false\nmax_length: 512\n", None),
+    ],
+)
+def test_packed_sequences_of_trl_and_llama_factory_are_counted_in_tokens(more, tokens):
+    text = f"model_name_or_path: tiny\ndataset: rows.jsonl\nper_device_train_batch_size: 4\n{more}"
+    config = read(text).manifest.training.config
+    assert config.batch_tokens == tokens
+    assert config.batch_size == (4 if tokens is None else "auto")
+    ours = read(text.replace("model_name_or_path", "base_model")).manifest
+    assert ours.training.config.batch_size == 4
+
+
+def test_evaluating_several_times_an_epoch_is_once_with_a_warning():
+    made = read(axolotl("  - {path: a}") + "evals_per_epoch: 4\nsaves_per_epoch: 0\n")
+    config = made.manifest.training.config
+    assert (config.evaluation_strategy, config.save_strategy) == ("epoch", "no")
+    assert any(wording("once-epoch-not-times") in notice.text for notice in made.notices)
+
+
 def test_named_layers_win_over_all_linear_ones():
     text = axolotl("  - {path: a}") + "lora_target_linear: true\nlora_target_modules: [q_proj]\n"
     assert read(text).manifest.training.config.target_modules == ["q_proj"]
 
 
 # --- LLaMA-Factory -------------------------------------------------------------------------------
+
+
+@each("line", ["stage: dpo", "stage: ppo", "stage: kto", "stage: rm", "rl: dpo"])
+def test_other_methods_are_refused(line):
+    text = error_of(FACTORY.replace("stage: sft", line) + "dataset: rows.jsonl\n")
+    assert wording("not-built-only-sft", word=line.partition(": ")[2]) in text
 
 
 def test_names_are_looked_up_in_the_list_of_data_sets(tmp_path):
@@ -314,12 +368,6 @@ def test_a_list_in_the_current_folder_names_its_files_whole(tmp_path, monkeypatc
     assert in_folder(Path(), text).manifest.training.dataset.path == "data/a.json"
 
 
-@pytest.mark.parametrize(("bits", "kind"), [(4, "int4"), (8, "int8")])
-def test_bits_of_llama_factory_are_the_quantization(bits, kind):
-    text = f"{FACTORY}dataset: a.jsonl\nquantization_bit: {bits}\nquantization_method: bnb\n"
-    assert read(text).manifest.base_models[0].quantization == kind
-
-
 def test_other_bits_and_methods_are_refused():
     text = f"{FACTORY}dataset: a.jsonl\nquantization_bit: 3\nquantization_method: hqq\n"
     assert "quantization_bit: got 3, expected 4 or 8" in error_of(text)
@@ -345,11 +393,6 @@ def test_templates_of_others_are_ours_or_the_tokenizers(key, word, ours, kind):
     made = read(f"{FACTORY}dataset: a.jsonl\n{key}: {word}\n")
     assert made.manifest.base_models[0].prompt_template == ours
     assert [each.kind for each in made.notices if each.path == key] == [kind]
-
-
-def test_a_template_for_images_is_refused():
-    text = error_of(f"{FACTORY}dataset: a.jsonl\ntemplate: qwen2_vl\n")
-    assert wording("template-for-images-sound") in text
 
 
 def test_a_whole_manifest_may_speak_of_templates():
@@ -409,11 +452,6 @@ def test_a_file_of_litgpt_is_read():
     assert config.train_on_prompt is True  # its default: mask_prompt false
 
 
-def test_litgpt_without_a_rank_trains_every_weight():
-    text = LITGPT.replace("lora_r: 4\nlora_mlp: true\n", "").replace("quantize: bnb.nf4\n", "")
-    assert read(text).manifest.training.config.adapter_type == "full"
-
-
 def test_a_class_of_rows_that_nobody_knows_is_refused():
     text = error_of(
         LITGPT.replace("litgpt.data.JSON", "mine.Rows").replace("json_path: rows.json, ", "")
@@ -435,11 +473,6 @@ def test_a_recipe_of_torchtune_is_read():
         7,
     )
     assert (config.gradient_checkpointing, config.logging_steps, config.bf16) == (True, 5, True)
-
-
-def test_a_whole_model_of_torchtune_is_trained_whole():
-    text = TUNE.replace("lora_qwen2_0_5b", "qwen2_0_5b")
-    assert read(text).manifest.training.config.adapter_type == "full"
 
 
 def test_a_data_set_class_of_torchtune_names_its_rows_or_is_refused():
