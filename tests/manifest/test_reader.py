@@ -10,7 +10,6 @@ import pytest
 
 from expert.core.errors import ManifestError
 from expert.manifest.reader import read_manifest
-from expert.manifest.schema.manifest import Manifest
 from expert.manifest.text.item import Item
 from tests.each import each
 from tests.manifest.reading import MINIMAL, REAL_FILES, error_of, files_in, notices_of, read
@@ -261,10 +260,3 @@ def test_the_canonical_tree_keeps_the_place_where_the_user_wrote_each_key():
     rate = root.get("training", "config", "learning_rate")
     assert rate is not None
     assert (rate.path, rate.line, rate.value) == ("lr", 3, 1e-4)
-
-
-def test_reading_ends_in_complete_objects():
-    manifest = read(MINIMAL).manifest
-    assert isinstance(manifest, Manifest)
-    assert manifest.training.config.lr_scheduler == "cosine"
-    assert manifest.training.decoding.max_new_tokens == 512
