@@ -101,11 +101,5 @@ def test_nothing_to_try_is_reported(run, tmp_path, base):
     assert wording("nothing-found-mended-by") in ran.err
 
 
-def test_the_exit_codes_are_in_the_help(run):
-    words = " ".join(run("diagnose", "--help").out.split())
-    assert wording("where-finding-before-run") in words
-    assert wording("where-finds-a-difference") in words
-
-
 def test_the_machine_is_checked_where_torch_is_not_installed():
     assert run_without("diagnose", "--no-kernels").code in (0, 2)

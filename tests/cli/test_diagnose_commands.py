@@ -129,8 +129,3 @@ def test_a_run_is_diagnosed_where_torch_is_not_installed(moved):
     done = run_without("diagnose", str(moved))
     assert done.code == 0, done.err
     assert done.out.startswith("compute-bound: good. The CPU computes ")
-
-
-def test_diagnose_is_in_the_help(run):
-    assert " diagnose " in run("--help").out
-    assert "exit code is then always 0" in " ".join(run("diagnose", "--help").out.split())

@@ -335,13 +335,6 @@ def test_a_dry_run_that_does_not_fit_exits_with_3(run, tmp_path):
     assert wording("does-not-fit-2") in ran.out
 
 
-def test_a_file_that_is_missing_is_reported_by_a_dry_run_too(run, expert):
-    (expert.parent / "train.jsonl").unlink()
-    ran = run("train", "-m", str(expert), "--dry-run", "--device", "cpu")
-    assert ran.code == 2
-    assert wording("train-jsonl-there-is") in ran.err
-
-
 # --- what is refused -----------------------------------------------------------------------------
 
 
@@ -376,11 +369,6 @@ def test_a_mistake_is_reported_in_plain_words_with_exit_code_2(
     assert ran.code == 2
     assert text in ran.err
     assert tree(tmp_path) == []
-
-
-def test_the_help_shows_what_exit_codes_mean(run):
-    text = " ".join(run("train", "--help").out.split())
-    assert wording("run-could-not-go") in text
 
 
 @pytest.mark.parametrize(("flags", "allowed"), [((), False), (("--allow-remote-code",), True)])

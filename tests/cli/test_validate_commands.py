@@ -120,15 +120,8 @@ def test_all_checkpoints_are_in_one_table(run):
     assert any(line.startswith("best by correct answers: ") for line in lines)
 
 
-def test_the_expert_may_be_named_without_its_option(run):
-    ran = run("validate", str(learnt()), "--limit", "2", "--min-accuracy", "0", *CPU)
-    assert ran.code == 0, ran.err
-
-
 def test_flags_that_make_no_sense_exit_with_2(run):
     for flags, text in (
-        (("--domain", "cobol"), wording("cobol-not-one")),
-        (("--min-accuracy", "2"), "Invalid value for '--min-accuracy'"),
         (("--test-set", "nothing.jsonl"), wording("there-is-no-such")),
         (("--checkpoint", "99"), wording("there-is-no-checkpoint")),
     ):
