@@ -23,7 +23,8 @@ from expert.manifest.migrate.aliases import (
     home_of,
 )
 from expert.manifest.notices import Notice
-from expert.manifest.schema.expectations import LARGEST, expected, resolve, schema, schema_at
+from expert.manifest.schema.expectations import expected, resolve, schema, schema_at
+from expert.manifest.schema.types import LARGEST
 from expert.manifest.text.item import Item, is_comment, join, shown
 
 _KINDS: list[tuple[type | tuple[type, ...], str]] = [
