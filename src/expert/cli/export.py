@@ -97,13 +97,8 @@ def export(
     from expert.jobs.export.push import check_push
     from expert.run.stored.locate import find_trained
 
-    given = {
-        "--merged": merged,
-        "--adapter": adapter,
-        "--gguf": gguf,
-        "--gguf-adapter": gguf_adapter,
-    }
-    asked = [flag for flag, value in given.items() if value not in (None, False)]
+    flags = {"--merged": merged, "--adapter": adapter, "--gguf": gguf is not None}
+    asked = [flag for flag, on in {**flags, "--gguf-adapter": gguf_adapter}.items() if on]
     if len(asked) > 1:
         raise typer.BadParameter(f"{' and '.join(asked)}: one export at a time, choose one")
     if public and not push:
