@@ -12,7 +12,7 @@ import pytest
 from expert.core.errors import ManifestError
 from expert.manifest.reader import ReadManifest, read_manifest
 from tests.each import each
-from tests.manifest.reading import error_of, notices_of, read
+from tests.manifest.reading import MANIFESTS, error_of, notices_of, read
 from tests.wording import wording
 
 AXOLOTL = "base_model: tiny\nsequence_len: 512\nval_set_size: 0.1\nadapter: lora\n"
@@ -162,39 +162,6 @@ def test_a_key_of_a_set_that_changes_the_rows_is_warned_of():
     assert "datasets[0].odd_one: warning: without" in told
 
 
-def test_test_sets_are_the_validation_rows():
-    text = axolotl("  - {path: a}") + "test_datasets:\n  - {path: owner/set, split: test}\n"
-    assert read(text).manifest.training.dataset.validation_path == "owner/set::test"
-
-
-def test_a_set_for_pretraining_is_streamed_text():
-    text = (
-        f"{AXOLOTL}sample_packing: true\nmicro_batch_size: 2\nmax_steps: 9\n"
-        "pretraining_dataset:\n  - {path: owner/web, name: en, text_column: body, type: pretrain}\n"
-    )
-    training = read(text).manifest.training
-    data, mapping = training.dataset, training.dataset.field_mapping
-    assert (data.path, data.streaming) == ("owner/web::train::en", True)
-    assert mapping is not None
-    assert mapping.text == "body"
-    assert training.config.batch_size == 2  # a stream's rows are not counted before
-    assert any(wording("counts-rows-here-not") in told for told in notices_of(text))
-
-
-def test_switches_of_axolotl_become_values():
-    text = axolotl("  - {path: a}") + "lora_target_linear: true\nexact_deduplication: true\n"
-    text += "excess_length_strategy: drop\ncosine_min_lr_ratio: 0.1\nlearning_rate: 2e-4\n"
-    training = read(text + "sdp_attention: true\nchat_template: chatml\n").manifest.training
-    config, checks = training.config, training.dataset.validation
-    assert (config.target_modules, config.overlong, config.attention) == (
-        *("all-linear", "drop"),
-        "sdpa",
-    )
-    assert config.lr_scheduler_kwargs.min_lr == pytest.approx(2e-5)
-    assert checks is not None
-    assert checks.deduplicate
-
-
 def test_packed_sequences_are_counted_in_tokens_and_rows_as_rows():
     """micro_batch_size counts sequences there, and each holds many rows: 2 rows a step would be a
     batch many times smaller."""
@@ -226,13 +193,6 @@ def test_packed_sequences_of_trl_and_llama_factory_are_counted_in_tokens(more, t
     assert config.batch_size == (4 if tokens is None else "auto")
     ours = read(text.replace("model_name_or_path", "base_model")).manifest
     assert ours.training.config.batch_size == 4
-
-
-def test_evaluating_several_times_an_epoch_is_once_with_a_warning():
-    made = read(axolotl("  - {path: a}") + "evals_per_epoch: 4\nsaves_per_epoch: 0\n")
-    config = made.manifest.training.config
-    assert (config.evaluation_strategy, config.save_strategy) == ("epoch", "no")
-    assert any(wording("once-epoch-not-times") in notice.text for notice in made.notices)
 
 
 def test_named_layers_win_over_all_linear_ones():
@@ -402,54 +362,9 @@ def test_a_whole_manifest_may_speak_of_templates():
 
 # --- LitGPT and torchtune ------------------------------------------------------------------------
 
-LITGPT = """
-checkpoint_dir: checkpoints/owner/small
-out_dir: out
-precision: bf16-true
-quantize: bnb.nf4
-lora_r: 4
-lora_mlp: true
-data: {class_path: litgpt.data.JSON, init_args: {json_path: rows.json, val_split_fraction: 0.2}}
-train:
-  {save_interval: 20, global_batch_size: 8, micro_batch_size: 2, lr_warmup_steps: 3, epochs: 2,
-   max_seq_length: 64, max_norm: 0.5, min_lr: 1e-5}
-eval: {interval: 10, max_iters: 100}
-optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.001, betas: [0.9, 0.95]}}
-"""
-TUNE = """
-model:
-  _component_: torchtune.models.qwen2.lora_qwen2_0_5b
-  lora_attn_modules: [q_proj, output_proj]
-  apply_lora_to_mlp: true
-  lora_rank: 4
-checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, checkpoint_dir: /m/small}
-dataset:
-  _component_: torchtune.datasets.instruct_dataset
-  source: json
-  data_files: rows.json
-  column_map: {input: ask, output: reply}
-  packed: true
-optimizer: {_component_: torch.optim.AdamW, fused: true, lr: 1e-4}
-lr_scheduler: {_component_: torchtune.training.get_cosine_schedule_with_warmup, num_warmup_steps: 7}
-batch_size: 2
-epochs: 1
-dtype: bf16
-enable_activation_checkpointing: true
-log_every_n_steps: 5
-"""
-
-
-def test_a_file_of_litgpt_is_read():
-    made = read(LITGPT).manifest
-    config, data, model = made.training.config, made.training.dataset, made.base_models[0]
-    assert (model.name, model.quantization) == ("owner/small", "int4")
-    assert (data.path, data.validation_split) == ("rows.json", 0.2)
-    assert (config.batch_size, config.micro_batch_size, config.rank) == (8, 2, 4)
-    assert config.target_modules == ["q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"]
-    assert (config.save_steps, config.eval_steps, config.warmup_steps) == (20, 10, 3)
-    assert (config.max_grad_norm, config.betas, config.bf16) == (0.5, (0.9, 0.95), True)
-    assert (config.learning_rate, config.lr_scheduler_kwargs.min_lr) == (0.001, 1e-5)
-    assert config.train_on_prompt is True  # its default: mask_prompt false
+LITGPT, TUNE = (
+    (MANIFESTS / "peers" / f"{name}.yaml").read_text("utf-8") for name in ("litgpt", "torchtune")
+)
 
 
 def test_a_class_of_rows_that_nobody_knows_is_refused():
@@ -458,21 +373,6 @@ def test_a_class_of_rows_that_nobody_knows_is_refused():
     )
     assert wording("python-class-not-run") in text
     assert wording("names-no-data") not in text
-
-
-def test_a_recipe_of_torchtune_is_read():
-    made = read(TUNE).manifest
-    config, data = made.training.config, made.training.dataset
-    mapping: Any = data.field_mapping
-    assert (made.base_models[0].name, data.path) == ("/m/small", "rows.json")
-    assert (mapping.instruction, mapping.response) == ("ask", "reply")
-    assert (config.adapter_type, config.rank, config.packing) == ("lora", 4, True)
-    assert config.target_modules == ["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    assert (config.optim, config.learning_rate, config.warmup_steps) == (
-        *("adamw_torch_fused", 1e-4),
-        7,
-    )
-    assert (config.gradient_checkpointing, config.logging_steps, config.bf16) == (True, 5, True)
 
 
 def test_a_data_set_class_of_torchtune_names_its_rows_or_is_refused():

@@ -7,14 +7,12 @@ Their single settings are lines of docs/COMING_FROM.md, which tests/test_coming_
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cli.running import EXAMPLES, Runner
-from tests.manifest.reading import error_of, read
+from tests.manifest.reading import error_of
 from tests.wording import wording
 
 # What a manifest of the first two documents has under training.config.
@@ -34,57 +32,6 @@ OPTIMISED = {
     "gradient_checkpointing": False,
     "pretokenized_cache": "datasets_optimized/expert-json/tokenized",
 }
-
-
-def holds(settings: Any, expected: Mapping[str, Any]) -> bool:
-    return {key: getattr(settings, key) for key in expected} == dict(expected)
-
-
-def test_the_optimised_settings_of_a_manifest_are_taken_as_they_are():
-    data = {"base_model": "tiny", "training": {"dataset": "rows.jsonl", "config": OPTIMISED}}
-    assert holds(read(json.dumps(data), "json").manifest.training.config, OPTIMISED)
-
-
-AFTER = """
-model:
-  slm_name: owner/model-8b
-  slm_load_in_8bit: False          # was True
-  slm_load_in_4bit: False
-  slm_dtype: "bfloat16"
-  attn_implementation: "flash_attention_2"
-training:
-  per_device_train_batch_size: 32
-  per_device_eval_batch_size: 64
-  gradient_accumulation_steps: 1
-  optimizer: "adamw_torch_fused"
-  torch_compile: True
-  num_workers: 12
-  allow_tf32: True
-dataset: rows.jsonl
-"""
-
-
-def test_the_settings_of_the_guide_are_read_under_its_own_names():
-    made = read(AFTER).manifest
-    assert (made.base_models[0].name, made.base_models[0].quantization) == (
-        "owner/model-8b",
-        "none",
-    )
-    assert holds(
-        made.training.config,
-        {
-            "bf16": True,
-            "fp16": False,
-            "attention": "flash",
-            "batch_size": 32,
-            "eval_batch_size": 64,
-            "gradient_accumulation_steps": 1,
-            "optim": "adamw_torch_fused",
-            "torch_compile": True,
-            "dataloader_num_workers": 12,
-            "use_tf32": True,
-        },
-    )
 
 
 # --- the commands --------------------------------------------------------------------------------

@@ -27,14 +27,7 @@ from expert.manifest.schema.expectations import expected, resolve, schema, schem
 from expert.manifest.schema.types import LARGEST
 from expert.manifest.text.item import Item, is_comment, join, shown
 
-_KINDS: list[tuple[type | tuple[type, ...], str]] = [
-    (bool, "true or false"),
-    (int, "a whole number"),
-    (float, "a number"),
-    (str, "text"),
-    (dict, "an object"),
-    (list, "a list"),
-]
+_KINDS = {int: "a whole number", float: "a number", str: "text"}
 
 
 def schema_problems(error: ValidationError, root: Item) -> list[Problem]:
@@ -106,8 +99,7 @@ def _show(value: Any) -> str:
         return f"a list of {len(value)}" if value else "an empty list"
     if isinstance(value, dict):
         return "an object"
-    kind = next((name for types, name in _KINDS if isinstance(value, types)), "")
-    return f"{shown(value)} ({kind})"
+    return f"{shown(value)} ({_KINDS[type(value)]})"
 
 
 def _fix(got: Any, node: Mapping[str, Any]) -> str:
