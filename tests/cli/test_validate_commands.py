@@ -130,18 +130,6 @@ def test_flags_that_make_no_sense_exit_with_2(run):
         assert text in " ".join(ran.err.split())
 
 
-def test_a_run_that_failed_is_exported_only_when_asked_to(run, tmp_path):
-    run("validate", "--expert", str(finished("dora")), "--limit", "2", *CPU)
-    to = ("--to", str(tmp_path / "out"), *CPU)
-    ran = run("export", str(finished("dora")), *to)
-    assert ran.code == 2
-    assert wording("gate-not-passed") in ran.err
-    ran = run("export", str(finished("dora")), *to, "--allow-failed")
-    assert ran.code == 0
-    assert "warning: " in ran.out
-    (finished("dora") / "validation.json").unlink()  # other tests export this run
-
-
 def test_plain_text_exits_with_0_and_shows_what_is_known_of_it(run):
     ran = run("validate", str(finished_characters()), *CPU)
     assert ran.code == 0, ran.err
