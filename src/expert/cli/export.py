@@ -11,10 +11,10 @@ import typer
 
 from expert.cli.show.display import Line, make_console, show_lines, write_json
 from expert.cli.show.options import (
+    Checkpoint,
     Device,
     RunFolder,
     WhereToCompute,
-    checkpoint_option,
     json_option,
 )
 from expert.cli.show.progress import Stages
@@ -85,7 +85,7 @@ def export(
     gguf_adapter: GgufAdapter = False,
     judged_rows: JudgedRows = 64,
     dtype: OfWeights = None,
-    checkpoint: Annotated[str | None, checkpoint_option("training.packaging_checkpoint")] = None,
+    checkpoint: Checkpoint = None,
     device: WhereToCompute = Device.auto,
     allow_failed: AllowFailed = False,
     push: PushTo = None,

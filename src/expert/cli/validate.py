@@ -23,10 +23,10 @@ from expert.cli.show.display import (
     write_json,
 )
 from expert.cli.show.options import (
+    Checkpoint,
     Device,
     UsageError,
     WhereToCompute,
-    checkpoint_option,
     gpus_option,
     json_option,
     unused_gpus,
@@ -134,7 +134,7 @@ def validate(
     judge_command: JudgeProgram = None,
     judge_seconds: JudgeSeconds = None,
     min_score: MinScore = None,
-    checkpoint: Annotated[str | None, checkpoint_option("training.packaging_checkpoint")] = None,
+    checkpoint: Checkpoint = None,
     checkpoints: Compared = None,
     domain: Judge = None,
     limit: CaseLimit = None,
