@@ -90,10 +90,28 @@ class Holder:
 
 
 @dataclass(frozen=True)
+class _Place:
+    """A file or folder of a run."""
+
+    name: str
+
+    def __get__(self, run: RunFolder, _: type) -> Path:
+        return run.path / self.name
+
+
+@dataclass(frozen=True)
 class RunFolder:
     """One run: runs/<expert>-<time>/."""
 
     path: Path
+    manifest = _Place("manifest.json")
+    plan = _Place("plan.json")
+    environment = _Place("environment.json")
+    events = _Place("events.jsonl")
+    checkpoints = _Place("checkpoints")
+    final = _Place("final")
+    validation = _Place("validation.json")
+    lock_file = _Place(".lock")
 
     @classmethod
     def create(
@@ -159,38 +177,6 @@ class RunFolder:
     def was_started(self) -> bool:
         """Whether the plan of a run is there, without which nothing can be resumed or shown."""
         return self.plan.is_file()
-
-    @property
-    def manifest(self) -> Path:
-        return self.path / "manifest.json"
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def final(self) -> Path:
-        return self.path / "final"
-
-    @property
-    def validation(self) -> Path:
-        return self.path / "validation.json"
-
-    @property
-    def lock_file(self) -> Path:
-        return self.path / ".lock"
 
     def remove_if_unused(self) -> None:
         """Take the folder away where no run began in it; anything else is left alone.
