@@ -74,13 +74,9 @@ def outside(tmp_path):
 
 
 @pytest.fixture
-def expert(tmp_path):
+def expert(trained):
     """The folder of an expert with a finished run, as somebody else would hand it on."""
-    run = finished("lora")
-    folder = tmp_path / "expert"
-    shutil.copytree(run.parents[1], folder)
-    (folder / "train.jsonl").write_bytes((run.parents[1] / "train.jsonl").read_bytes())
-    return folder
+    return trained.parents[1]
 
 
 @pytest.fixture(autouse=True)
