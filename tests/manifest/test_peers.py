@@ -209,57 +209,6 @@ def test_other_methods_are_refused(line):
     assert wording("not-built-only-sft", word=line.partition(": ")[2]) in text
 
 
-def test_names_are_looked_up_in_the_list_of_data_sets(tmp_path):
-    info = {"mine": {"file_name": "mine.json"}, "yours": {"file_name": "deep/yours.json"}}
-    made = in_folder(tmp_path, f"{FACTORY}dataset: mine,yours\ntemplate: qwen\n", info)
-    data = made.manifest.training.dataset
-    assert {name: task.train for name, task in (data.tasks or {}).items()} == {
-        "mine": "data/mine.json",
-        "yours": "data/deep/yours.json",
-    }
-    mapping: Any = data.field_mapping
-    assert (mapping.instruction, mapping.input, mapping.response) == (
-        *("instruction", "input"),
-        "output",
-    )
-
-
-def test_a_set_of_the_hub_has_its_split_its_subset_and_its_columns(tmp_path):
-    about = {
-        "hf_hub_url": "owner/qa",
-        "subset": "en",
-        "split": "full",
-        "num_samples": 70,
-        "columns": {"prompt": "question", "response": "answer"},
-    }
-    data = in_folder(tmp_path, f"{FACTORY}dataset: qa\n", {"qa": about}).manifest.training.dataset
-    mapping: Any = data.field_mapping
-    assert (data.path, data.max_samples) == ("owner/qa::full::en", 70)
-    assert (mapping.instruction, mapping.response) == ("question", "answer")
-
-
-def test_conversations_are_read_from_their_column(tmp_path):
-    about = {
-        "file_name": "chat.json",
-        "formatting": "sharegpt",
-        "columns": {"messages": "dialog"},
-        "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user"},
-    }
-    data = in_folder(tmp_path, f"{FACTORY}dataset: chat\n", {"chat": about}).manifest.training
-    mapping: Any = data.dataset.field_mapping
-    assert mapping.messages == "dialog"
-    about["columns"] = {"messages": "conversations"}
-    data = in_folder(tmp_path, f"{FACTORY}dataset: chat\n", {"chat": about}).manifest.training
-    assert data.dataset.field_mapping is None
-
-
-def test_pretraining_reads_the_column_of_the_prompt(tmp_path):
-    info = {"web": {"file_name": "web.jsonl", "columns": {"prompt": "content"}}}
-    text = FACTORY.replace("stage: sft", "stage: pt") + "dataset: web\n"
-    mapping: Any = in_folder(tmp_path, text, info).manifest.training.dataset.field_mapping
-    assert mapping.text == "content"
-
-
 @each(
     ("about", "words"),
     [
@@ -307,12 +256,6 @@ def test_a_broken_list_of_data_sets_is_reported(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset_info.json").write_text("{", encoding="utf-8")
     assert wording("dataset-info-json-cannot") in refused(tmp_path, f"{FACTORY}dataset: a,b\n")
-
-
-def test_a_validation_set_by_name_is_the_validation_path(tmp_path):
-    info = {"a": {"file_name": "a.json"}, "b": {"file_name": "b.json"}}
-    made = in_folder(tmp_path, f"{FACTORY}dataset: a\neval_dataset: b\n", info)
-    assert made.manifest.training.dataset.validation_path == "data/b.json"
 
 
 def test_a_list_in_the_current_folder_names_its_files_whole(tmp_path, monkeypatch):

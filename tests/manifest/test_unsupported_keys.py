@@ -81,23 +81,6 @@ def test_words_that_describe_an_expert_are_left_alone_in_a_whole_manifest():
 # --- bits and precision --------------------------------------------------------------------------
 
 
-def test_nf4_with_double_quantisation_is_what_int4_is():
-    text = "load_in_4bit: true\nbnb_4bit_quant_type: nf4\nbnb_4bit_use_double_quant: true\n"
-    made = read(MINIMAL + text)
-    assert made.manifest.base_models[0].quantization == "int4"
-    told = [str(n) for n in made.notices]
-    assert "line 4: bnb_4bit_quant_type: note: quantization: int4 is NF4" in told
-    assert any("bnb_4bit_use_double_quant: note: quantization: int4 quantises" in t for t in told)
-
-
-def test_a_type_to_compute_in_beside_a_precision_is_superseded():
-    made = read(MINIMAL + "bf16: true\nbnb_4bit_compute_dtype: float16\n")
-    assert made.manifest.training.config.bf16 is True
-    assert any(
-        n.kind == "superseded" and wording("precision-of-the-run") in n.text for n in made.notices
-    )
-
-
 def test_not_8_bits_says_nothing_against_4():
     made = read(MINIMAL + "load_in_8bit: false\nload_in_4bit: true\n")
     assert made.manifest.base_models[0].quantization == "int4"
@@ -213,43 +196,11 @@ def test_texts_with_an_equals_sign_are_left_alone():
 # --- paths from Windows --------------------------------------------------------------------------
 
 
-def test_relative_paths_from_windows_name_the_same_files_everywhere():
-    text = r"""
-base_model: models\tiny-one
-soft_prompts: [{name: p, path: 'prompts\p.bin'}]
-training:
-  dataset:
-    path: datasets\train.jsonl
-    validation_path: datasets\valid.jsonl
-    test_path: datasets\test.jsonl
-  config:
-    pretokenized_cache: datasets_optimized\expert-json\tokenized
-    output_dir: weights\new
-"""
-    made = read(text).manifest
-    data, config = made.training.dataset, made.training.config
-    assert (data.path, data.validation_path, data.test_path) == (
-        *("datasets/train.jsonl", "datasets/valid.jsonl"),
-        "datasets/test.jsonl",
-    )
-    assert config.pretokenized_cache == "datasets_optimized/expert-json/tokenized"
-    assert config.output_dir == "weights/new"
-    assert made.base_models[0].name == "models/tiny-one"
-    assert made.soft_prompts[0].path == "prompts/p.bin"
-
-
 def test_paths_of_tasks_and_from_the_command_line_too():
     text = "base_model: tiny\ntraining: {dataset: {tasks: {a: {train: 'a\\b.jsonl'}}}}\n"
     made = read(text, overrides=[r"training.config.output_dir=x\y"]).manifest
     assert (made.training.dataset.tasks or {})["a"].train == "a/b.jsonl"
     assert made.training.config.output_dir == "x/y"
-
-
-def test_a_drive_stays_as_it_was_written():
-    text = "base_model: 'F:\\models\\Qwen3-0.6B'\ndataset: 'D:\\rows.jsonl'\n"
-    made = read(text).manifest
-    assert made.base_models[0].name == "F:\\models\\Qwen3-0.6B"
-    assert made.training.dataset.path == "D:\\rows.jsonl"
 
 
 def test_a_backslash_that_json_took_for_a_tab_is_reported_as_one():

@@ -235,12 +235,6 @@ def test_the_upgraded_yaml_stays_as_it_is():
     assert upgraded_yaml(UPGRADED_YAML) == UPGRADED_YAML
 
 
-def test_a_comment_is_never_written_twice():
-    text = upgraded_yaml("# once\nbase_model: m  # beside\ntraining: {dataset: a.jsonl}\n")
-    assert text.count("# once") == 1
-    assert text.count("# beside") == 1
-
-
 def test_a_header_stays_at_the_head_though_other_keys_come_first():
     text = upgraded_yaml("# header\nname: x\nbase_model: m\ntraining: {dataset: a.jsonl}\n")
     assert text.startswith('# header\nschema_version: "2.0"\nname: x\n')
