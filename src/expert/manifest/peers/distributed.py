@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.files import read_json
-from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.migrate.migration import Entries, Migration, beside, take
 from expert.manifest.text.item import Item, is_comment, shown
 
 _MAX_BYTES = 1_000_000
@@ -141,15 +141,14 @@ def read_deepspeed(work: Migration, zone: Entries, item: Item) -> None:
     if not isinstance(item.value, dict):
         return
     fields = {key: each for key, each in item.value.items() if not is_comment(key)}
-    file = fields.pop("deepspeed_config_file", None)
-    if file is not None and isinstance(file.value, str) and file.value not in ("", "none"):
+    file = take(fields, "deepspeed_config_file")
+    if isinstance(file.value, str) and file.value not in ("", "none"):
         read_deepspeed(work, zone, file)
-    zero = fields.pop("zero_optimization", None)
-    details = dict(zero.fields()) if zero is not None else {}
+    details = dict(take(fields, "zero_optimization").fields())
     stage = details.pop("stage", None) or fields.pop("zero_stage", None)
     if stage is not None:
         _stage(work, zone, stage)
-    elif file is None:
+    elif file.value is None:
         work.read_as(item, f"training.config.distributed: auto (no ZeRO stage: {_AUTO})")
     _offloads(work, {**details, **fields})
     _values(work, zone, fields)
@@ -168,11 +167,10 @@ def _stage(work: Migration, zone: Entries, item: Item) -> None:
 
 def _offloads(work: Migration, fields: Entries) -> None:
     for key in ("offload_optimizer", "offload_param"):
-        section = fields.get(key)
-        device = section.get("device") if section is not None else None
-        device = device or fields.get(f"{key}_device")
-        word = str(device.value).lower() if device is not None else "none"
-        if device is not None and word not in ("none", "null"):
+        given = fields.get(key, Item(None)).get("device")
+        device = given or fields.get(f"{key}_device", Item(None))
+        word = str(device.value).lower()
+        if word not in ("none", "null"):
             more = "; nvme is not built" if word == "nvme" else ""
             work.supersede(device, f"{_OFFLOADED}{more}")
 
@@ -182,17 +180,16 @@ def _values(work: Migration, zone: Entries, fields: Entries) -> None:
     config = work.config.fields() if work.config is not None else {}
     zones = [zone, work.root, work.section("training"), config]
     for key, (home, names) in _SHARED_VALUES.items():
-        item = fields.pop(key, None)
-        if item is not None and item.value not in (None, "auto"):
+        item = take(fields, key)
+        if item.value not in (None, "auto"):
             _agree(work, zones, names, home, item)
     for key in ("bf16", "fp16"):
-        section = fields.pop(key, None)
-        enabled = section.get("enabled") if section is not None else None
+        enabled = take(fields, key).get("enabled") or Item(None)
         given = any(key in each for each in zones)
-        if enabled is not None and (enabled.value is True or (enabled.value is False and given)):
+        if enabled.value is True or (enabled.value is False and given):
             _agree(work, zones, (key,), key, enabled)
-    total = fields.pop("train_batch_size", None)
-    if total is not None and total.value not in (None, "auto"):
+    total = take(fields, "train_batch_size")
+    if total.value not in (None, "auto"):
         text = "rows of a step are batch_size × gradient_accumulation_steps on any number of GPUs"
         work.supersede(total, text)
 
@@ -215,8 +212,8 @@ def _unused(work: Migration, item: Item, details: Entries, fields: Entries) -> N
         ("scheduler", "lr_scheduler and warmup_steps"),
         ("activation_checkpointing", "gradient_checkpointing"),
     ):
-        section = fields.pop(key, None)
-        if section is not None and section.value:
+        section = take(fields, key)
+        if section.value:
             work.supersede(section, f"keys of training.config decide: {instead}")
     known = ("offload_optimizer", "offload_param")
     names = [key for key in (*details, *fields) if key.removesuffix("_device") not in known]
