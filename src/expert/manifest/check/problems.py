@@ -237,12 +237,9 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
         return f"{key!r} belongs {_place(key, home, is_override)}"
     if in_config or key in WORDS_OF_THEIR_OWN:
         return ""
-    settings = list(schema()["$defs"]["TrainingConfig"]["properties"])
-    if node.get("title") == "Manifest":  # free metadata lives here: only a clear slip is one
-        least = 0.75 if is_override else 0.88
-        near = closest(key.replace("-", "_"), [*settings, *CONFIG_ALIASES], least)
-    else:
-        near = closest(key.replace("-", "_"), settings)
+    at_top = node.get("title") == "Manifest"  # free metadata lives here: only a clear slip is one
+    settings = [*CONFIG_KEYS, *(CONFIG_ALIASES if at_top else ())]
+    near = closest(key.replace("-", "_"), settings, 0.88 if at_top and not is_override else 0.75)
     if near and node.get("title") in {"Manifest", "Training", "DatasetSpec"}:
         return _asked(f"{CONFIG}.{CONFIG_ALIASES.get(near, near)}", is_override)
     # Near enough to ask, not to refuse: too short, or near a name of another trainer.
