@@ -28,7 +28,7 @@ def run(capsys, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def trained(tmp_path) -> Path:
+def trained(tmp_path: Path) -> Path:
     """A run of LoRA that is finished, in a copy of its expert's folder."""
     run = finished("lora")
     shutil.copytree(run.parents[1], tmp_path / "lora")

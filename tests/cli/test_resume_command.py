@@ -26,7 +26,7 @@ SMALL = 'base_models[0].architecture={"layers": 1, "heads": 1, "width": 8, "bloc
 
 
 @pytest.fixture
-def fox(tmp_path, monkeypatch) -> Path:
+def fox(tmp_path: Path, monkeypatch) -> Path:
     """The working directory, with a text in it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fox.txt").write_text(CORPUS, encoding="utf-8")
