@@ -90,12 +90,7 @@ class Child:
 
     def stop(self) -> int:
         """End it and what it has started; its exit code, below zero for a signal."""
-        if os.name == "posix":
-            # Also where it has ended itself: what it started may still be there.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        else:
-            self._process.kill()
+        _kill(self._process)
         code = self._process.wait()
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # what was never read is lost with its reader
@@ -118,6 +113,47 @@ class Child:
         self._log.seek(0)
         told = self._log.read().decode(errors="replace").splitlines()
         return [line.strip() for line in told if line.strip()][-KEPT_LINES:]
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a process and what it has started, which may still be there where it has ended itself."""
+    if os.name == "posix":
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+
+
+def run_program(
+    command: Sequence[str],
+    given: str = "",
+    *,
+    seconds: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> tuple[str, str, int | None]:
+    """What a program says to what it is given, what it complains of, and its exit code; None where
+    it takes longer. It is ended with all that it has started; OSError where it cannot start."""
+    process = subprocess.Popen(
+        list(command),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        env=env,
+        cwd=cwd,
+        start_new_session=os.name == "posix",
+    )
+    try:
+        return *process.communicate(given, timeout=seconds), process.returncode
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        return *process.communicate(), None
+    finally:
+        _kill(process)
+        process.wait()
 
 
 def how_it_ended(code: int) -> str:
