@@ -333,7 +333,7 @@ def test_a_prompt_that_fills_the_context_is_refused_and_the_others_are_answered(
 def test_what_was_said_is_told_with_its_special_tokens_too():
     work = answering._Work(loaded("lora"), [question(PROMPTS[0])], GREEDY, 0, print)
     mark, word = (work.tokenizer.encode(text).ids for text in ("<|im_start|>", "cat"))
-    work.said[0] = [*mark, *word, *work.ends]
+    work._said[0].ids = [*mark, *word, *work.ends]
     (answer,) = work.answers()
     assert (answer.text, answer.marked) == ("cat", "<|im_start|>cat")
 

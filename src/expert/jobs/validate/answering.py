@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.data.records import Example, Segment
 from expert.jobs.sample.answer_steps import CACHE_SHARE, MOST_ROWS, Speaker
-from expert.jobs.sample.answer_writer import cut_at
+from expert.jobs.sample.answer_writer import AnswerWriter
 from expert.jobs.sample.decoding import DecodingSettings, end_tokens
 from expert.jobs.sample.token_choice import TokenChoice
 from expert.run.session.failures import is_out_of_memory
@@ -24,8 +24,6 @@ WORTH_A_PASS = 8192
 launched, too."""
 READING_SHARE = 0.2
 """The same for reading prompts: what their layers compute, and a mask of each."""
-TAIL_TOKENS = 32
-"""Last tokens that are searched for a stop: a stop of more tokens is found at the end."""
 
 Tell = Callable[[int, int], None]
 """Told of the answers that are done, and of how many."""
@@ -113,9 +111,9 @@ class _Work:
         self.numbers = range(len(questions)) if numbers is None else numbers
         self.tokenizer: Any = encoder.tokenizer
         self.ends = frozenset(end_tokens(encoder, template))
-        self.stops = list(how.stop_sequences)
+        self._stops = list(how.stop_sequences)
         if self.tokenizer.token_to_id(template.stop) is None:
-            self.stops.append(template.stop)
+            self._stops.append(template.stop)
         self.speaker = speaker = Speaker(trained, note)
         asked = [template.prompt(question.turns, question.tools) for question in questions]
         self.prompts = _encoded(asked, encoder)
@@ -126,29 +124,32 @@ class _Work:
         # Longest first: what does not fit shows at once, and rows of one length pad each other.
         answerable = [row for row, room in enumerate(self.room) if room > 0]
         self.order = sorted(answerable, key=lambda row: -len(self.prompts[row]))
-        self.said: list[list[int]] = [[] for _ in self.prompts]
-        self.ended = [False] * len(self.prompts)
+        self._said = [self._writer() for _ in self.prompts]
+
+    def _writer(self) -> AnswerWriter:
+        return AnswerWriter(self.tokenizer, sorted(self.ends), self._stops, None, strip=True)
 
     def forget(self, rows: Sequence[int]) -> int:
         """Start over with these rows; returns how many of them were done."""
         count = sum(self._is_over(row) for row in rows)
         for row in rows:
-            self.said[row], self.ended[row] = [], False
+            self._said[row] = self._writer()
         return count
 
     def answers(self) -> list[GivenAnswer]:
+        full = GivenAnswer(
+            text="", marked="", tokens=0, ended=False, refused="the prompt fills the context"
+        )
         return [
             GivenAnswer(
-                text=self._text(row, special=bool(self.stops)),
-                marked=self._text(row, special=True),
-                tokens=len(said),
-                ended=self.ended[row],
+                text=said.text(),
+                marked=said.text(special=True),
+                tokens=len(said.ids),
+                ended=said.ended,
             )
-            if self.room[row] > 0
-            else GivenAnswer(
-                text="", marked="", tokens=0, ended=False, refused="the prompt fills the context"
-            )
-            for row, said in enumerate(self.said)
+            if room > 0
+            else full
+            for said, room in zip(self._said, self.room, strict=True)
         ]
 
     def answer(self, rows: Sequence[int]) -> Iterator[int]:
@@ -163,30 +164,14 @@ class _Work:
                 for place, row in enumerate(batch.rows):
                     if row < 0:
                         continue
-                    self._take(row, tokens[place])
+                    self._said[row].take(tokens[place])
                     if self._is_over(row):
                         over.append(place)
                 yield from (batch.rows[place] for place in over)
                 batch.go_on(tokens, over)
 
-    def _take(self, row: int, token: int) -> None:
-        said = self.said[row]
-        said.append(token)
-        self.ended[row] = token in self.ends or bool(self.stops and self._has_stop(said))
-
-    def _has_stop(self, said: list[int]) -> bool:
-        text = self.tokenizer.decode(said[-TAIL_TOKENS:], skip_special_tokens=False)
-        return any(stop in text for stop in self.stops)
-
     def _is_over(self, row: int) -> bool:
-        return self.ended[row] or len(self.said[row]) >= self.room[row]
-
-    def _text(self, row: int, *, special: bool) -> str:
-        """What was said, without what ended it."""
-        kept = [token for token in self.said[row] if token not in self.ends]
-        text = str(self.tokenizer.decode(kept, skip_special_tokens=not special))
-        place = cut_at(text, self.stops)
-        return (text if place is None else text[:place]).strip()
+        return self._said[row].ended or len(self._said[row].ids) >= self.room[row]
 
 
 class _Batch:
