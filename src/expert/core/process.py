@@ -20,9 +20,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from expert.core.files import open_regular
 from expert.core.links import open_plain
 
 KEPT_LINES = 20
+TAIL_BYTES = 4000
+"""Of a log that are read for its last line."""
 LONGEST_LINE = 2**20
 """Characters of one line that is listened to: what a process says goes into memory here."""
 _NEEDED_TO_START = frozenset(
@@ -162,6 +165,17 @@ def how_it_ended(code: int) -> str:
         return f"ended with code {code}"
     known = {each.value: each.name for each in signal.Signals}
     return f"was ended by {known.get(-code, f'signal {-code}')}"
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says something."""
+    try:
+        with open_regular(log) as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = stream.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def clean_environment() -> dict[str, str]:

@@ -95,15 +95,11 @@ def _share(steps: list[dict[str, Any]], key: str) -> float | None:
 
 def _mfu(plan: RunPlan, tokens_per_second: float) -> tuple[float | None, str]:
     why = {decision.path: decision.because for decision in plan.decisions}
-    for path, value in (
-        ("length.peak_flops", plan.length.peak_flops),
-        ("length.flops_per_token", plan.length.flops_per_token),
-    ):
-        if value is None:
-            return None, why.get(path, "unknown")
-    assert plan.length.peak_flops is not None
-    assert plan.length.flops_per_token is not None
-    return tokens_per_second * plan.length.flops_per_token / plan.length.peak_flops, ""
+    flops, peak = plan.length.flops_per_token, plan.length.peak_flops
+    if peak is None or flops is None:
+        unknown = "peak_flops" if peak is None else "flops_per_token"
+        return None, why.get(f"length.{unknown}", "unknown")
+    return tokens_per_second * flops / peak, ""
 
 
 def _peak_memory(events: list[dict[str, Any]]) -> int | None:

@@ -66,13 +66,13 @@ class Watcher:
         """The best setting could not be remembered."""
 
 
-def wanted_settings(names: tuple[str, ...]) -> list[Setting]:
-    """The settings of these names; an error lists the known ones."""
+def wanted_settings(names: tuple[str, ...]) -> list[str]:
+    """The full names of these settings; an error lists the known ones."""
     found = []
     for name in names:
         setting = find_setting(name)
         if setting is None:
             known = ", ".join(setting.name for setting in (BASELINE, *SETTINGS))
             raise CannotBenchmark(f"--only {name}: no such setting  (settings: {known})")
-        found.append(setting)
+        found.append(setting.name)
     return found

@@ -79,7 +79,7 @@ class Penalty:
     """Scores of tokens that a row has seen made less likely."""
 
     def __init__(self, factor: float, seen: Tensor) -> None:
-        self._factor, self._seen = factor, seen
+        self._factor, self._seen, self.device = factor, seen, seen.device
 
     def __call__(self, scores: Tensor) -> Tensor:
         lower = (scores / self._factor).where(scores >= 0, scores * self._factor)
