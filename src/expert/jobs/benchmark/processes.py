@@ -205,12 +205,9 @@ class SettingProcess:
         code = self._process.exitcode
         self.stop()
         ended = how_it_ended(code) if code is not None else "ended"
-        words = (
-            f": {last_line(self._log) or 'it printed nothing'}"
-            if code is not None and code >= 0
-            else ""
-        )
-        return SettingLost(f"its process {ended}{words}")
+        if code is not None and code >= 0:
+            ended += f": {last_line(self._log) or 'it printed nothing'}"
+        return SettingLost(f"its process {ended}")
 
 
 def _track_quietly() -> None:
