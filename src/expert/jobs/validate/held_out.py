@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.data.line import Line
     from expert.data.prepared import PreparedData, PreparedSplit
-    from expert.jobs.validate.test_sets import TestSet
+    from expert.judging.cases import Case
     from expert.planning.run_plan import RunPlan
 
 
@@ -163,9 +163,11 @@ def understood(
             yield row, example
 
 
-def learnt_cases(test: TestSet, run: Run) -> tuple[frozenset[str], str]:
-    """The ids of the cases trained on; where that is unknown, a note that says why. Tokens that are
-    gone are made again only where the test rows were drawn from them.
+def learnt_cases(
+    rows: Iterable[tuple[tuple[Case, ...], Example]], run: Run, *, make: bool
+) -> tuple[frozenset[str], str]:
+    """The ids of the cases trained on; where that is unknown, a note that says why. Without `make`
+    tokens that are gone are not made again.
 
     Cases are written and tokenised as the rows of the run were, and recognised by their tokens:
     what is compared is what the model really saw.
@@ -175,14 +177,14 @@ def learnt_cases(test: TestSet, run: Run) -> tuple[frozenset[str], str]:
     from expert.data.splits import keys_of
     from expert.data.tokens.row_keys import keys_of_batch
 
-    asked = [row for row in zip(test.cases, test.examples, strict=True) if row[0]]
+    asked = [row for row in rows if row[0]]
     spec = DatasetSpec.model_validate(run.plan.data.dataset)
     if not asked or run.plan.model.name == CHAR_GPT:
         return frozenset(), ""
     try:
         if spec.streaming:
             raise CannotBeTold("its rows were streamed")
-        drawn = draw_again(run, make=test.drawn)
+        drawn = draw_again(run, make=make)
         train = drawn.made.train
         known = keys_of(drawn.line, train.folders)
         assert known is not None

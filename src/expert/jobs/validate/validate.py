@@ -141,7 +141,8 @@ def validate(
     test = _rows(run, test_set, limit, other, tell)
     way = way_of(run.folder, run.plan, test, domain, asked)
     with _models(device, places) as models:
-        learnt, unknown = learnt_cases(test, run)
+        pairs = zip(test.cases, test.examples, strict=True)
+        learnt, unknown = learnt_cases(pairs, run, make=test.drawn)
         task = _task(run, test, way, models=models, tell=tell, seed=seed, learnt=learnt)
         reached = _reach(run, chosen, task)
         every = _reach_all(run, task, {chosen.path: reached}) if checkpoints else ()
