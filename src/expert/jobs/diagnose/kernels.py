@@ -1,9 +1,9 @@
 """Kernels run once, forward and backward, and compared with the same arithmetic in float32.
 
-A trial returns how far a kernel is off and how far it may be, or why it is absent. As a program
-(`python -m expert.jobs.diagnose.kernels DEVICE NAME…`) it runs trials in a process of its own,
-because a kernel may take its process with it: each line it writes is one JSON object, "begin"
-before a trial and "result" after it.
+A trial returns how far a kernel is off and how far it may be, or why it is absent. `try_kernels`
+runs them in a process of its own (`python -m expert.jobs.diagnose.kernels DEVICE NAME…`), because a
+kernel may take its process with it: each line that it writes is one JSON object, "begin" before a
+trial and "result" after it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from expert.core.process import Child, how_it_ended
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +39,50 @@ NF4 = 1e-2
 ADAM8 = 0.1
 TIMED = 3
 """Runs of a trial after the first, which loads or compiles."""
+
+
+State = Literal["works", "wrong", "failed", "crashed", "too slow", "absent", "not tried"]
+
+SECONDS_A_TRIAL = 120.0
+"""One trial may take this long: compiling for the first time takes 20 s, on a busy machine more."""
+SECONDS_TO_START = 180.0
+"""Importing torch from a cold network disk has been seen to take minutes."""
+KEPT_ERROR_LINES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """How a kernel did."""
+
+    name: str
+    state: State
+    because: str = ""
+    off_by: float | None = None
+    """Largest relative difference of outputs and gradients from float32."""
+    tolerance: float | None = None
+    first_seconds: float | None = None
+    """The first time, with whatever had to be loaded or compiled."""
+    seconds: float | None = None
+    """Once more, forward, backward and the comparison."""
+
+    @property
+    def bad(self) -> bool:
+        return self.state in ("wrong", "failed", "crashed", "too slow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """All trials, and what torch was built for."""
+
+    device: str
+    tried: tuple[Tried, ...]
+    torch: dict[str, Any] = field(default_factory=dict)
+    """version, cuda (that torch was built for), available, architectures, capability."""
+    note: str = ""
+    """Why nothing was run; empty where something was."""
+
+    def of(self, name: str) -> Tried | None:
+        return next((each for each in self.tried if each.name == name), None)
 
 
 class NotHere(Exception):
@@ -252,8 +299,8 @@ TRIALS: dict[str, Trial] = {
 # --- the process that runs them ------------------------------------------------------------------
 
 
-def run_one(name: str, device: torch.device) -> dict[str, Any]:
-    """One trial: what came out of it, as JSON has it."""
+def run_one(name: str, device: torch.device) -> Tried:
+    """One trial, and what came out of it."""
     import torch
 
     times = []
@@ -265,21 +312,21 @@ def run_one(name: str, device: torch.device) -> dict[str, Any]:
                 torch.cuda.synchronize(device)
             times.append(time.perf_counter() - start)
     except NotHere as reason:
-        return {"name": name, "state": "absent", "because": str(reason)}
+        return Tried(name=name, state="absent", because=str(reason))
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises here is the answer
         lines = [line for line in str(error).splitlines() if line.strip()]
-        text = lines[0] if lines else ""
-        return {"name": name, "state": "failed", "because": f"{type(error).__name__}: {text}"}
+        because = f"{type(error).__name__}: {lines[0] if lines else ''}"
+        return Tried(name=name, state="failed", because=because)
     right = off_by <= tolerance
-    return {
-        "name": name,
-        "state": "works" if right else "wrong",
-        "because": "" if right else f"off by {off_by:.2g} where {tolerance:.2g} is allowed",
-        "off_by": off_by if off_by == off_by else None,
-        "tolerance": tolerance,
-        "first_seconds": times[0],
-        "seconds": sorted(times[1:])[TIMED // 2],
-    }
+    return Tried(
+        name=name,
+        state="works" if right else "wrong",
+        because="" if right else f"off by {off_by:.2g} where {tolerance:.2g} is allowed",
+        off_by=off_by if off_by == off_by else None,
+        tolerance=tolerance,
+        first_seconds=times[0],
+        seconds=sorted(times[1:])[TIMED // 2],
+    )
 
 
 def torch_facts() -> dict[str, Any]:
@@ -306,14 +353,85 @@ def main() -> None:
     for name in names:
         _say({"begin": name})
         result = run_one(name, device)
-        _say({"result": result})
-        if result["state"] == "failed" and "CUDA error" in result["because"]:
+        _say({"result": asdict(result)})
+        if result.state == "failed" and "CUDA error" in result.because:
             return  # the card's context is lost for this process; the rest runs in another
 
 
 def _say(line: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
+
+
+# --- from outside --------------------------------------------------------------------------------
+
+
+def not_tried(device: str, because: str) -> Trials:
+    """No trials, and why not."""
+    return Trials(device=device, tried=(), note=because)
+
+
+def try_kernels(
+    device: Literal["cuda", "cpu"],
+    names: Sequence[str] | None = None,
+    *,
+    command: Sequence[str] = (sys.executable, "-m", "expert.jobs.diagnose.kernels"),
+    seconds: float = SECONDS_A_TRIAL,
+    tell: Callable[[str], None] = lambda name: None,
+) -> Trials:
+    """Run the named trials, or all; after one that ends its process the rest run in a new one."""
+    left = list(TRIALS if names is None else names)
+    done: list[Tried] = []
+    facts: dict[str, Any] = {}
+    note = ""
+    while left:
+        before = len(done)
+        note = _run([*command, device, *left], seconds, tell, done, facts)
+        if len(done) == before:
+            break
+        left = [name for name in left if name not in {each.name for each in done}]
+    done += [Tried(name=name, state="not tried", because=note) for name in left]
+    return Trials(device=device, tried=tuple(done), torch=facts, note=note if not facts else "")
+
+
+def _run(
+    command: list[str],
+    seconds: float,
+    tell: Callable[[str], None],
+    done: list[Tried],
+    facts: dict[str, Any],
+) -> str:
+    """One process of trials, until it has run all of them or one has ended it; why it started
+    none."""
+    # A kernel that fails without a synchronous launch is blamed on a later one.
+    child = Child(command, env={"CUDA_LAUNCH_BLOCKING": "1", "PYTHONFAULTHANDLER": "1"})
+    begun: str | None = None
+    limit = time.monotonic() + SECONDS_TO_START
+    try:
+        while (said := child.next(limit)) is not None:
+            if "facts" in said:
+                facts |= said["facts"]
+            elif "begin" in said:
+                begun = str(said["begin"])
+                tell(begun)
+                limit = time.monotonic() + seconds
+            elif "result" in said:
+                done.append(Tried(**said["result"]))
+                begun = None
+        if time.monotonic() >= limit:
+            if begun is not None:
+                because = f"not done after {seconds:.0f} s"
+                done.append(Tried(name=begun, state="too slow", because=because))
+            return f"no answer for {SECONDS_TO_START:.0f} s"
+        code = child.wait()
+        words = child.last_words(KEPT_ERROR_LINES)
+        if begun is not None:
+            last = f": {child.last_words()}" if code >= 0 and words else ""
+            because = f"the process {how_it_ended(code)}{last}"
+            done.append(Tried(name=begun, state="crashed", because=because))
+        return words or "the trials did not start"
+    finally:
+        child.stop()
 
 
 if __name__ == "__main__":
