@@ -24,9 +24,8 @@ from expert.insight.ladder.table import as_markdown
 from expert.insight.page.contents import ladder_page
 from expert.insight.page.html import page_html
 from expert.jobs.benchmark.child import main
-from expert.jobs.benchmark.measure import Benchmark
+from expert.jobs.benchmark.measure import Benchmark, BenchmarkRequest, CannotBenchmark, Watcher
 from expert.jobs.benchmark.processes import SettingProcess
-from expert.jobs.benchmark.request import BenchmarkRequest, CannotBenchmark, Watcher
 from expert.planning.ladder import BASELINE, SETTINGS, THE_REST, value_at
 from expert.planning.machine.target import choose_target
 from expert.planning.measurements import (

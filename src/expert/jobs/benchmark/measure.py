@@ -6,11 +6,11 @@ import datetime
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.errors import ManifestError
+from expert.core.errors import ExpertError, ManifestError
 from expert.core.files import write_text_atomically
 from expert.core.version import __version__
 from expert.insight.ladder.ladder import FILE, STAND, Ladder, Measured, crowded, doubts_of
@@ -18,14 +18,8 @@ from expert.insight.ladder.pairs import Paired, spread_of
 from expert.jobs.benchmark.compare import Timed, Timing
 from expert.jobs.benchmark.pace import TRAINING_SHARE, Clock, pace_of
 from expert.jobs.benchmark.processes import Job, Progress, SettingLost, SettingProcess
-from expert.jobs.benchmark.request import (
-    BenchmarkRequest,
-    CannotBenchmark,
-    Watcher,
-    wanted_settings,
-)
 from expert.jobs.benchmark.result import Standing, judged, notes_on, result_of
-from expert.jobs.benchmark.rows import prepare_rows
+from expert.jobs.benchmark.rows import ReadWith, prepare_rows
 from expert.planning.ladder import (
     BASELINE,
     SETTINGS,
@@ -33,6 +27,7 @@ from expert.planning.ladder import (
     Ground,
     Setting,
     as_overrides,
+    find_setting,
     not_comparable,
     not_here,
     together,
@@ -52,6 +47,70 @@ COUNTS = ("training_rows", "held_out_rows", "held_out_tokens")
 NAMES = tuple(setting.name for setting in (BASELINE, *SETTINGS))
 
 Starter = Callable[..., SettingProcess]
+
+
+class CannotBenchmark(ExpertError):
+    """A benchmark that cannot start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkRequest:
+    """What is to be measured, and how."""
+
+    read: ReadWith
+    command: str
+    model: str | None = None
+    vram: str | None = None
+    quick: bool = False
+    minutes: float | None = None
+    """About as long as it may take; None: two with `quick`, else ten."""
+    only: tuple[str, ...] = ()
+    """Names of settings; the others are applied without being measured. Empty: all are measured."""
+    remember: bool = True
+    allow_remote_code: bool = False
+
+
+class Watcher:
+    """Follows a benchmark; this one shows nothing."""
+
+    def preparing(self, name: str, rows: int, tokens: int) -> None:
+        """Rows are being tokenised."""
+
+    def begins(self, setting: Setting, number: int, of: int, left: float) -> None:
+        """A setting starts, `number` of `of`; about `left` seconds remain for all."""
+
+    def compares(self, name: str, left: float) -> None:
+        """The best setting is compared with the baseline directly."""
+
+    def crowded(self, words: str) -> None:
+        """Other processes use the cores while settings are timed."""
+
+    def goes_on(self, doing: str, done: int, of: int) -> None:
+        """What the setting is doing, and how far it is."""
+
+    def ends(self, result: SettingResult) -> None:
+        """A setting was measured, or skipped."""
+
+    def cut_off(self, ladder: Ladder) -> None:
+        """Interrupted; this is what was measured by then."""
+
+    def remembered(self, file: Path) -> None:
+        """The best setting is remembered for later plans."""
+
+    def not_remembered(self, because: str) -> None:
+        """The best setting could not be remembered."""
+
+
+def wanted_settings(names: tuple[str, ...]) -> list[str]:
+    """The full names of these settings; an error lists the known ones."""
+    found = []
+    for name in names:
+        setting = find_setting(name)
+        if setting is None:
+            known = ", ".join(setting.name for setting in (BASELINE, *SETTINGS))
+            raise CannotBenchmark(f"--only {name}: no such setting  (settings: {known})")
+        found.append(setting.name)
+    return found
 
 
 class Benchmark:
