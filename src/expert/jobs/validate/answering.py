@@ -60,8 +60,6 @@ def answer_all(
     may come out otherwise. `numbers`: of the questions, where they are some of several; what is
     drawn for an answer depends on its number. `rows`: so many at once; None: as many as fit.
     """
-    from expert.model.attention import without_cudnn
-
     work = _Work(trained, questions, how, seed, note, numbers)
     done = len(questions) - len(work.order)
     most = rows or MOST_ROWS.get(trained.device.type, MOST_ROWS["cpu"])
@@ -74,13 +72,7 @@ def answer_all(
                 done += 1
                 tell(done, len(questions))
         except RuntimeError as error:
-            if told := without_cudnn(error):
-                note(told)
-                again = at_once
-            elif is_out_of_memory(error) and at_once > 1:
-                again = at_once // 2
-            else:
-                raise
+            again = rows_after(error, at_once, note)
         if again:  # out here, where the traceback holds no tensors any more
             done -= work.forget(some)
             most = again
@@ -88,6 +80,19 @@ def answer_all(
             continue
         left = left[at_once:]
     return work.answers()
+
+
+def rows_after(error: RuntimeError, rows: int, note: Callable[[str], None]) -> int:
+    """How many rows to try again with: as many without cuDNN's attention where that failed, half of
+    them where memory did not hold them; the error itself where neither helps."""
+    from expert.model.attention import without_cudnn
+
+    if told := without_cudnn(error):
+        note(told)
+        return rows
+    if is_out_of_memory(error) and rows > 1:
+        return rows // 2
+    raise error
 
 
 class _Work:

@@ -54,15 +54,13 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     if case.check.get("equals", True):
         return wrong("equal", "the program differs from the expected one")
     for whose, program in (
-        ("before", case.check.get("before")),
-        ("after", case.check.get("after")),
+        ("before of the case", case.check.get("before")),
+        ("after of the case", case.check.get("after")),
+        ("the expected answer", case.expected),
     ):
         outside = reaches_out(str(program or ""), tsx=tsx)
         if outside:
-            return unknown(f"{whose} of the case {outside}")
-    outside = reaches_out(case.expected, tsx=tsx)
-    if outside:
-        return unknown(f"the expected answer {outside}")
+            return unknown(f"{whose} {outside}")
     outside = reaches_out(how.inside(answer), tsx=tsx)
     if outside:
         return wrong(TYPES, outside)
