@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,7 +131,7 @@ def validate(
         judge_seconds=judge_seconds,
         min_score=min_score,
     )
-    places = _places(gpus, device) if gpus is not None else None
+    loading = _models(gpus, device)
     began, run = time.monotonic(), _run_at(expert)
     other = _run_at(baseline) if baseline is not None and str(baseline) != BASE else None
     against = (other, _choice(other)) if other is not None else None  # before anything is loaded
@@ -140,7 +140,7 @@ def validate(
     remark = base_remark(run.folder, run.plan)
     test = _rows(run, test_set, limit, other, tell)
     way = way_of(run.folder, run.plan, test, domain, asked)
-    with _models(device, places) as models:
+    with loading as models:
         pairs = zip(test.cases, test.examples, strict=True)
         learnt, unknown = learnt_cases(pairs, run, make=test.drawn)
         task = _task(run, test, way, models=models, tell=tell, seed=seed, learnt=learnt)
@@ -204,26 +204,16 @@ def _gate(
     return gate_of(demands, reached.standing, theirs, base=rows)
 
 
-Places = Sequence[Mapping[str, str]]
-"""The environment of each process."""
-
-
-def _places(gpus: str, device: str) -> Places:
+def _models(gpus: str | None, device: str) -> AbstractContextManager[Models]:
+    """Where models are loaded: here, or in a process for each card, which it starts when entered.
+    Cards that are not there are refused at once."""
     from expert.jobs.launch.cards import choose_cards
     from expert.planning.machine.machine import describe_machine
 
+    if gpus is None:
+        return nullcontext(ModelsHere(pick_device(device)))
     cards = choose_cards(gpus, describe_machine(), device=device, env=os.environ)
-    return cards.one_by_one(os.environ)
-
-
-@contextmanager
-def _models(device: str, places: Places | None) -> Iterator[Models]:
-    """Where models are loaded: here, or in a process for each of the places."""
-    if places is None:
-        yield ModelsHere(pick_device(device))
-        return
-    with models_on_cards(places, device) as models:
-        yield models
+    return models_on_cards(cards.one_by_one(os.environ), device)
 
 
 def _run_at(expert: str | Path | None) -> Run:
