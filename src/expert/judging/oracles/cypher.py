@@ -11,8 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from expert.judging.answers import DoesNotParse
 from expert.judging.cases import Case
-from expert.judging.oracles.cypher_statements import NotCypher, Parsed, parse, setup_statements
+from expert.judging.oracles.cypher_statements import Parsed, parse, setup_statements
 from expert.judging.oracles.oracle import (
     Judgement,
     JudgeOptions,
@@ -51,7 +52,7 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
         wanted = parse(case.expected)
     except NoOracle as fault:
         return unknown(str(fault))
-    except NotCypher as fault:
+    except DoesNotParse as fault:
         how.begin()
         same = " ".join(own.split()) == " ".join(case.expected.split())
         why = f"the expected query is not in the grammar: {fault}"
@@ -66,7 +67,7 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     how.begin()
     try:
         found = parse(own)
-    except NotCypher as fault:
+    except DoesNotParse as fault:
         return wrong("parse", str(fault))
     if found.canonical() == wanted.canonical():
         return right("equal")
@@ -126,7 +127,7 @@ class Graph:
             for text in setup:
                 for statement in setup_statements(text):
                     self._rows(statement.safe)
-        except (NotCypher, Refused) as fault:
+        except (DoesNotParse, Refused) as fault:
             self.close()
             raise NoOracle(f"the graph of the case cannot be made: {fault}") from None
         self._before: list[list[Any]] | None = None

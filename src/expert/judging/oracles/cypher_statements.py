@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from expert.judging.answers import unreadable
+from expert.judging.answers import DoesNotParse, refuse_unreadable
 from expert.judging.oracles.oracle import needed
 
 WRITING = frozenset({"CREATE", "DELETE", "DETACH", "MERGE", "REMOVE", "SET", "DROP", "ADD"})
@@ -67,10 +67,6 @@ Token = tuple[str, str]
 """(kind, text)."""
 
 
-class NotCypher(Exception):
-    """Text that is not a Cypher query, and why."""
-
-
 class _Ambiguous(Exception):
     """A token that another lexer may read otherwise."""
 
@@ -108,11 +104,9 @@ class Parsed:
 
 
 def parse(text: str) -> Parsed:
-    """One query by openCypher's grammar, or NotCypher. What does something else than to read or to
-    build a graph is `refused`: it can be compared, and not run."""
-    fault = unreadable(text)
-    if fault:
-        raise NotCypher(fault)
+    """One query by openCypher's grammar, or DoesNotParse. What does something else than to read or
+    to build a graph is `refused`: it can be compared, and not run."""
+    refuse_unreadable(text)
     # The simpler prediction is several times faster; where it fails, the full one has the word.
     modes = needed("antlr4.atn.PredictionMode").PredictionMode
     for mode in (modes.SLL, modes.LL):
@@ -120,17 +114,15 @@ def parse(text: str) -> Parsed:
         if not complaint:
             break
     else:
-        raise NotCypher(f"does not parse: {complaint}")
+        raise DoesNotParse(f"does not parse: {complaint}")
     return _statement([token for token in tokens if token[0] != "SEMI"], _foreign_part(tree))
 
 
 @lru_cache(maxsize=256)
 def setup_statements(text: str) -> tuple[Parsed, ...]:
-    """The statements of a setup: tables, and what fills them. NotCypher names the first that is
+    """The statements of a setup: tables, and what fills them. DoesNotParse names the first that is
     anything else."""
-    fault = unreadable(text)
-    if fault:
-        raise NotCypher(fault.replace("the answer", "the statement"))
+    refuse_unreadable(text, "the statement")
     found = []
     for part in _split(_lexed(text)):
         words = [token for token in part if token[0] not in _SPACE | _COMMENT]
@@ -148,10 +140,10 @@ def _setup_statement(part: Sequence[Token], words: Sequence[Token]) -> Parsed:
         else:
             found = parse("".join(word for _, word in part))
         why = found.refused
-    except NotCypher as fault:
+    except DoesNotParse as fault:
         why = str(fault)
     if why:
-        raise NotCypher(
+        raise DoesNotParse(
             f"{_shown(words)}: not allowed in a setup, which builds a graph by CREATE NODE TABLE, "
             f"CREATE REL TABLE, CREATE, MERGE and clauses around them: {why[:160]}"
         )
@@ -236,7 +228,7 @@ def _lexed(text: str) -> list[Token]:
     stream, listener = _stream(text)
     stream.fill()
     if listener.first:
-        raise NotCypher(f"does not parse: {listener.first}")
+        raise DoesNotParse(f"does not parse: {listener.first}")
     return _named(stream)
 
 
@@ -327,7 +319,7 @@ def _check_table(words: Sequence[Token]) -> None:
     shape = "".join(map(_letter, words[at:]))
     inside = [shape[:end].count("(") - shape[:end].count(")") for end in range(2, len(shape))]
     if not _BODY.fullmatch(shape) or shape.count("(") != shape.count(")") or 0 in inside:
-        raise NotCypher("a table is a name and columns with types, and literals as their defaults")
+        raise DoesNotParse("a table has a name, columns with types, and literals as defaults")
 
 
 def _letter(token: Token) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from expert.judging.answers import unreadable
+from expert.judging.answers import DoesNotParse, refuse_unreadable
 from expert.judging.cases import Case
 from expert.judging.oracles.oracle import (
     Judgement,
@@ -30,10 +30,6 @@ _MEMBERS = frozenset({"object_type", "interface_body"})
 """Where members may be set apart by either of those, or by a new line."""
 
 
-class NotTypeScript(Exception):
-    """Text that is not TypeScript, and why."""
-
-
 def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     """`check` of a case: `equals` (true unless said otherwise), `tsx`, and for the compiler
     `before` and `after`, TypeScript around the answer that uses what it declares."""
@@ -42,12 +38,12 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
         wanted = tokens(case.expected, tsx=tsx)
     except NoOracle as fault:
         return unknown(str(fault))
-    except NotTypeScript as fault:
+    except DoesNotParse as fault:
         return unknown(f"the expected answer: {fault}")
     how.begin()
     try:
         found = tokens(how.inside(answer), tsx=tsx)
-    except NotTypeScript as fault:
+    except DoesNotParse as fault:
         return wrong("parse", str(fault))
     if found == wanted:
         return right("equal")
@@ -70,13 +66,11 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
 
 def tokens(text: str, *, tsx: bool = False) -> list[str]:
     """The program word by word: no blanks, no comments, no semicolon or comma that may be left out,
-    one kind of quotation marks; NotTypeScript where it does not parse."""
-    fault = unreadable(text)
-    if fault:
-        raise NotTypeScript(fault)
+    one kind of quotation marks; DoesNotParse where it does not parse."""
+    refuse_unreadable(text)
     tree = _tree(text, tsx=tsx)
     if tree.root_node.has_error:
-        raise NotTypeScript(f"does not parse{_place_of_error(tree)}")
+        raise DoesNotParse(f"does not parse{_place_of_error(tree)}")
     words = list(_words(tree))
     return [
         word
