@@ -134,9 +134,11 @@ def run_program(
     seconds: float,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    leaves_nothing: bool = False,
 ) -> tuple[str, str, int | None]:
     """What a program says to what it is given, what it complains of, and its exit code; None where
-    it takes longer. It is ended with all that it has started; OSError where it cannot start."""
+    it takes longer, and is ended with all that it has started. OSError where it cannot start.
+    `leaves_nothing`: what it has started is ended in any case."""
     process = subprocess.Popen(
         list(command),
         stdin=subprocess.PIPE,
@@ -155,7 +157,8 @@ def run_program(
         _kill(process)
         return *process.communicate(), None
     finally:
-        _kill(process)
+        if leaves_nothing or process.poll() is None:
+            _kill(process)
         process.wait()
 
 

@@ -81,7 +81,9 @@ def _run(command: list[str], folder: Path, seconds: float) -> tuple[str, int] | 
         own["OPENSSL_CONF"] = os.devnull  # Node does not start where it may not read its own
     env = {**clean_environment(), **own}
     try:
-        said, _, code = run_program(command, seconds=seconds, env=env, cwd=folder)
+        said, _, code = run_program(
+            command, seconds=seconds, env=env, cwd=folder, leaves_nothing=True
+        )
     except OSError:
         return None
     return None if code is None else (said, code)
