@@ -19,6 +19,11 @@ def unfenced(answer: str) -> str:
     return found[1] if found and "```" not in found[1] else answer
 
 
+def short(text: str, most: int = 60) -> str:
+    """The beginning of what a model or a row says, for a reason."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def normalised(text: str) -> str:
     """The text with every run of white space as one blank."""
     return " ".join(text.split())

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from expert.core.text import counted
-from expert.judging.answers import DoesNotParse
+from expert.judging.answers import DoesNotParse, short
 from expert.judging.cases import Case
 from expert.judging.oracles import text
-from expert.judging.oracles.json_values import difference, parse, short
+from expert.judging.oracles.json_values import difference, parse
 from expert.judging.oracles.oracle import Judgement, JudgeOptions, right, unknown, wrong
 
 CALLS = "calls"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from expert.judging.answers import DoesNotParse
+from expert.judging.answers import DoesNotParse, normalised
 from expert.judging.cases import Case
 from expert.judging.oracles.cypher_statements import Parsed, parse, setup_statements
 from expert.judging.oracles.oracle import (
@@ -54,7 +54,7 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
         return unknown(str(fault))
     except DoesNotParse as fault:
         how.begin()
-        same = " ".join(own.split()) == " ".join(case.expected.split())
+        same = normalised(own) == normalised(case.expected)
         why = f"the expected query is not in the grammar: {fault}"
         return right("equal") if same else unknown(why)
     given = case.check.get("setup") or ()

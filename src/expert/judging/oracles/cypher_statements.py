@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from expert.judging.answers import DoesNotParse, refuse_unreadable
+from expert.judging.answers import DoesNotParse, refuse_unreadable, short
 from expert.judging.oracles.oracle import needed
 
 WRITING = frozenset({"CREATE", "DELETE", "DETACH", "MERGE", "REMOVE", "SET", "DROP", "ADD"})
@@ -144,7 +144,7 @@ def _setup_statement(part: Sequence[Token], words: Sequence[Token]) -> Parsed:
         why = str(fault)
     if why:
         raise DoesNotParse(
-            f"{_shown(words)}: not allowed in a setup, which builds a graph by CREATE NODE TABLE, "
+            f"{short(' '.join(word for _, word in words[:3]))}: not allowed in a setup, which builds a graph by CREATE NODE TABLE, "
             f"CREATE REL TABLE, CREATE, MERGE and clauses around them: {why[:160]}"
         )
     return found
@@ -204,11 +204,6 @@ def _value(literal: str) -> str:
         return _ESCAPES.get(found[3], found[3])
 
     return _ESCAPE.sub(one, literal[1:-1])
-
-
-def _shown(words: Sequence[Token]) -> str:
-    text = " ".join(word for _, word in words[:3])
-    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def _split(tokens: Sequence[Token]) -> Iterator[list[Token]]:

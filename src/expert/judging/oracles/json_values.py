@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal, DecimalException
 from typing import Any
 
-from expert.judging.answers import DoesNotParse, refuse_unreadable
+from expert.judging.answers import DoesNotParse, refuse_unreadable, short
 from expert.judging.cases import Case
 from expert.judging.oracles.oracle import (
     Judgement,
@@ -21,8 +21,6 @@ from expert.judging.oracles.oracle import (
     unknown,
     wrong,
 )
-
-SHOWN = 60
 
 
 class _TooLong(Exception):
@@ -196,8 +194,3 @@ def _without_decimals(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     return short(json.dumps(value, ensure_ascii=False, default=str))
-
-
-def short(text: str) -> str:
-    """The beginning of what a model wrote, for a reason."""
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
