@@ -143,8 +143,9 @@ def _setup_statement(part: Sequence[Token], words: Sequence[Token]) -> Parsed:
     except DoesNotParse as fault:
         why = str(fault)
     if why:
+        begins = short(" ".join(word for _, word in words[:3]))
         raise DoesNotParse(
-            f"{short(' '.join(word for _, word in words[:3]))}: not allowed in a setup, which builds a graph by CREATE NODE TABLE, "
+            f"{begins}: not allowed in a setup, which builds a graph by CREATE NODE TABLE, "
             f"CREATE REL TABLE, CREATE, MERGE and clauses around them: {why[:160]}"
         )
     return found
