@@ -158,63 +158,41 @@ class _Work:
         ]
 
     def answer(self, rows: Sequence[int]) -> Iterator[int]:
-        """Answer these rows together; yields each as it ends."""
+        """Answer these rows together; yields each as it ends. Rows that have ended are taken out of
+        the batch when they are many."""
         import torch
 
+        own = [self.prompts[row] for row in rows]
+        prompts = {self.numbers[row]: prompt for row, prompt in zip(rows, own, strict=True)}
+        live = list(rows)
+        """The row at each place of the batch; -1 where it has ended."""
         with torch.inference_mode():
-            batch = _Batch(self, rows)
-            while batch.rows:
-                tokens = batch.next_tokens()
-                over = []
-                for place, row in enumerate(batch.rows):
+            choice = TokenChoice(self.how, prompts, self.seed, self.speaker)
+            groups = _groups(self, own) if self.speaker.fixed else [own]
+            steps = self.speaker.begin(groups, max(self.room[row] for row in rows))
+            while True:
+                tokens = choice.of(steps.scores)
+                for place, token in enumerate(tokens.tolist()):
+                    row = live[place]
                     if row < 0:
                         continue
-                    self._said[row].take(tokens[place])
+                    self._said[row].take(token)
                     if self._is_over(row):
-                        over.append(place)
-                yield from (batch.rows[place] for place in over)
-                batch.go_on(tokens, over)
+                        live[place] = -1
+                        yield row
+                kept = [place for place, row in enumerate(live) if row >= 0]
+                if not kept:
+                    return
+                if len(kept) <= steps.clear_below * len(live):
+                    index = torch.tensor(kept, device=tokens.device)
+                    live, tokens = [live[place] for place in kept], tokens[index]
+                    steps.keep(index)
+                    choice.keep(index)
+                choice.took(tokens)
+                steps.go_on(tokens)
 
     def _is_over(self, row: int) -> bool:
         return self._said[row].ended or len(self._said[row].ids) >= self.room[row]
-
-
-class _Batch:
-    """Some rows on the device, and who of them is still speaking."""
-
-    def __init__(self, work: _Work, rows: Sequence[int]) -> None:
-        speaker, self._device = work.speaker, work.trained.device
-        self.rows = list(rows)
-        """The row at each place of the batch; -1 where it has ended."""
-        own = [work.prompts[row] for row in rows]
-        prompts = {work.numbers[row]: prompt for row, prompt in zip(rows, own, strict=True)}
-        self._tokens = TokenChoice(work.how, prompts, work.seed, speaker)
-        room = max(work.room[row] for row in rows)
-        self._steps = speaker.begin(_groups(work, own) if speaker.fixed else [own], room)
-
-    def next_tokens(self) -> list[int]:
-        """The next token of every place."""
-        found: list[int] = self._tokens.of(self._steps.scores).tolist()
-        return found
-
-    def go_on(self, tokens: list[int], over: Sequence[int]) -> None:
-        """Take up the tokens; places that are over are marked, and taken out when they are many."""
-        import torch
-
-        for place in over:
-            self.rows[place] = -1
-        kept = [place for place, row in enumerate(self.rows) if row >= 0]
-        if not kept:
-            self.rows = []
-            return
-        chosen = torch.tensor(tokens, device=self._device)
-        if len(kept) <= self._steps.clear_below * len(self.rows):
-            index = torch.tensor(kept, device=self._device)
-            self.rows, chosen = [self.rows[place] for place in kept], chosen[index]
-            self._steps.keep(index)
-            self._tokens.keep(index)
-        self._tokens.took(chosen)
-        self._steps.go_on(chosen)
 
 
 def _encoded(texts: Sequence[str], encoder: Any) -> list[list[int]]:
