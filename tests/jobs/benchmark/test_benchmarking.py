@@ -49,7 +49,7 @@ def test_every_setting_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     assert list(by) == NAMES == heard.ended
     passed = {name: setting.status for name, setting in by.items() if setting.measured is None}
     assert passed == dict.fromkeys(
-        ["bf16 + TF32", "fused AdamW", "compile", "CUDA graphs"], "not here"
+        ["bf16 + TF32", "fused AdamW", "compile", "fused blocks", "CUDA graphs"], "not here"
     ) | {name: "not here" for name in ("batch size",) if name in passed}
     assert heard.started == [name for name in NAMES if name not in passed]
     assert {wording("opening-the-data"), wording("loading-the-model"), "training"} <= heard.doing
