@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 from expert.judging.answers import DoesNotParse, normalised
@@ -77,7 +78,7 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
 def _expected_result(wanted: Parsed, setup: Sequence[str], seconds: float) -> list[list[Any]]:
     if not setup:
         raise NoOracle("the case has no graph to run the query on")
-    with Graph(setup, seconds) as graph:
+    with closing(Graph(setup, seconds)) as graph:
         try:
             return graph.result_of(wanted)
         except Refused as fault:
@@ -91,7 +92,7 @@ def _held_to(
     if found.reads != wanted.reads:
         what = "a query" if wanted.reads else "a statement that changes the graph"
         return wrong("run", f"is not {what}")
-    with Graph(setup, seconds) as graph:
+    with closing(Graph(setup, seconds)) as graph:
         try:
             rows = graph.result_of(found)
         except Refused as fault:
@@ -131,12 +132,6 @@ class Graph:
             self.close()
             raise NoOracle(f"the graph of the case cannot be made: {fault}") from None
         self._before: list[list[Any]] | None = None
-
-    def __enter__(self) -> Graph:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._connection.close()
