@@ -67,8 +67,8 @@ def test_every_setting_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     ]
     assert by["baseline"].measured is not None
     assert by["pre-tokenised"].measured is not None
-    # What is judged is trained, on a busy machine for two steps: the loss of the first step was that
-    # of the untrained model.
+    # What is judged is trained, on a busy machine for two steps; the loss of the first step was
+    # that of the untrained model.
     run = min((tmp_path / "out" / "runs").glob("baseline-*"))
     first = events_of(run, "step")[0]["loss"]
     assert by["baseline"].measured.loss is not None

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.errors import EXIT_OK, EXIT_RUN_FAILED, ExpertError
-from expert.data.pack.packing import PAD_ID, is_padded
+from expert.data.pack.packing import is_padded
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.run.build import Built, device_of
 from expert.run.session.failures import is_out_of_memory
@@ -382,7 +382,7 @@ class _Comparison:
         """Every document of the sequences in a row of its own."""
         import numpy as np
 
-        from expert.data.feed.loader import on_device, padded_tensors
+        from expert.data.feed.loader import padded_rows
         from expert.data.feed.order import Dealt
 
         pieces = self._pieces()
@@ -390,13 +390,9 @@ class _Comparison:
         store = self.split.open()
         # A compiled model is compiled once for every width.
         width = self.split.index.length if self.plan.kernels.compile else None
-
-        def batch(number: int) -> Batch:
-            own = np.array([number])
-            tensors = padded_tensors(index, own, store, pad_id=PAD_ID, width=width)
-            return on_device(tensors, Dealt(own), self.device, soft=self.data.soft)
-
-        return self.trained(built, map(batch, range(pieces)))
+        bins = (Dealt(np.array([number])) for number in range(pieces))
+        rows = (padded_rows(index, some, store, self.device, width) for some in bins)
+        return self.trained(built, rows)
 
     def trained(self, built: Built, batches: Iterable[Batch]) -> Trained:
         loss, targets = 0.0, 0
