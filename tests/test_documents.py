@@ -67,26 +67,6 @@ def test_the_counts_in_the_readme_are_true():
     assert len(KNOWN_MODELS) > int(counts[1])
 
 
-def anchors(page: Path) -> set[str]:
-    """The names by which the headings of a page can be linked, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
-    return {heading.replace(" ", "-") for heading in plain}
-
-
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=str
-)
-def test_every_link_of_a_page_leads_to_a_file_and_a_heading_that_are_there(page):
-    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
-        if link.startswith(("http:", "https:")):
-            continue
-        name, _, heading = link.partition("#")
-        target = (page.parent / name).resolve() if name else page
-        assert target.exists(), link
-        assert not heading or heading in anchors(target), link
-
-
 def test_the_guide_leads_with_expert_new_and_links_every_page_of_its_topics():
     guide = (ROOT / "docs" / "TRAINING_GUIDE.md").read_text(encoding="utf-8")
     commands = re.findall(r"^\$? ?(expert [a-z-]+)", guide, flags=re.MULTILINE)

@@ -25,7 +25,9 @@ def drawing(name: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # a dataclass looks its module up by name
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs")  # as where it is called by its name
+        spec.loader.exec_module(module)
     return module
 
 

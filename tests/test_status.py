@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from tests.each import each
 from tests.insight.ladders import ladder, rung
+from tests.test_generated_documents import drawing
 from tests.wording import wording
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "docs" / "benchmarks"
 
 
-def drawing() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw_status", ROOT / "docs" / "draw_status.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "docs")  # as where it is called by its name
-        spec.loader.exec_module(module)
-    return module
-
-
 def test_the_performance_section_is_what_the_records_say():
-    draw = drawing()
+    draw = drawing("draw_status")
     text = (ROOT / "STATUS.md").read_text(encoding="utf-8")
     assert draw.status_with(text, draw.made()) == text, "run .venv/bin/python docs/draw_status.py"
 
 
 def test_every_record_that_is_written_about_is_there():
-    draw = drawing()
+    draw = drawing("draw_status")
     assert all((BENCHMARKS / name).exists() for name in draw.WRITERS)
 
 
 def test_a_record_that_is_not_there_leaves_its_part_out(tmp_path):
-    draw = drawing()
+    draw = drawing("draw_status")
     assert draw.made(tmp_path) == ""
     name = "data-preparation.json"
     shutil.copy(BENCHMARKS / name, tmp_path / name)
@@ -54,7 +42,7 @@ def test_a_record_that_is_not_there_leaves_its_part_out(tmp_path):
 
 
 def test_every_measured_case_has_a_row_with_its_own_number():
-    draw = drawing()
+    draw = drawing("draw_status")
     made = draw.made()
     record = json.loads((BENCHMARKS / "training-speed-h200.json").read_text(encoding="utf-8"))
     newest = {one["case"]: one for run in record["runs"] for one in run["results"]}
@@ -91,7 +79,7 @@ def ladder_file(path: Path) -> None:
 
 
 def test_only_what_stands_between_the_marks_is_replaced(tmp_path):
-    draw = drawing()
+    draw = drawing("draw_status")
     ladder_file(tmp_path / "ladder-x.json")
     section = draw.section(draw.ladders(tmp_path))
     before = f"# Status\n\nkept\n\n{draw.BEGIN}\nold numbers\n{draw.END}\n\nkept too\n"
@@ -106,7 +94,7 @@ def test_only_what_stands_between_the_marks_is_replaced(tmp_path):
 
 def test_a_document_without_the_marks_is_not_touched():
     with pytest.raises(SystemExit, match=r"STATUS\.md has no place for it"):
-        drawing().status_with("# Status\n", "numbers")
+        drawing("draw_status").status_with("# Status\n", "numbers")
 
 
 @each("record", sorted(BENCHMARKS.glob("*.json")), ids=lambda path: path.stem)

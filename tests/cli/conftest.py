@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
 from tests.cli.running import Runner
+from tests.jobs.trained_runs import finished
 
 
 @pytest.fixture
@@ -22,3 +25,11 @@ def run(capsys, monkeypatch, tmp_path):
     yield Runner(capsys, monkeypatch)
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A run of LoRA that is finished, in a copy of its expert's folder."""
+    run = finished("lora")
+    shutil.copytree(run.parents[1], tmp_path / "lora")
+    return tmp_path / "lora" / "runs" / run.name

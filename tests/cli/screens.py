@@ -50,6 +50,12 @@ PLAIN_STEP = (
 )
 
 
+def recorded(*, terminal: bool, width: int = 100) -> tuple[Console, io.StringIO]:
+    """A console, and what is written on it."""
+    file = io.StringIO()
+    return Console(file=file, force_terminal=terminal, width=width, color_system=None), file
+
+
 class Screen:
     """A console that is recorded, and the view on it; its clock stands still until turned."""
 

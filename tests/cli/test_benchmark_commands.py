@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from expert.cli.benchmark import BenchmarkView, line_of, show_ladder
 from expert.planning.ladder import SETTINGS
 from expert.planning.measurements import remember_rate
 from tests.cli.running import Runner
+from tests.cli.screens import recorded
 from tests.insight.ladders import ladder, rung
 from tests.jobs.benchmark.played import be_brisk
 from tests.jobs.runs import base_model, write_expert
@@ -103,22 +102,11 @@ def test_results_of_different_data_or_models_are_not_compared_in_silence(run: Ru
     json.loads(ran.out)
 
 
-def console(*, terminal: bool) -> Console:
-    return Console(
-        file=io.StringIO(), force_terminal=terminal, width=160, highlight=False, color_system=None
-    )
-
-
-def text_of(one: Console) -> str:
-    assert isinstance(one.file, io.StringIO)
-    return one.file.getvalue()
-
-
 def test_the_ladder_is_a_sentence_a_table_and_how_it_was_measured():
     for terminal in (False, True):
-        shown = console(terminal=terminal)
+        shown, file = recorded(terminal=terminal, width=160)
         show_ladder(CLIMBED, shown)
-        text = text_of(shown)
+        text = file.getvalue()
         assert wording("demo-on-test-cpu") in text
         assert "expert benchmark --quick" in text
         assert "for a reason" in text
@@ -127,11 +115,10 @@ def test_the_ladder_is_a_sentence_a_table_and_how_it_was_measured():
 
 
 def test_a_narrow_terminal_has_fewer_columns_and_no_broken_number():
-    shown = console(terminal=True)
-    shown.width = 80
+    shown, file = recorded(terminal=True, width=80)
     fast = rung("packing", 2_398_206.0, gain=1.95, cumulative=5.35, loss_difference=0.0)
     show_ladder(ladder(rung("baseline", 640_472.0, cumulative=1.0), fast), shown)
-    text = text_of(shown)
+    text = file.getvalue()
     assert "rows/s" not in text
     for number in ("2,398,206", "1.95x", "5.35x"):
         assert any(number in line for line in text.splitlines() if "packing" in line)
@@ -151,7 +138,7 @@ def test_a_setting_in_a_line_shows_what_it_gained():
 @pytest.mark.parametrize("terminal", [False, True])
 def test_the_time_left_is_what_the_benchmark_expects_less_what_has_passed(terminal):
     now = [0.0]
-    shown = console(terminal=terminal)
+    shown, file = recorded(terminal=terminal, width=160)
     with BenchmarkView(shown, clock=lambda: now[0]) as view:
         view.begins(SETTINGS[0], 1, 11, 120.0)
         view.goes_on("training", 5, 10)
@@ -162,7 +149,7 @@ def test_the_time_left_is_what_the_benchmark_expects_less_what_has_passed(termin
         now[0] = 80.0
         view.goes_on("training", 1, 10)
         view.compares("packing", 15.0)
-    text = text_of(shown)
+    text = file.getvalue()
     assert "baseline: 100 tokens/s" in text
     assert "(about 2 min left)" in text
     assert "(about 3 min left)" in text
@@ -188,9 +175,9 @@ def test_what_won_is_forgotten_and_the_file_is_named(run: Runner, manifest, tmp_
 
 
 def test_the_end_of_a_benchmark_names_the_file_that_keeps_it(tmp_path):
-    shown = console(terminal=False)
+    shown, file = recorded(terminal=False, width=160)
     with BenchmarkView(shown) as view:
         view.remembered(tmp_path / "measurements.json")
-    text = text_of(shown)
+    text = file.getvalue()
     assert str(tmp_path / "measurements.json") in text.replace("\n", "")
     assert "expert benchmark --forget" in text

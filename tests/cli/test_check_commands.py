@@ -94,18 +94,5 @@ def test_a_fix_is_tried_and_reported_before_and_after(run, tmp_path, base):
     assert wording("tokens-a-second") in ran.out
 
 
-def test_nothing_to_try_is_reported(run, tmp_path, base):
-    manifest = write_expert(tmp_path, base, {})
-    ran = run("diagnose", "-m", str(manifest), "--try")
-    assert ran.code == 2
-    assert wording("nothing-found-mended-by") in ran.err
-
-
-def test_the_exit_codes_are_in_the_help(run):
-    words = " ".join(run("diagnose", "--help").out.split())
-    assert wording("where-finding-before-run") in words
-    assert wording("where-finds-a-difference") in words
-
-
 def test_the_machine_is_checked_where_torch_is_not_installed():
     assert run_without("diagnose", "--no-kernels").code in (0, 2)

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
+from expert.cli.dataset import _facts
+from expert.cli.show.display import Sheet, plain_lines
+from expert.cli.show.rows import show_rows
+from expert.data.inspect.audit import SplitReport
+from expert.data.inspect.pick_rows import RowsToShow
+from expert.jobs.datasets.check import check_dataset
 from tests.jobs.datasets.test_datasets import write
 from tests.run.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
@@ -209,18 +217,14 @@ def test_what_a_benchmark_wrote_is_not_data_and_without_manifests_there_are_no_u
 
 
 def test_the_table_of_three_splits_with_long_rows_stays_a_table():
-    from expert.cli.dataset import _facts
-    from expert.cli.show.display import Sheet, plain_lines
-    from expert.data.inspect.audit import SplitReport
-
     sizes = dict.fromkeys(("p50", "p90", "p95", "p99", "longest", "examples"), 12_345)
     sizes |= dict.fromkeys(("tokens_lost", "unlearnt"), 123_456)
     lengths = {**sizes, "tokens": 10**9, "learnt_share": 0.3, "over_long_share": 0.1}
     facts = [_facts(SplitReport(name, lengths=lengths), 131_072) for name in ("a", "b", "c")]
     rows = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
-    lines = plain_lines(Sheet(("", "train", "validation", "test"), [rows]))
-    assert len(lines) == 1 + len(rows)
-    assert max(map(len, lines)) <= 100
+    table = plain_lines(Sheet(("", "train", "validation", "test"), [rows]))
+    assert len(table) == 1 + len(rows)
+    assert max(map(len, table)) <= 100
 
 
 def test_rows_are_shown_with_brackets_that_no_row_holds(run, tmp_path):
@@ -269,14 +273,6 @@ def test_nothing_in_a_row_reaches_the_terminal_as_a_command(run, tmp_path):
 
 
 def test_a_terminal_has_colours_instead_of_brackets(tmp_path):
-    from io import StringIO
-
-    from rich.console import Console
-
-    from expert.cli.show.rows import show_rows
-    from expert.data.inspect.pick_rows import RowsToShow
-    from expert.jobs.datasets.check import check_dataset
-
     rows = check_dataset(an_expert(tmp_path), show=RowsToShow(count=1)).rows
     wrote = StringIO()
     show_rows(rows, Console(file=wrote, force_terminal=True, color_system="standard"))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
-from rich.console import Console
-
 from expert.cli.show.display import Sheet, bar_of, plain_lines, show_sheet
 from expert.core.text import count, counted, duration, gib, value_in_words
+from tests.cli.screens import recorded
 from tests.each import each
 from tests.wording import wording
 
@@ -15,10 +12,9 @@ SHEET = Sheet(("key", "value"), [[("a", "1")], [("longer", "[bold]2")]], "title"
 
 
 def shown(terminal: bool) -> str:
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=60, color_system=None)
+    console, file = recorded(terminal=terminal, width=60)
     show_sheet(SHEET, console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return file.getvalue()
 
 
 def test_outside_a_terminal_a_table_is_plain_aligned_lines():

@@ -24,7 +24,6 @@ from expert.cli.show.display import (
 )
 from tests.cli.foreign_runs import ESCAPES, ended, is_unseen
 from tests.jobs.runs import base_model, write_expert
-from tests.jobs.trained_runs import finished
 
 COLOURS = re.compile(r"\x1b\[[\d;]*m|\x1b\[\?25[lh]|\x1b\[\d?[AKG]|\r")  # those of rich itself
 
@@ -64,9 +63,9 @@ def test_json_has_the_same_value_without_a_raw_character(monkeypatch: pytest.Mon
     assert json.loads(stream.getvalue())["id"].startswith(ESCAPES)
 
 
-def test_ids_and_answers_of_cases_are_shown_without_their_escape_sequences(tmp_path: Path):
-    run = finished("lora")
-    expert = Path(shutil.copytree(run.parents[1], tmp_path / "expert"))
+def test_ids_and_answers_of_cases_are_shown_without_their_escape_sequences(
+    tmp_path: Path, trained: Path
+):
     rows = [
         {"id": f"{ESCAPES}{n}", "instruction": "say \x1b[2J", "response": "\x9b31m\u202e"}
         for n in range(2)
@@ -74,13 +73,12 @@ def test_ids_and_answers_of_cases_are_shown_without_their_escape_sequences(tmp_p
     file = tmp_path / "cases.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     words = ["--test-set", str(file), "--device", "cpu", "--domain", "text"]
-    copy = expert / "runs" / run.name
     for more in ([], ["--json"]):
-        judged = ended("expert", "validate", str(copy), *words, *more)
+        judged = ended("expert", "validate", str(trained), *words, *more)
         assert judged.code in (0, 5), judged.text
         assert judged.fault == ""
-    assert ended("expert", "report", str(copy)).fault == ""
-    assert raw((copy / "report.md").read_text(encoding="utf-8")) == set()
+    assert ended("expert", "report", str(trained)).fault == ""
+    assert raw((trained / "report.md").read_text(encoding="utf-8")) == set()
 
 
 def test_the_error_of_a_template_is_shown_without_its_escape_sequences(tmp_path: Path):

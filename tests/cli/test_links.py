@@ -41,6 +41,13 @@ COMMANDS = {
     "watch-json": ("watch", "{run}", "--json"),
     "compare": ("benchmark", "--compare", "{run}", "{run}"),
 }
+NEW_RUN = {
+    "train": ("train", "{manifest}"),
+    "pretokenize": ("pretokenize", "{manifest}"),
+    "benchmark": ("benchmark", "{manifest}", "--quick"),
+    "validate-tokens": ("validate", "--expert", "{run}"),
+    "profile-manifest": ("diagnose", "--manifest", "{manifest}", "--profile", "1"),
+}
 
 
 def state_of(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -67,13 +74,9 @@ def outside(tmp_path):
 
 
 @pytest.fixture
-def expert(tmp_path):
+def expert(trained):
     """The folder of an expert with a finished run, as somebody else would hand it on."""
-    run = finished("lora")
-    folder = tmp_path / "expert"
-    shutil.copytree(run.parents[1], folder)
-    (folder / "train.jsonl").write_bytes((run.parents[1] / "train.jsonl").read_bytes())
-    return folder
+    return trained.parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -91,14 +94,13 @@ def _nothing_hangs():
 
 
 def typed(command: str, expert: Path) -> list[str]:
-    [run] = (expert / "runs").glob("demo-*")
     words = {
         "manifest": str(expert / "manifest.json"),
         "rows": str(expert / "train.jsonl"),
         "expert": str(expert),
-        "run": str(run),
+        "run": str(run_of(expert)),
     }
-    return [word.format(**words) for word in COMMANDS[command]]
+    return [word.format(**words) for word in (COMMANDS | NEW_RUN)[command]]
 
 
 def link(path: Path, to: Path) -> None:
@@ -176,26 +178,11 @@ def test_a_file_with_a_second_name_elsewhere_is_not_written_to(run, expert, outs
     assert f"{path}: has 2 names" in ran.err
 
 
-NEW_RUN = {
-    "train": ("train", "{manifest}"),
-    "pretokenize": ("pretokenize", "{manifest}"),
-    "benchmark": ("benchmark", "{manifest}", "--quick"),
-    "validate": ("validate", "--expert", "{run}"),
-    "profile": ("diagnose", "--manifest", "{manifest}", "--profile", "1"),
-}
-
-
-def new_run(command: str, expert: Path) -> list[str]:
-    run = next((expert / "runs").glob("demo-*"), expert / "runs")
-    words = {"manifest": str(expert / "manifest.json"), "run": str(run)}
-    return [word.format(**words) for word in NEW_RUN[command]]
-
-
 @pytest.mark.parametrize("command", ["train", "benchmark"])
 def test_a_folder_of_runs_that_is_a_link_is_refused_with_the_option_for_it(
     run, expert, outside, command
 ):
-    words = new_run(command, expert)
+    words = typed(command, expert)
     link(expert / "runs", outside / "photos")
     ran = run(*words)
     refused(ran, expert / "runs", outside / "photos")
@@ -207,16 +194,16 @@ def test_a_folder_of_runs_that_is_a_link_is_refused_with_the_option_for_it(
     [
         ("train", "datasets_optimized"),
         ("pretokenize", "datasets_optimized"),
-        ("profile", "datasets_optimized"),
+        ("profile-manifest", "datasets_optimized"),
         ("train", "datasets_optimized/demo"),
         ("pretokenize", "datasets_optimized/demo"),
-        ("validate", "datasets_optimized/demo"),
+        ("validate-tokens", "datasets_optimized/demo"),
     ],
 )
 def test_a_cache_that_is_a_link_is_refused_with_the_option_for_it(
     run, expert, outside, command, name
 ):
-    words = new_run(command, expert)
+    words = typed(command, expert)
     link(expert / name, outside / "photos")
     ran = run(*words)
     refused(ran, expert / name, outside / "photos")
@@ -229,7 +216,7 @@ def test_a_link_in_a_cache_is_refused(run, expert, outside, command, name):
     path = expert / "datasets_optimized" / "demo" / name
     target = outside / ("letter.txt" if name == ".hashes.json" else "photos")
     link(path, target)
-    refused(run(*new_run(command, expert)), path, target)
+    refused(run(*typed(command, expert)), path, target)
 
 
 def test_shards_that_were_started_elsewhere_are_not_finished_there(run, expert, outside):
@@ -249,7 +236,7 @@ def test_shards_that_were_started_elsewhere_are_not_finished_there(run, expert, 
 
 def test_the_profile_of_an_expert_is_not_written_through_a_link(run, expert, outside):
     link(expert / "profile", outside / "photos")
-    refused(run(*new_run("profile", expert)), expert / "profile", outside / "photos")
+    refused(run(*typed("profile-manifest", expert)), expert / "profile", outside / "photos")
 
 
 @pytest.mark.parametrize("key", ["output_dir", "pretokenized_cache"])

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from expert.data import line as preparing
+from expert.data.records import DataNotHere
+from tests.run.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
 
 
 def test_pretokenize_shows_hit_or_miss_and_shows_the_counts(run, tmp_path):
-    from tests.run.test_preparing import an_expert
-
     file = str(an_expert(tmp_path))
     first = run("pretokenize", "--manifest", file)
     assert first.code == 0
@@ -23,16 +27,12 @@ def test_pretokenize_shows_hit_or_miss_and_shows_the_counts(run, tmp_path):
 
 
 def test_rows_that_are_held_out_of_the_training_rows_are_not_counted_twice(run, tmp_path):
-    from tests.run.test_preparing import an_expert
-
     told = run("pretokenize", "--manifest", str(an_expert(tmp_path))).out
     (line,) = [line for line in told.splitlines() if line.startswith("rows read")]
     assert line.split(maxsplit=3)[2:] == ["120", wording("drawn-from-train")]
 
 
 def test_pretokenize_prepares_every_manifest_below_a_folder(run, tmp_path):
-    from tests.run.test_preparing import an_expert
-
     for name in ("a", "b"):
         an_expert(tmp_path / name)
     out = run("pretokenize", "--all", str(tmp_path)).out
@@ -42,10 +42,6 @@ def test_pretokenize_prepares_every_manifest_below_a_folder(run, tmp_path):
 def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything(
     run, tmp_path, monkeypatch
 ):
-    import urllib.request
-
-    from tests.run.test_preparing import an_expert
-
     def no_network(*_: object, **__: object) -> None:
         raise OSError("no network")
 
@@ -60,8 +56,8 @@ def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything
     an_expert(tmp_path / "d-good")
     ran = run("pretokenize", "--all", str(tmp_path))
     assert (ran.code, ran.err) == (0, "")
-    lines = ran.out.splitlines()
-    told = lines[lines.index("1 prepared, 3 skipped, 0 failed") + 1 :]
+    said = ran.out.splitlines()
+    told = said[said.index("1 prepared, 3 skipped, 0 failed") + 1 :]
     assert told[0] == f"✓ {tmp_path / 'd-good' / 'manifest.json'}"
     assert told[1].startswith(wording("skipped-there-is-no", unmade=unmade))
     assert told[1].endswith(f"  (python {unmade.parent / 'make_data.py'} makes it)")
@@ -81,10 +77,6 @@ def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything
 
 
 def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_path, monkeypatch):
-    from expert.data import line as preparing
-    from expert.data.records import DataNotHere
-    from tests.run.test_preparing import an_expert
-
     def no_model(plan: object, folder: object) -> None:
         raise DataNotHere("owner/model could not be fetched from the hub: no network  (put it …)")
 
@@ -112,8 +104,6 @@ SPLITS = {"path": "train.jsonl", "validation_path": "v.jsonl", "test_path": "t.c
 
 def with_splits(folder: Path, **dataset: object) -> Path:
     """An expert whose splits have files of their own, one of them smaller than the parts."""
-    from tests.run.test_preparing import ROWS, an_expert, lines
-
     file = an_expert(folder, dataset={**SPLITS, **dataset})
     (folder / "v.jsonl").write_text(lines(ROWS[:20]), encoding="utf-8")
     (folder / "t.csv").write_text("instruction,output\nCount.,SELECT 1\n", encoding="utf-8")
@@ -137,13 +127,13 @@ def test_parts_make_the_cache_that_one_process_makes(run, tmp_path, checks):
     assert run("pretokenize", str(alone)).code == 0
     told = [run("pretokenize", str(shared), "--part", f"{part}/3") for part in (2, 3, 2, 1)]
     assert [each.code for each in told] == [0, 0, 0, 0]
-    lines = [each.out.splitlines() for each in told]
-    assert [each[-1] for each in lines[:3]] == [
+    said = [each.out.splitlines() for each in told]
+    assert [each[-1] for each in said[:3]] == [
         wording("two-of-three-parts-left"),
         wording("one-of-three-parts-left"),
         wording("one-of-three-parts-left"),
     ]
-    assert lines[3][0] == wording("all-parts-are-done")
+    assert said[3][0] == wording("all-parts-are-done")
     assert wording("examples-per-sequence") in told[3].out
     assert cache(shared) == {
         name: content.replace(bytes(alone.parent), bytes(shared.parent))
@@ -169,8 +159,6 @@ def test_what_is_not_a_part_is_refused_with_the_form(run, tmp_path, part):
 
 
 def test_rows_that_are_streamed_have_no_parts(run, tmp_path):
-    from tests.run.test_preparing import an_expert
-
     file = an_expert(tmp_path, dataset={"path": "train.jsonl", "streaming": True})
     ran = run("pretokenize", str(file), "--part", "1/3")
     assert ran.code == 2
@@ -200,8 +188,6 @@ def test_a_part_of_every_manifest_below_a_folder(run, tmp_path):
 
 @pytest.mark.parametrize("ending", ["parquet", "json", "jsonl"])
 def test_files_of_every_kind_are_dealt_out_by_rows(run, tmp_path, ending):
-    from tests.run.test_preparing import ROWS, an_expert, lines
-
     made = []
     for name in ("alone", "shared"):
         file = an_expert(tmp_path / name, dataset={"path": "rows", "max_bad_rows": 9})
@@ -210,7 +196,7 @@ def test_files_of_every_kind_are_dealt_out_by_rows(run, tmp_path, ending):
         for number in (0, 1):  # two files, with blank lines and bad rows where a format can
             path = place / f"{number}.{ending}"
             if ending == "parquet":
-                write_parquet(path, ROWS)
+                pq.write_table(pa.Table.from_pylist(ROWS), path)
             elif ending == "json":
                 path.write_text(json.dumps([*ROWS, 5]), encoding="utf-8")
             else:
@@ -230,10 +216,3 @@ def test_files_of_every_kind_are_dealt_out_by_rows(run, tmp_path, ending):
     assert {name for name in ours if ours[name] != expected[name]} <= {
         name for name in ours if name.endswith("/DONE") and ending != "parquet"
     }
-
-
-def write_parquet(path: Path, rows: list[dict[str, str]]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.Table.from_pylist(rows), path)

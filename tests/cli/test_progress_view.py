@@ -101,15 +101,6 @@ def test_a_bar_that_is_left_shows_the_last_step_however_fast_it_came(last):
     assert ("ETA" in left) == (last < 900)
 
 
-def test_the_bar_is_full_as_soon_as_the_last_step_is_launched():
-    screen = Screen(terminal=True)
-    with screen.view:
-        screen.view(STARTED)
-        screen.view(STEP | {"step": 899})
-        screen.view.progress(900)
-        assert "900/900" in screen.file.getvalue()
-
-
 # --- the bar -------------------------------------------------------------------------------------
 
 
@@ -165,10 +156,6 @@ def test_the_bar_ends_with_the_run_and_a_resumed_run_gets_a_new_one():
         view(STARTED | {"total_steps": 950})
         view(STEP)
     assert "120/950" in screen.file.getvalue()[before:]
-
-
-def test_leaving_the_view_in_the_middle_gives_the_cursor_back():
-    assert "\x1b[?25h" in Screen(terminal=True).show(STARTED, STEP).file.getvalue()
 
 
 @each("width", [40, 60, 80, 100, 160])

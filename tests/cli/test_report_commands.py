@@ -96,12 +96,6 @@ def test_a_run_without_a_plan_is_reported_by_its_events(run, tmp_path):
     assert run("report", str(folder)).code == 0
 
 
-def test_a_folder_that_is_not_a_run_is_refused(run, tmp_path):
-    ran = run("report", str(tmp_path))
-    assert ran.code == 2
-    assert wording("is-no-run-folder") in ran.err
-
-
 def test_a_place_that_cannot_be_written_is_reported(run, tmp_path):
     folder = write_run(tmp_path / "run", usual(4))
     (tmp_path / "file").write_text("x", encoding="utf-8")

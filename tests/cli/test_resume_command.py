@@ -22,6 +22,31 @@ from tests.jobs.trained_runs import CORPUS
 from tests.wording import wording
 
 GO_ON = "resume with: expert "
+SMALL = 'base_models[0].architecture={"layers": 1, "heads": 1, "width": 8, "block_size": 16}'
+
+
+@pytest.fixture
+def fox(tmp_path: Path, monkeypatch) -> Path:
+    """The working directory, with a text in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fox.txt").write_text(CORPUS, encoding="utf-8")
+    return tmp_path
+
+
+def printed_command(run, folder: Path) -> list[str]:
+    """What watch prints to resume a run with, as the words after `expert`."""
+    printed = run("watch", str(folder), "--once").out.splitlines()[-1]
+    assert printed.startswith(GO_ON)
+    return shlex.split(printed.removeprefix(GO_ON))
+
+
+def a_started_run(tmp_path: Path, manifest: Path) -> RunFolder:
+    """A run folder with nothing but the event of its start."""
+    folder = RunFolder(tmp_path / "runs" / "demo-20260101-000000")
+    folder.path.mkdir(parents=True)
+    started = {"event": "started", "time": 1.0, "manifest": str(manifest)}
+    folder.events.write_text(json.dumps(started) + "\n", encoding="utf-8")
+    return folder
 
 
 def killed(folder: Path) -> None:
@@ -45,9 +70,7 @@ def test_a_killed_run_is_resumed_by_the_command_that_watch_and_diagnose_print(ru
     assert run("train", str(file), *asked).code == 0
     [folder] = out.iterdir()
     killed(folder)
-    printed = run("watch", str(folder), "--once").out.splitlines()[-1]
-    assert printed.startswith(GO_ON)
-    command = shlex.split(printed.removeprefix(GO_ON))
+    command = printed_command(run, folder)
     for words in ("--epochs 2", "--set seed=7", "--set max_steps=4", "--allow-remote-code"):
         assert words in " ".join(command)
     assert run("diagnose", str(folder)).out.count("--epochs 2") >= 1
@@ -57,51 +80,39 @@ def test_a_killed_run_is_resumed_by_the_command_that_watch_and_diagnose_print(ru
     assert (folder / "final").is_dir()
 
 
-def test_a_text_without_a_manifest_is_resumed_by_its_name(run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "fox.txt").write_text(CORPUS, encoding="utf-8")
-    small = 'base_models[0].architecture={"layers": 1, "heads": 1, "width": 8, "block_size": 16}'
-    asked = ("--epochs", "1", "--device", "cpu", "--set", small, "--set", "trackers=[]")
+def test_a_text_without_a_manifest_is_resumed_by_its_name(run, fox):
+    asked = ("--epochs", "1", "--device", "cpu", "--set", SMALL, "--set", "trackers=[]")
     assert run("train", "--dataset", "fox.txt", *asked).code == 0
-    [folder] = (tmp_path / "runs").iterdir()
+    [folder] = (fox / "runs").iterdir()
     killed(folder)
-    printed = run("watch", str(folder), "--once").out.splitlines()[-1]
-    command = shlex.split(printed.removeprefix(GO_ON))
-    assert command[:3] == ["train", "--dataset", str(tmp_path / "fox.txt")]
+    command = printed_command(run, folder)
+    assert command[:3] == ["train", "--dataset", str(fox / "fox.txt")]
     again = run(*command)
     assert again.code == 0, again.err
 
 
-def test_a_run_with_settings_beside_its_text_is_resumed_by_the_printed_command(
-    run, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "fox.txt").write_text(CORPUS, encoding="utf-8")
+def test_a_run_with_settings_beside_its_text_is_resumed_by_the_printed_command(run, fox):
     shape = "{n_layer: 1, n_head: 1, n_embd: 8, block_size: 16}"
     text = f"name: bard\nmodel: {shape}\ntraining: {{epochs: 1, batch_size: 32, trackers: []}}\n"
-    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    (fox / "config.yaml").write_text(text, encoding="utf-8")
     first = run("train", "--dataset", "fox.txt", "--device", "cpu")
     assert first.code == 0, first.err
-    [folder] = (tmp_path / "runs").iterdir()
+    [folder] = (fox / "runs").iterdir()
     assert folder.name.startswith("bard-")
     killed(folder)
-    printed = run("watch", str(folder), "--once").out.splitlines()[-1]
-    command = shlex.split(printed.removeprefix(GO_ON))
+    command = printed_command(run, folder)
     again = run(*command)
     assert again.code == 0, again.err
     assert wording("resumed-at-step") in again.out
 
 
-def test_a_run_keeps_its_rows_a_step_on_a_machine_with_less_memory(run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "fox.txt").write_text(CORPUS, encoding="utf-8")
-    small = 'base_models[0].architecture={"layers": 1, "heads": 1, "width": 8, "block_size": 16}'
-    asked = ("--epochs", "2", "--device", "cpu", "--set", small, "--set", "trackers=[]")
+def test_a_run_keeps_its_rows_a_step_on_a_machine_with_less_memory(run, fox, monkeypatch):
+    asked = ("--epochs", "2", "--device", "cpu", "--set", SMALL, "--set", "trackers=[]")
     chosen = "expert.planning.choose.sequences.char_gpt_batch"
     monkeypatch.setattr(chosen, lambda memory: (64, "as the first machine has it"))
     first = run("train", "--dataset", "fox.txt", *asked, "--set", "max_steps=3")
     assert first.code == 0, first.err
-    [folder] = (tmp_path / "runs").iterdir()
+    [folder] = (fox / "runs").iterdir()
     killed(folder)
     monkeypatch.setattr(chosen, lambda memory: (32, "as the second machine has it"))
     resumed = ("train", "--dataset", "fox.txt", *asked, "--set", "max_steps=3", "--resume")
@@ -109,19 +120,16 @@ def test_a_run_keeps_its_rows_a_step_on_a_machine_with_less_memory(run, tmp_path
     assert json.loads(shown.out)["plan"]["batch"]["examples_per_update"] == 64
     again = run(*resumed)
     assert again.code == 0, again.err
-    assert len(list((tmp_path / "runs").iterdir())) == 1
+    assert len(list((fox / "runs").iterdir())) == 1
 
 
 def test_another_of_the_base_models_is_named(tmp_path):
-    folder = RunFolder(tmp_path / "runs" / "demo-20260101-000000")
-    folder.path.mkdir(parents=True)
     file = write_expert(tmp_path, "tiny", {})
+    folder = a_started_run(tmp_path, file)
     manifest = json.loads(file.read_text(encoding="utf-8"))
     first = manifest.pop("base_model")
     manifest["base_models"] = [first, {**first, "name": "smollm2-135m"}]
     file.write_text(json.dumps(manifest), encoding="utf-8")
-    started = {"event": "started", "time": 1.0, "manifest": str(file)}
-    folder.events.write_text(json.dumps(started) + "\n", encoding="utf-8")
     for name, words in (("smollm2-135m", " --model smollm2-135m"), ("tiny", "")):
         chosen = {"model": {"name": name}, "watch": {"output_dir": str(tmp_path / "runs")}}
         folder.plan.write_text(json.dumps(chosen), encoding="utf-8")
@@ -130,9 +138,8 @@ def test_another_of_the_base_models_is_named(tmp_path):
 
 
 def test_a_limit_of_the_cards_memory_is_asked_for_again_and_none_where_there_was_no_card(tmp_path):
-    folder = RunFolder(tmp_path / "runs" / "r")
-    folder.path.mkdir(parents=True)
     file = write_expert(tmp_path, "tiny", {})
+    folder = a_started_run(tmp_path, file)
     read = read_manifest(file)
     on_cpu = replace(describe_machine(tmp_path), gpus=())
     for card, words in ({"gpu": "rtx-4090"}, " --vram '8 GB'"), ({"machine": on_cpu}, ""):
@@ -143,24 +150,18 @@ def test_a_limit_of_the_cards_memory_is_asked_for_again_and_none_where_there_was
 
 
 def test_a_key_that_the_version_of_the_start_did_not_have_is_not_set(tmp_path):
-    folder = RunFolder(tmp_path / "runs" / "r")
-    folder.path.mkdir(parents=True)
     file = write_expert(tmp_path, "tiny", {})
+    folder = a_started_run(tmp_path, file)
     recorded = read_manifest(file, overrides=["seed=7"]).manifest.model_dump(mode="json")
     del recorded["training"]["config"]["betas"]
     folder.manifest.write_text(json.dumps(recorded), encoding="utf-8")
-    started = {"event": "started", "time": 1.0, "manifest": str(file)}
-    folder.events.write_text(json.dumps(started) + "\n", encoding="utf-8")
     command = f"expert train --manifest {file} --set seed=7 --resume {folder.path}"
     assert command_of_run(folder) == command
 
 
 @pytest.mark.parametrize("text", ["{", "name: [", "training: 3"])
 def test_a_manifest_that_cannot_be_read_today_is_named_all_the_same(tmp_path, text):
-    folder = RunFolder(tmp_path / "runs" / "r")
-    folder.path.mkdir(parents=True)
     file = tmp_path / "manifest.yaml"
     file.write_text(text, encoding="utf-8")
-    started = {"event": "started", "time": 1.0, "manifest": str(file)}
-    folder.events.write_text(json.dumps(started) + "\n", encoding="utf-8")
+    folder = a_started_run(tmp_path, file)
     assert command_of_run(folder) == f"expert train --manifest {file} --resume {folder.path}"

@@ -64,24 +64,10 @@ def test_a_prompt_that_cannot_be_read_is_reported_before_anything_is_written(run
     assert wording("character-not-in-corpus") in ran.err
 
 
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        (("--checkpoint", "99"), wording("no-checkpoint-update")),
-        (("--temperature", "-1"), "Invalid value for '--temperature'"),
-        (("--top-p", "0"), "Invalid value for '--top-p'"),
-    ],
-)
-def test_flags_that_make_no_sense_exit_with_2(run, flags, text):
-    ran = run("sample", str(finished("lora")), "--prompt", "x", *flags, *CPU)
+def test_a_checkpoint_that_is_not_there_exits_with_2(run):
+    ran = run("sample", str(finished("lora")), "--prompt", "x", "--checkpoint", "99", *CPU)
     assert ran.code == 2
-    assert text in ran.err
-
-
-def test_a_prompt_is_needed(run):
-    ran = run("sample", str(finished("lora")))
-    assert ran.code == 2
-    assert "--prompt" in ran.err
+    assert wording("no-checkpoint-update") in ran.err
 
 
 # --- exporting -----------------------------------------------------------------------------------
@@ -194,12 +180,6 @@ def test_a_driver_that_shows_nothing_about_processes(run, cards):
         name = f"nvmlDeviceGet{kind}RunningProcesses"
         cards.broken[name] = pynvml.NVML_ERROR_NO_PERMISSION
     assert wording("who-holds-not-told") in (run("clear-cuda-cache").out)
-
-
-def test_every_new_command_is_in_the_help(run):
-    out = run("--help").out
-    for name in ("train", "watch", "sample", "export", "clear-cuda-cache"):
-        assert f" {name} " in out
 
 
 def test_a_prompt_may_come_from_standard_input(run, monkeypatch):

@@ -52,11 +52,9 @@ def test_a_folder_named_as_manifest_means_the_file_in_it_and_is_reported(run, tm
 
 @pytest.mark.parametrize("named", ["runs", "."])
 def test_resume_takes_a_folder_of_runs_or_of_an_expert_and_shows_which_run_it_took(
-    run, tmp_path, named
+    run, trained, named
 ):
-    home = tmp_path / "lora"
-    shutil.copytree(finished("lora").parents[1], home)
-    [folder] = (home / "runs").iterdir()
+    folder, home = trained, trained.parents[1]
     shutil.copytree(folder, home / "runs" / "other-29991231-000000")  # of another expert
     asked = ("train", "-m", str(home / "manifest.json"), "--device", "cpu", "--resume")
     for more, told in (

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
-from rich.console import Console
-
 from expert.cli.show.progress import SECONDS_BETWEEN_LINES, PreparingView, RunView
+from tests.cli.screens import recorded
 from tests.wording import wording
 
 
-def screen(*, terminal: bool) -> tuple[Console, io.StringIO]:
-    file = io.StringIO()
-    made = Console(file=file, force_terminal=terminal, width=100, color_system=None)
-    return made, file
-
-
 def test_outside_a_terminal_preparing_shows_a_line_now_and_then():
-    console, file = screen(terminal=False)
+    console, file = recorded(terminal=False)
     now = [0.0]
     with PreparingView(console, clock=lambda: now[0]) as tell:
         tell("train rows.jsonl", 10, 100)
@@ -32,7 +24,7 @@ def test_outside_a_terminal_preparing_shows_a_line_now_and_then():
 
 
 def test_where_the_number_of_rows_is_known_preparing_shows_when_it_will_be_done():
-    console, file = screen(terminal=False)
+    console, file = recorded(terminal=False)
     now = [0.0]
     with PreparingView(console, clock=lambda: now[0]) as tell:
         tell.expect("train rows.jsonl, part 2/8", 10_000)
@@ -48,7 +40,7 @@ def test_where_the_number_of_rows_is_known_preparing_shows_when_it_will_be_done(
 
 
 def test_in_a_terminal_a_spinner_gives_way_to_bars_and_they_to_the_run():
-    console, file = screen(terminal=True)
+    console, file = recorded(terminal=True)
     with RunView(console, live=True) as view:
         with PreparingView(console) as tell:
             tell("train rows.jsonl", 10, 100)
@@ -71,7 +63,7 @@ def test_in_a_terminal_a_spinner_gives_way_to_bars_and_they_to_the_run():
 def test_a_failure_is_reported_by_its_error_while_the_run_is_live():
     failed: dict[str, Any] = {"event": "failed", "error": "no"}
     for live, expected in ((True, ""), (False, "failed: no\n")):
-        console, file = screen(terminal=False)
+        console, file = recorded(terminal=False)
         with RunView(console, live=live) as view:
             view(failed)
         assert file.getvalue() == expected

@@ -20,7 +20,7 @@ from expert.run.session.finish import RunResult
 from expert.run.stored.resume_command import command_to_go_on, with_resume_value
 from tests.each import each
 from tests.jobs.runs import base_model, write_expert
-from tests.jobs.trained_runs import CORPUS, finished
+from tests.jobs.trained_runs import CORPUS
 from tests.run.test_status import a_run
 from tests.wording import wording
 
@@ -266,31 +266,24 @@ def test_resume_without_a_value_means_auto(given, meant):
     assert with_resume_value(given.split()) == meant.split()
 
 
-def test_resume_alone_resumes_the_newest_run_and_shows_from_where(run, tmp_path):
-    home = tmp_path / "lora"
-    shutil.copytree(finished("lora").parents[1], home)
-    [folder] = (home / "runs").iterdir()
-    shutil.rmtree(folder / "final")
-    shutil.rmtree(folder / "checkpoints" / "step-000006")
-    ran = run("train", "-m", str(home / "manifest.json"), "--resume", "--device", "cpu")
+def test_resume_alone_resumes_the_newest_run_and_shows_from_where(run, trained):
+    shutil.rmtree(trained / "final")
+    shutil.rmtree(trained / "checkpoints" / "step-000006")
+    ran = run("train", "-m", str(trained.parents[1]), "--resume", "--device", "cpu")
     assert ran.code == 0, ran.err
-    assert (
-        wording("resumed-at-step-3", step_000003=folder / "checkpoints" / "step-000003") in ran.out
-    )
-    assert (folder / "final").is_dir()
-    assert len(list((home / "runs").iterdir())) == 1
+    saved = trained / "checkpoints" / "step-000003"
+    assert wording("resumed-at-step-3", step_000003=saved) in ran.out
+    assert (trained / "final").is_dir()
+    assert len(list(trained.parent.iterdir())) == 1
 
 
-def test_a_changed_run_is_refused_with_the_difference_unless_allowed(run, tmp_path):
-    home = tmp_path / "lora"
-    shutil.copytree(finished("lora").parents[1], home)
-    [folder] = (home / "runs").iterdir()
-    shutil.rmtree(folder / "final")
-    asked = ("train", "-m", str(home / "manifest.json"), "--device", "cpu", "--resume")
-    ran = run(*asked, str(folder), "--set", "learning_rate=0.5")
+def test_a_changed_run_is_refused_with_the_difference_unless_allowed(run, trained):
+    shutil.rmtree(trained / "final")
+    asked = ("train", "-m", str(trained.parents[1]), "--device", "cpu", "--resume", str(trained))
+    ran = run(*asked, "--set", "learning_rate=0.5")
     assert ran.code == 2
     assert "schedule.learning_rate: was 0.01, is 0.5" in ran.err
-    ran = run(*asked, str(folder), "--set", "learning_rate=0.5", "--allow-changed")
+    ran = run(*asked, "--set", "learning_rate=0.5", "--allow-changed")
     assert ran.code == 0
     assert "  changed: schedule.learning_rate: was 0.01, is 0.5\n" in ran.out
 
@@ -335,13 +328,6 @@ def test_a_dry_run_that_does_not_fit_exits_with_3(run, tmp_path):
     assert wording("does-not-fit-2") in ran.out
 
 
-def test_a_file_that_is_missing_is_reported_by_a_dry_run_too(run, expert):
-    (expert.parent / "train.jsonl").unlink()
-    ran = run("train", "-m", str(expert), "--dry-run", "--device", "cpu")
-    assert ran.code == 2
-    assert wording("train-jsonl-there-is") in ran.err
-
-
 # --- what is refused -----------------------------------------------------------------------------
 
 
@@ -376,11 +362,6 @@ def test_a_mistake_is_reported_in_plain_words_with_exit_code_2(
     assert ran.code == 2
     assert text in ran.err
     assert tree(tmp_path) == []
-
-
-def test_the_help_shows_what_exit_codes_mean(run):
-    text = " ".join(run("train", "--help").out.split())
-    assert wording("run-could-not-go") in text
 
 
 @pytest.mark.parametrize(("flags", "allowed"), [((), False), (("--allow-remote-code",), True)])

@@ -120,33 +120,14 @@ def test_all_checkpoints_are_in_one_table(run):
     assert any(line.startswith("best by correct answers: ") for line in lines)
 
 
-def test_the_expert_may_be_named_without_its_option(run):
-    ran = run("validate", str(learnt()), "--limit", "2", "--min-accuracy", "0", *CPU)
-    assert ran.code == 0, ran.err
-
-
 def test_flags_that_make_no_sense_exit_with_2(run):
     for flags, text in (
-        (("--domain", "cobol"), wording("cobol-not-one")),
-        (("--min-accuracy", "2"), "Invalid value for '--min-accuracy'"),
         (("--test-set", "nothing.jsonl"), wording("there-is-no-such")),
         (("--checkpoint", "99"), wording("there-is-no-checkpoint")),
     ):
         ran = run("validate", "--expert", str(learnt()), *flags, *CPU)
         assert ran.code == 2
         assert text in " ".join(ran.err.split())
-
-
-def test_a_run_that_failed_is_exported_only_when_asked_to(run, tmp_path):
-    run("validate", "--expert", str(finished("dora")), "--limit", "2", *CPU)
-    to = ("--to", str(tmp_path / "out"), *CPU)
-    ran = run("export", str(finished("dora")), *to)
-    assert ran.code == 2
-    assert wording("gate-not-passed") in ran.err
-    ran = run("export", str(finished("dora")), *to, "--allow-failed")
-    assert ran.code == 0
-    assert "warning: " in ran.out
-    (finished("dora") / "validation.json").unlink()  # other tests export this run
 
 
 def test_plain_text_exits_with_0_and_shows_what_is_known_of_it(run):

@@ -13,9 +13,16 @@ from tests.run.test_status import FINISHED, NO_SUCH_PID, STARTED, STEP, a_run
 from tests.wording import wording
 
 
+def facts_of(run, folder) -> dict[str, str]:
+    """The table of --once."""
+    rows = run("watch", str(folder), "--once").out.splitlines()
+    return {k: v.strip() for k, v in (line.split("  ", 1) for line in rows if "  " in line)}
+
+
 def test_watching_a_finished_run_shows_all_of_it_and_ends(run):
     ran = run("watch", str(finished("lora")))
     assert ran.code == 0
+    assert "resume with" not in ran.out
     lines = ran.out.splitlines()
     assert lines[0].startswith("demo: ")
     assert lines[-2].startswith("finished in ")
@@ -23,24 +30,20 @@ def test_watching_a_finished_run_shows_all_of_it_and_ends(run):
 
 
 def test_once_is_a_table_of_the_status_of_the_run(run):
-    ran = run("watch", str(finished_characters()), "--once")
-    assert ran.code == 0
-    facts = dict(line.split("  ", 1) for line in ran.out.splitlines()[2:])
-    assert {name: value.strip() for name, value in facts.items()}["state"] == "finished"
-    assert {"step", "epoch", "mean loss", "tokens/s", "last checkpoint"} <= facts.keys()
-    step, epoch = (facts[name].strip().split(" of ") for name in ("step", "epoch"))
-    assert step[0] == step[1]
-    assert float(epoch[0]) == float(epoch[1])
-    assert facts["fallbacks"].strip() == "none"
+    facts = facts_of(run, finished_characters())
+    assert (facts["state"], facts["fallbacks"]) == ("finished", "none")
+    assert {"mean loss", "tokens/s", "last checkpoint"} <= facts.keys()
+    for name in ("step", "epoch"):
+        done, of = facts[name].split(" of ")
+        assert float(done) == float(of)
 
 
 def test_best_and_last_loss_on_the_validation_rows_have_rows_of_their_own(run, tmp_path):
     evals = [{"event": "eval", "step": s, "loss": v} for s, v in ((4, 1.25), (9, 1.75))]
     a_run(tmp_path / "r", STARTED, *evals, {**FINISHED, "eval_loss": 1.25})
-    rows = run("watch", str(tmp_path / "r"), "--once").out.splitlines()
-    facts = dict(line.split("  ", 1) for line in rows if "  " in line)
-    assert facts[wording("validation-loss-last")].strip() == "1.7500"
-    assert facts[wording("validation-loss-best")].strip() == "1.2500 at step 4"
+    facts = facts_of(run, tmp_path / "r")
+    assert facts[wording("validation-loss-last")] == "1.7500"
+    assert facts[wording("validation-loss-best")] == "1.2500 at step 4"
     found = json.loads(run("watch", str(tmp_path / "r"), "--json").out)
     assert (found["eval_loss"], found["best_eval_loss"]) == (1.75, 1.25)
 
@@ -51,10 +54,9 @@ def test_speed_and_memory_of_a_run_on_this_cpu_are_shown_by_every_kind_of_watchi
     assert " it/s  " in line
     assert " RAM" in line
     assert "GPU" not in line
-    rows = run("watch", folder, "--once").out.splitlines()
-    facts = dict(line.split("  ", 1) for line in rows if "  " in line)
-    assert float(facts["steps/s"].strip()) > 0
-    assert facts["peak memory"].strip().endswith("B RAM")
+    facts = facts_of(run, folder)
+    assert float(facts["steps/s"]) > 0
+    assert facts["peak memory"].endswith("B RAM")
     assert "GPU use" not in facts
     found = json.loads(run("watch", folder, "--json").out)
     assert found["steps_per_second"] > 0
@@ -66,8 +68,7 @@ def test_speed_and_memory_of_a_run_on_a_card_are_shown(run, tmp_path):
     card = {"steps_per_second": 2.5, "gpu_utilization": 97.4, "peak_reserved_bytes": 3 * 2**30}
     test = {"event": "eval", "step": 9, "loss": 1.75, "split": "test"}
     a_run(tmp_path / "r", STARTED, STEP | card, test, FINISHED)
-    rows = run("watch", str(tmp_path / "r"), "--once").out.splitlines()
-    facts = {k: v.strip() for k, v in (line.split("  ", 1) for line in rows if "  " in line)}
+    facts = facts_of(run, tmp_path / "r")
     assert (facts["steps/s"], facts["GPU use"]) == ("2.50", "97 %")
     assert (facts["peak memory"], facts["test loss"]) == (wording("gib-of-the-gpu"), "1.7500")
     a_run(tmp_path / "n", STARTED, STEP | {"steps_per_second": "nan"})  # as a file has it
@@ -124,10 +125,6 @@ def test_a_stopped_run_is_shown_with_the_command_that_resumes_wherever_it_was_mo
         "go-on-with-expert-train-manifest", manifest=home / "manifest.yaml", path=folder.path
     )
     assert ran.out.splitlines()[-1] == last
-
-
-def test_a_finished_run_is_not_resumed(run):
-    assert "resume with" not in run("watch", str(finished_characters()), "--once").out
 
 
 def test_no_run_is_reported(run, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from expert.core import errors
-from expert.core.errors import EXIT_MEANINGS, EXIT_USAGE, ExpertError, ManifestError, Problem
+from expert.core.errors import EXIT_MEANINGS, ManifestError, Problem
 from tests.wording import wording
 
 
@@ -46,9 +46,3 @@ def test_every_exit_code_has_a_meaning_of_its_own():
     assert len(codes) >= 5
     assert sorted(codes.values()) == sorted(EXIT_MEANINGS)
     assert len(set(EXIT_MEANINGS.values())) == len(EXIT_MEANINGS)
-
-
-def test_what_a_user_can_mend_ends_with_the_usage_code():
-    assert ExpertError("x").exit_code == EXIT_USAGE
-    assert ManifestError("m", []).exit_code == EXIT_USAGE
-    assert issubclass(ManifestError, ExpertError)

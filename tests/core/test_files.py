@@ -15,7 +15,6 @@ from expert.core.files import (
     read_json,
     read_text,
     sha256_of,
-    sync_folder,
     write_text_atomically,
 )
 from tests.each import each
@@ -30,15 +29,10 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_content_is_written_as_utf_8_with_plain_newlines(tmp_path: Path):
-    write_text_atomically(tmp_path / "a.txt", "é\r\nb\n")
-    assert (tmp_path / "a.txt").read_bytes() == "é\r\nb\n".encode()
-    assert _names(tmp_path) == ["a.txt"]
-
-
-def test_missing_folders_are_made(tmp_path: Path):
-    write_text_atomically(tmp_path / "deep" / "er" / "a.txt", "x")
-    assert (tmp_path / "deep" / "er" / "a.txt").read_text() == "x"
+def test_the_content_is_written_as_utf_8_with_plain_newlines_and_folders_are_made(tmp_path: Path):
+    write_text_atomically(tmp_path / "deep" / "er" / "a.txt", "é\r\nb\n")
+    assert (tmp_path / "deep" / "er" / "a.txt").read_bytes() == "é\r\nb\n".encode()
+    assert _names(tmp_path / "deep" / "er") == ["a.txt"]
 
 
 def test_the_old_content_is_replaced_and_its_mode_kept(tmp_path: Path):
@@ -107,12 +101,6 @@ def test_the_text_is_on_the_disk_before_the_rename_and_the_rename_after(
     monkeypatch.setattr(os, "replace", note_replace)
     write_text_atomically(tmp_path / "a.txt", "x")
     assert order == ["file", "rename", "folder"]
-
-
-def test_a_folder_that_is_not_there_cannot_be_synced(tmp_path: Path):
-    sync_folder(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        sync_folder(tmp_path / "gone")
 
 
 def _pipe(folder: Path) -> Path:

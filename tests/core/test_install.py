@@ -67,23 +67,10 @@ def test_this_checkout_knows_itself_without_being_installed():
     assert f"{ROOT}[quant]" in done.stdout
 
 
-def test_another_project_that_holds_the_package_is_not_taken_for_the_checkout(tmp_path):
-    package = tmp_path / "src" / "expert"
-    package.mkdir(parents=True)
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "theirs"\n')
-    assert origin_of(package).kind == "unknown"
-
-
-def test_an_installation_from_an_index_adds_from_the_index(tmp_path):
-    found = origin_of(installed(tmp_path))
-    assert found == Origin("index", "expert-trainer")
-    assert pip_install("quant", of=found, windows=False) == "pip install 'expert-trainer[quant]'"
-    assert pip_install(of=found, windows=False) == "pip install expert-trainer"
-
-
 @each(
     ("record", "command"),
     [
+        (None, "pip install 'expert-trainer[hub]'"),
         (
             {"url": "https://x.org/e.git", "vcs_info": {"vcs": "git", "commit_id": "ab12"}},
             "pip install 'expert-trainer[hub] @ git+https://x.org/e.git@ab12'",
@@ -111,7 +98,7 @@ def test_an_installation_from_an_index_adds_from_the_index(tmp_path):
         ),
     ],
 )
-def test_an_installation_from_a_url_adds_from_that_url(tmp_path, record, command):
+def test_an_installation_adds_from_where_it_came_from(tmp_path, record, command):
     found = origin_of(installed(tmp_path, record))
     assert pip_install("hub", of=found, windows=False) == command
 
@@ -125,9 +112,10 @@ def test_a_record_that_says_nothing_ends_nothing(tmp_path, record):
 
 def test_the_record_of_another_installation_is_not_that_of_this_code(tmp_path):
     installed(tmp_path)
-    elsewhere = tmp_path / "copied" / "expert"
-    elsewhere.mkdir(parents=True)
-    assert origin_of(elsewhere).kind == "unknown"
+    (tmp_path / "src" / "expert").mkdir(parents=True)  # of a project that holds the package
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "theirs"\n')
+    for elsewhere in (tmp_path / "copied" / "expert", tmp_path / "src" / "expert"):
+        assert origin_of(elsewhere).kind == "unknown"
 
 
 def test_others_are_never_sent_to_a_folder_of_this_machine():

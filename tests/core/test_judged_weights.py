@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from expert.core.judged import outdated, weights_of
 from expert.core.publish import publishing
-from expert.core.rundir import RunFolder
+from expert.core.rundir import RunFolder, outdated, weights_of
 from tests.wording import wording
 
 OTHER = wording("other-weights-run-went")

@@ -55,12 +55,6 @@ def test_done_lists_every_file_with_its_size_and_hash(tmp_path: Path):
     assert names(target.parent) == ["x"]
 
 
-def test_the_private_folder_lies_beside_the_target_and_carries_the_process(tmp_path: Path):
-    with publishing(tmp_path / "x") as temporary:
-        assert temporary == tmp_path / f".tmp-x@{socket.gethostname()}-{os.getpid()}"
-        assert not (tmp_path / "x").exists()
-
-
 @pytest.mark.fault(3)
 def test_every_byte_reaches_the_disk_before_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -363,10 +357,6 @@ def test_an_earlier_process_with_the_same_number_is_no_obstacle(tmp_path: Path):
     published(tmp_path / "x")
     assert damage(tmp_path / "x") == ""
     assert not (tmp_path / "x" / "old").exists()
-
-
-def test_a_folder_that_does_not_exist_has_no_leftovers(tmp_path: Path):
-    assert sweep(tmp_path / "none") == []
 
 
 def test_who_lives_is_known():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.core.shortage import TooLittle, refuse_small_memory, shortage_behind
+from expert.core.room import TooLittle, refuse_small_memory, shortage_behind
 from tests.each import each
 from tests.hostile.inputs import ROWS, write_manifest
 from tests.hostile.limits import limited

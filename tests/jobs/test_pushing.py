@@ -15,8 +15,8 @@ import pytest
 
 from expert.core.errors import EXIT_DAMAGED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, Damaged
 from expert.core.hashed import write_hashed
-from expert.core.judged import weights_of
 from expert.core.publish import damage
+from expert.core.rundir import weights_of
 from expert.jobs.export import push as pushing
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export

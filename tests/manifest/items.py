@@ -17,6 +17,15 @@ def as_item(data: Any) -> Item:
     return Item(data)
 
 
+def everything(item: Item) -> Any:
+    """Plain data with the comment keys in it."""
+    if isinstance(item.value, dict):
+        return {key: everything(entry) for key, entry in item.value.items()}
+    if isinstance(item.value, list):
+        return [everything(entry) for entry in item.value]
+    return item.value
+
+
 def manifest_item(manifest: Manifest) -> Item:
     """What was set in a manifest, nothing that is only a default."""
     said = manifest.model_dump(mode="json", exclude_unset=True)

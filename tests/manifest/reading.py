@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,13 @@ import pytest
 from expert.core.errors import ExpertError, Problem
 from expert.manifest.reader import ReadManifest, understand
 from expert.manifest.text.document import Format, parse_document
+from expert.manifest.text.item import join
 
 MANIFESTS = Path(__file__).parent.parent / "manifests"
-REAL_MANIFESTS = Path(__file__).parents[2].parent / "shared" / "data" / "manifests"
+REAL_FILES = sorted((Path(__file__).parents[3] / "shared" / "data" / "manifests").glob("*.json"))
+"""Published manifests, where they are beside the checkout."""
 MINIMAL = "base_model: X\ndataset: a.jsonl\n"
+WHOLE = "name: x\nbase_model: tiny\ntraining:\n  dataset: a.jsonl\n  config:\n    epochs: 1\n"
 
 
 def read(
@@ -52,10 +55,28 @@ def notices_of(text: str, *, overrides: Sequence[str] = ()) -> list[str]:
     return [str(notice) for notice in read(text, overrides=overrides).notices]
 
 
-def files_in(name: str) -> list[Path]:
+def files_in(name: str, least: int = 30) -> list[Path]:
     """The manifests of tests/manifests/`name`; never none, so that no test passes by their loss."""
     found = sorted(
         path for path in (MANIFESTS / name).iterdir() if path.suffix in {".json", ".yaml"}
     )
-    assert len(found) > 30, f"only {len(found)} manifests under {name}"
+    assert len(found) >= least, f"only {len(found)} manifests under {name}"
     return found
+
+
+def told_of(made: ReadManifest) -> str:
+    """Every notice, then every key that is set, in a line each."""
+    set_keys = made.manifest.model_dump(mode="json", exclude_unset=True)
+    lines = [*map(str, made.notices), "---", *_keys(set_keys, "")]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _keys(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _keys(inner, join(path, key))
+    elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
+        for number, inner in enumerate(value):
+            yield from _keys(inner, join(path, number))
+    else:
+        yield f"{path}: {json.dumps(value, ensure_ascii=False)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import math
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -16,7 +16,6 @@ from expert.core.text import visible
 from expert.manifest.migrate.aliases import CONFIG_ALIASES
 from expert.manifest.reader import understand
 from expert.manifest.schema.expectations import resolve, schema
-from expert.manifest.schema.kinds import SCHEDULES
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.manifest.text.document import Document, parse_document
 from expert.manifest.text.write import to_json
@@ -133,18 +132,36 @@ def _unsettled() -> st.SearchStrategy[dict[str, Any]]:
 
 @st.composite
 def any_manifest(draw: st.DrawFn) -> dict[str, Any]:
-    """A manifest in the 2.0 layout that the schema and the rules accept, as plain data."""
+    """A manifest in the 2.0 layout that the schema and the rules accept, as plain data: what they
+    refuse of a drawn one is taken out of it."""
     data: dict[str, Any] = draw(_unsettled())
     data["schema_version"] = "2.0"
-    _settle_models(data)
-    _settle_dataset(data["training"].setdefault("dataset", {}))
-    _settle_config(data)
+    dataset = data["training"].setdefault("dataset", {})
+    if not dataset.get("tasks"):
+        dataset["path"] = dataset.get("path") or "a.jsonl"
     _settle_names(data)
-    try:
-        manifest_of(data)
-    except ManifestError:
-        assume(False)
-    return data
+    for _ in range(6):
+        try:
+            manifest_of(data)
+        except ManifestError as error:
+            for problem in error.problems:
+                _take_out(data, problem.path)
+        else:
+            return data
+    assume(False)
+    raise AssertionError
+
+
+def _take_out(data: Any, path: str) -> None:
+    """Remove the innermost key that is there of those a path leads through."""
+    holder, key = data, ""
+    for step in re.findall(r"[^.\[\]]+", path):
+        if isinstance(data, list):
+            data = data[int(step)]
+        elif isinstance(data, dict) and step in data:
+            holder, key = data, step
+            data = data[step]
+    holder.pop(key, None)
 
 
 def manifest_of(data: Mapping[str, Any]) -> Manifest:
@@ -170,78 +187,6 @@ def _settle_names(data: dict[str, Any]) -> None:
     dataset = data["training"]["dataset"]
     if dataset.get("tasks"):
         dataset["tasks"] = {visible(key, keep=""): one for key, one in dataset["tasks"].items()}
-
-
-def _settle_models(data: dict[str, Any]) -> None:
-    """Make the base models agree with each other: one character model, or none."""
-    models = data["base_models"]
-    config = data["training"].setdefault("config", {})
-    if models[0]["name"] == CHAR_GPT:
-        del models[1:]
-        data["soft_prompts"] = []
-        config["adapter_type"] = "full"
-        shape = models[0].get("architecture") or {}
-        if "heads" in shape or "width" in shape:
-            shape["heads"] = shape.get("heads", 6) % 16 + 1
-            shape["width"] = shape["heads"] * 64
-    for model in models:
-        if models[0]["name"] != CHAR_GPT:
-            model.pop("architecture", None)
-            if model["name"] == CHAR_GPT:
-                model["name"] = "m"
-        if config.get("adapter_type") == "full" and model.get("quantization", "").startswith(
-            ("int", "fp8")
-        ):
-            model["quantization"] = "bf16"
-    for prompt in data.get("soft_prompts", []):
-        if prompt.get("init_method") == "text":
-            prompt["init_text"] = prompt.get("init_text") or "answer"
-    if config.get("adapter_type") == "none" and not data.get("soft_prompts"):
-        config["adapter_type"] = "dora"
-
-
-def _settle_dataset(dataset: dict[str, Any]) -> None:
-    if dataset.get("tasks"):
-        dataset.pop("path", None)
-    else:
-        dataset["path"] = dataset.get("path") or "a.jsonl"
-        if dataset.get("type") == "multi_task":
-            del dataset["type"]
-    if dataset.get("text_field") and dataset.get("field_mapping"):
-        dataset["field_mapping"].pop("text", None)
-
-
-def _settle_config(data: dict[str, Any]) -> None:
-    config = data["training"]["config"]
-    if config.get("adapter_type") == "ia3":
-        config.pop("rank", None)
-        config.pop("alpha", None)
-        if isinstance(config.get("target_modules"), list):
-            config["feedforward_modules"] = config["target_modules"][:1]
-    if config.get("bf16") is True and config.get("fp16") is True:
-        config["fp16"] = "auto"
-    if config.get("tokenize") == "late":
-        config["packing"] = False
-        if config.get("overlong") == "split":
-            del config["overlong"]
-        dataset = data["training"]["dataset"]
-        characters = data["base_models"][0]["name"] == CHAR_GPT
-        if characters or dataset.get("streaming") or dataset.get("tasks"):
-            del config["tokenize"]
-    if data["training"]["dataset"].get("streaming") and "epochs" in config:
-        config["epochs"] = math.ceil(config["epochs"])
-    allowed = SCHEDULES[config.get("lr_scheduler", "cosine")].options
-    options = config.get("lr_scheduler_kwargs", {})
-    for key in [key for key in options if key not in allowed]:
-        del options[key]
-    for strategy, steps in (("save_strategy", "save_steps"), ("evaluation_strategy", "eval_steps")):
-        if config.get(strategy) == "steps" and config.get(steps) is None:
-            config[steps] = 50
-    if config.get("evaluation_strategy") == "no":
-        config.pop("load_best_model_at_end", None)
-        config.pop("early_stopping_patience", None)
-    if config.get("early_stopping_patience") is None:
-        config.pop("early_stopping_threshold", None)
 
 
 @st.composite

@@ -10,9 +10,7 @@ import pytest
 
 from expert.manifest.peers.distributed import SHARING
 from expert.manifest.reader import ReadManifest, read_manifest
-from tests.manifest.reading import MINIMAL, error_of, problems_of, read
-
-WHOLE = "name: x\nbase_model: tiny\ntraining:\n  dataset: a.jsonl\n  config:\n    epochs: 1\n"
+from tests.manifest.reading import MANIFESTS, MINIMAL, WHOLE, error_of, problems_of, read
 
 
 def distributed(text: str) -> str:
@@ -57,30 +55,11 @@ def test_fsdp_says_what_is_sharded(before, value, engine):
     assert bool(said) == (value not in ("[]", '""', "false"))
 
 
-FSDP_CONFIG = """
-fsdp_config:
-  {prefix}limit_all_gathers: true
-  {prefix}offload_params: true
-  {prefix}auto_wrap_policy: TRANSFORMER_BASED_WRAP
-  {prefix}transformer_layer_cls_to_wrap: LlamaDecoderLayer
-  {prefix}state_dict_type: FULL_STATE_DICT
-  {prefix}reshard_after_forward: false
-  {prefix}activation_checkpointing: true
-  {prefix}version: 1
-  {prefix}something_new: 7
-"""
-
-
-@pytest.mark.parametrize("prefix", ["fsdp_", ""])
-def test_fsdp_config_alone_means_fsdp_and_each_of_its_keys_is_answered(prefix):
-    made = read(MINIMAL + FSDP_CONFIG.format(prefix=prefix))
-    config = made.manifest.training.config
-    assert (config.distributed, config.gradient_checkpointing) == ("sharded", True)
-    for key in ("offload_params", "auto_wrap_policy", "state_dict_type", "version"):
-        assert kinds(made, f"{prefix}{key}") == {"superseded"}, key
-    for key in ("transformer_layer_cls_to_wrap", "reshard_after_forward", "something_new"):
-        assert kinds(made, f"{prefix}{key}") == {"superseded"}, key
-    assert kinds(made, f"{prefix}activation_checkpointing") == {"read as"}
+def test_keys_of_fsdp_mean_the_same_with_and_without_their_prefix():
+    text = (MANIFESTS / "peers" / "fsdp.yaml").read_text(encoding="utf-8")
+    plain, prefixed = (read(each) for each in (text, text.replace("\n  ", "\n  fsdp_")))
+    assert plain.manifest == prefixed.manifest
+    assert [(n.kind, n.text) for n in plain.notices] == [(n.kind, n.text) for n in prefixed.notices]
 
 
 def test_a_dump_of_training_arguments_that_did_not_shard_does_not():
@@ -181,38 +160,6 @@ def test_values_that_contradict_the_manifest_are_named_all_at_once():
     assert len(text.splitlines()) == 5
 
 
-def test_values_that_the_manifest_leaves_open_are_taken():
-    config = read(
-        MINIMAL
-        + """
-deepspeed:
-  zero_optimization: {stage: 2}
-  gradient_clipping: 0.3
-  train_micro_batch_size_per_gpu: 8
-  gradient_accumulation_steps: 4
-  bf16: {enabled: true}
-"""
-    ).manifest.training.config
-    assert (config.max_grad_norm, config.batch_size) == (0.3, 8)
-    assert (config.gradient_accumulation_steps, config.bf16) == (4, True)
-
-
-def test_the_batch_of_all_gpus_and_sections_of_its_own_are_superseded():
-    made = read(
-        MINIMAL
-        + """
-deepspeed:
-  zero_optimization: {stage: 2}
-  train_batch_size: 64
-  optimizer: {type: AdamW, params: {lr: 1.0e-5}}
-  scheduler: {type: WarmupLR}
-  activation_checkpointing: {partition_activations: true}
-"""
-    )
-    for key in ("train_batch_size", "optimizer", "scheduler", "activation_checkpointing"):
-        assert kinds(made, key) == {"superseded"}, key
-
-
 # --- strategies, accelerate, DDP -----------------------------------------------------------------
 
 
@@ -277,26 +224,6 @@ def test_the_keys_of_accelerates_file_are_read(kind, section, engine):
     assert (config.distributed, config.bf16) == (engine, True)
     for key in ("num_processes", "num_machines", "machine_rank"):
         assert kinds(made, key) == {"superseded"}, key
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "ddp_find_unused_parameters: true",
-        "ddp_bucket_cap_mb: 25",
-        "ddp_timeout: 180000000",
-        "ddp_backend: mpi",
-        "ddp_something: 1",
-        "tensor_parallel_size: 2",
-        "context_parallel_size: 2",
-        "devices: 4",
-        "use_ray: true",
-    ],
-)
-def test_what_needs_no_setting_here_is_superseded_with_what_happens(line):
-    made = read(f"{MINIMAL}{line}\n")
-    assert kinds(made, line.partition(":")[0]) == {"superseded"}
-    assert made.manifest.training.config.distributed == "auto"
 
 
 @pytest.mark.parametrize(

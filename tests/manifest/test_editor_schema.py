@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
@@ -27,15 +26,10 @@ from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES
 from expert.manifest.text.document import read_document
 from expert.manifest.upgrade import upgrade
 from tests.each import each
+from tests.manifest.items import everything
+from tests.manifest.reading import REAL_FILES, files_in
 from tests.manifest.strategies import any_manifest, any_spelling, document_of, manifest_of
 
-ROOT = Path(__file__).parents[2]
-REAL_FILES = sorted((ROOT.parent / "shared" / "data" / "manifests").glob("*.json"))
-GOOD_FILES = sorted(
-    path
-    for path in (ROOT / "tests" / "manifests" / "good").rglob("*")
-    if path.suffix in {".json", ".yaml", ".yml"}
-)
 SCHEMA = editor_schema()
 VALIDATOR = Draft7Validator(SCHEMA)
 
@@ -93,18 +87,9 @@ def test_a_published_manifest_is_valid_before_and_after_its_upgrade(path):
     assert faults(json.loads(upgrade(read_document(path))[0])) == []
 
 
-@pytest.mark.skipif(not GOOD_FILES, reason="tests/manifests/good has no files yet")
-@pytest.mark.parametrize("path", GOOD_FILES, ids=lambda path: path.name)
+@each("path", files_in("good"), ids=lambda path: path.name)
 def test_a_manifest_that_is_good_to_the_reader_is_valid(path):
     assert faults(everything(read_document(path).root)) == []
-
-
-def everything(item: Any) -> Any:
-    if isinstance(item.value, dict):
-        return {key: everything(entry) for key, entry in item.value.items()}
-    if isinstance(item.value, list):
-        return [everything(entry) for entry in item.value]
-    return item.value
 
 
 @pytest.mark.parametrize("key", ["batchsize", "epoch", "learning_rat", "gpus"])
@@ -183,22 +168,14 @@ def test_old_names_of_the_data_set_and_of_the_top_level_are_known():
     assert old <= set(SCHEMA["properties"])
 
 
-SPELLINGS = [(key, word) for key, words in CONFIG_VALUES.items() for word in words]
-MODEL_SPELLINGS = [(key, word) for key, words in MODEL_VALUES.items() for word in words]
-
-
-@each(("key", "word"), SPELLINGS)
-def test_every_other_spelling_of_a_config_value_is_valid_in_any_case(key, word):
-    for spelling in [word, word.upper()] if isinstance(word, str) else [word]:
-        assert faults(with_config(**{key: spelling})) == []
-
-
-@each(("key", "word"), MODEL_SPELLINGS)
-def test_every_other_spelling_of_a_model_value_is_valid_in_any_case(key, word):
-    for spelling in [word, word.title()] if isinstance(word, str) else [word]:
-        data = with_config()
-        data["base_models"][0][key] = spelling
-        assert faults(data) == []
+@each(("key", "words"), [*CONFIG_VALUES.items(), *MODEL_VALUES.items()])
+def test_every_other_spelling_of_a_value_is_valid_in_any_case(key, words):
+    for word in words:
+        for spelling in [word, word.upper(), word.title()] if isinstance(word, str) else [word]:
+            data = with_config()
+            model, config = data["base_models"][0], data["training"]["config"]
+            (model if key in MODEL_VALUES else config)[key] = spelling
+            assert faults(data) == [], spelling
 
 
 # Things the reader takes that are in no table.
@@ -243,12 +220,3 @@ def test_any_manifest_in_any_spelling_is_valid(draws):
     assert faults(data) == []
     assert faults(draws.draw(any_spelling(data))) == []
     assert faults(json.loads(upgrade(document_of(data))[0])) == []
-
-
-@pytest.mark.slow
-@given(st.data())
-@settings(max_examples=1000, deadline=None)
-def test_very_many_manifests_in_any_spelling_are_valid(draws):
-    data = draws.draw(any_manifest())
-    assert faults(data) == []
-    assert faults(draws.draw(any_spelling(data))) == []

@@ -46,11 +46,6 @@ def test_every_key_has_a_meaning_and_an_expectation():
         assert "\n" not in entry.meaning, entry.path
 
 
-def test_a_meaning_that_takes_two_lines_in_the_source_is_one_sentence():
-    (entry,) = explain("on_loss_spike")
-    assert wording("leave-rows-out-go") in entry.meaning
-
-
 def test_a_key_is_reported_with_its_range_default_meaning_and_other_names():
     (entry,) = explain("batch_size")
     assert entry == KeyHelp(

@@ -128,10 +128,6 @@ def _refusal(path: str | Path) -> str:
     return str(caught.value.problems[0])
 
 
-def test_a_missing_file_is_refused(tmp_path: Path):
-    assert _refusal(tmp_path / "no.json") == wording("no-such-file-check")
-
-
 def test_a_missing_file_with_nearly_the_name_of_a_manifest_beside_it_names_that(tmp_path: Path):
     (tmp_path / "qa").mkdir()
     assert _refusal(tmp_path / "qaa") == wording("no-such-file-check")  # no manifest is in it
@@ -141,14 +137,46 @@ def test_a_missing_file_with_nearly_the_name_of_a_manifest_beside_it_names_that(
         assert _refusal(tmp_path / wrong) == wording("no-such-file-did", path=tmp_path / meant)
 
 
-def test_a_folder_is_refused(tmp_path: Path):
-    assert _refusal(tmp_path) == wording("folder-name-manifest-file")
-    assert _refusal(".") == wording("folder-name-manifest-file")
+def _made(folder: Path, kind: str) -> str | Path:
+    """Something that is not a manifest file, by its kind."""
+    path = folder / "m.json"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind in ("below a file", "unreadable"):
+        path.write_text(MINIMAL)
+    if kind == "unreadable":
+        path.chmod(0)
+        if os.access(path, os.R_OK):
+            pytest.skip("root may read everything")
+    others: dict[str, str | Path] = {
+        "a folder": folder,
+        "here": ".",
+        "below a file": path / "b.json",
+        "a device": "/dev/zero",
+        "nowhere": "/dev/null",
+        "a NUL": "a\0b.json",
+        "5000 letters": "a" * 5000,
+    }
+    return others.get(kind, path)
 
 
-def test_a_file_below_a_file_is_refused(tmp_path: Path):
-    (tmp_path / "a.json").write_text("{}")
-    assert _refusal(tmp_path / "a.json" / "b.json") == wording("cannot-read-not-directory")
+@pytest.mark.parametrize(
+    ("kind", "refusal"),
+    [
+        ("missing", wording("no-such-file-check")),
+        ("a folder", wording("folder-name-manifest-file")),
+        ("here", wording("folder-name-manifest-file")),
+        ("below a file", wording("cannot-read-not-directory")),
+        ("a pipe", wording("not-regular-file")),
+        ("a device", wording("not-regular-file")),
+        ("nowhere", wording("not-regular-file")),
+        ("a NUL", wording("cannot-read-embedded-null")),
+        ("5000 letters", wording("cannot-read-file-name")),
+        ("unreadable", wording("cannot-read-permission-denied")),
+    ],
+)
+def test_what_is_not_a_file_is_refused(tmp_path: Path, kind: str, refusal: str):
+    assert _refusal(_made(tmp_path, kind)) == refusal
 
 
 @pytest.mark.parametrize(
@@ -167,16 +195,6 @@ def test_bytes_that_are_no_utf_8_are_refused_with_their_line(
     assert _refusal(tmp_path / "m.yaml").partition("  (")[0] == refusal
 
 
-def test_a_fifo_is_refused_without_being_opened(tmp_path: Path):
-    os.mkfifo(tmp_path / "pipe.json")
-    assert _refusal(tmp_path / "pipe.json") == wording("not-regular-file")
-
-
-@pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
-def test_a_device_is_refused(device: str):
-    assert _refusal(device) == wording("not-regular-file")
-
-
 def test_a_file_larger_than_it_says_is_refused():
     """Files under /proc have no size; this one has more than a megabyte of NULs behind it."""
     path = Path("/proc/self/pagemap")
@@ -184,23 +202,6 @@ def test_a_file_larger_than_it_says_is_refused():
         pytest.skip("no /proc here")
     refusal = _refusal(path)
     assert refusal.startswith((wording("the-file-has-bytes"), wording("cannot-read")))
-
-
-def test_a_name_with_a_nul_is_refused():
-    assert _refusal("a\0b.json") == wording("cannot-read-embedded-null")
-
-
-def test_a_name_longer_than_any_file_system_allows_is_refused():
-    assert _refusal("a" * 5000) == wording("cannot-read-file-name")
-
-
-def test_an_unreadable_file_is_refused(tmp_path: Path):
-    path = tmp_path / "secret.yaml"
-    path.write_text(MINIMAL)
-    path.chmod(0)
-    if os.access(path, os.R_OK):
-        pytest.skip("root may read everything")
-    assert _refusal(path) == wording("cannot-read-permission-denied")
 
 
 def test_a_symlink_is_followed_and_a_loop_refused(tmp_path: Path):

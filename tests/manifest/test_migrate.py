@@ -22,7 +22,6 @@ from expert.manifest.migrate.aliases import (
     MODEL_NAMES,
     SHAPE_ALIASES,
     SPECIAL_NAMES,
-    home_of,
 )
 from expert.manifest.schema.expectations import schema
 from expert.manifest.schema.manifest import Manifest
@@ -281,26 +280,18 @@ def test_load_in_bits_sets_the_quantization_of_every_model(name: str):
     assert problem.what == wording("got-x-expected-true")
 
 
-def test_load_in_bits_does_not_depend_on_the_order_of_the_switches():
-    for text in ("load_in_4bit: false\nload_in_8bit: true", "load_in_8bit: true\nload_in_4bit: no"):
-        assert read(MINIMAL + text).manifest.base_models[0].quantization == "int8"
-
-
 @pytest.mark.parametrize(
     ("name", "betas"), [("adam_beta1", (0.8, 0.999)), ("adam_beta2", (0.9, 0.8))]
 )
 def test_one_beta_leaves_the_other_alone(name: str, betas: tuple[float, float]):
+    both = read(MINIMAL + "adam_beta1: 0.7\nadam_beta2: 0.8")
+    assert both.manifest.training.config.betas == (0.7, 0.8)
     assert read(MINIMAL + f"{name}: 0.8").manifest.training.config.betas == betas
     assert read(MINIMAL + f"{name}: null").manifest.training.config.betas == (0.9, 0.999)
     position = int(name[-1]) - 1
     assert notices_of(MINIMAL + f"{name}: 0.8")[1] == (
         f"line 3: {name}: read as training.config.betas[{position}]"
     )
-
-
-def test_both_betas_come_together():
-    text = MINIMAL + "adam_beta1: 0.7\nadam_beta2: 0.8"
-    assert read(text).manifest.training.config.betas == (0.7, 0.8)
 
 
 @each(
@@ -381,11 +372,3 @@ def test_null_neither_contradicts_nor_wins_but_where_it_is_a_value():
     assert "says 1.0, but training.config.max_grad_norm says null" in error_of(
         MINIMAL + "grad_clip: 1.0\ntraining: {config: {max_grad_norm: null}}"
     )
-
-
-def test_a_key_that_stands_alone_has_a_home():
-    assert home_of("batch_size") == "training.config.batch_size"
-    assert home_of("lr") == "training.config.learning_rate"
-    assert home_of("val_path") == "training.dataset.validation_path"
-    assert home_of("text_field") == "training.dataset.text_field"
-    assert home_of("nothing") is None

@@ -12,7 +12,7 @@ import pytest
 from expert.core.errors import ManifestError
 from expert.manifest.reader import ReadManifest, read_manifest
 from tests.each import each
-from tests.manifest.reading import error_of, notices_of, read
+from tests.manifest.reading import MANIFESTS, error_of, notices_of, read
 from tests.wording import wording
 
 AXOLOTL = "base_model: tiny\nsequence_len: 512\nval_set_size: 0.1\nadapter: lora\n"
@@ -91,12 +91,19 @@ def test_sets_with_other_columns_are_not_mixed_in_silence():
     assert wording("b-have-other-columns") in error_of(text)
 
 
-@pytest.mark.parametrize("word", ["completion", "pretrain"])
-def test_plain_text_is_plain_text_by_its_column(word):
-    mapping: Any = read(axolotl(f"  - {{path: a.jsonl, type: {word}}}"))
-    assert mapping.manifest.training.dataset.field_mapping.text == "text"
-    mapping = read(axolotl(f"  - {{path: a.jsonl, type: {word}, field: body}}"))
-    assert mapping.manifest.training.dataset.field_mapping.text == "body"
+@each(
+    ("entry", "part", "column"),
+    [
+        ("type: completion", "text", "text"),
+        ("type: pretrain, field: body", "text", "body"),
+        ("type: alpaca, field_output: reply", "response", "reply"),
+        ("type: {field_input: about}", "input", "about"),
+        ("field_messages: talk", "messages", "talk"),
+    ],
+)
+def test_columns_of_a_set_are_mapped(entry, part, column):
+    made = read(axolotl(f"  - {{path: a.jsonl, {entry}}}")).manifest.training.dataset
+    assert getattr(made.field_mapping, part) == column
 
 
 @each(
@@ -147,44 +154,45 @@ def test_usual_names_in_messages_are_understood():
 
 
 def test_a_key_of_a_set_that_changes_the_rows_is_warned_of():
-    text = axolotl("  - {path: a, drop_system_message: true, revision: abc, odd_one: 3}")
-    told = "\n".join(notices_of(text))
+    entry = "{path: a, drop_system_message: true, revision: abc, odd_one: 3, type: {format: x}}"
+    told = "\n".join(notices_of(axolotl(f"  - {entry}")))
+    assert "without effect: base_models[0].prompt_template" in told
     assert wording("warning-without-effect-system") in told
     assert "datasets[0].revision: warning: without" in told
     assert "datasets[0].odd_one: warning: without" in told
 
 
-def test_test_sets_are_the_validation_rows():
-    text = axolotl("  - {path: a}") + "test_datasets:\n  - {path: owner/set, split: test}\n"
-    assert read(text).manifest.training.dataset.validation_path == "owner/set::test"
+def test_packed_sequences_are_counted_in_tokens_and_rows_as_rows():
+    """micro_batch_size counts sequences there, and each holds many rows: 2 rows a step would be a
+    batch many times smaller."""
+    text = axolotl("  - {path: a}") + "micro_batch_size: 2\ngradient_accumulation_steps: 2\n"
+    config = read(text + "sample_packing: true\n").manifest.training.config
+    assert (config.batch_size, config.batch_tokens) == ("auto", 2 * 512)
+    assert (config.micro_batch_size, config.gradient_accumulation_steps) == ("auto", 2)
+    assert read(text).manifest.training.config.batch_size == 2
+    both = read(text + "batch_size: 6\n").manifest.training.config
+    assert (both.batch_size, both.micro_batch_size) == (6, 2)
+    ours = read("base_model: tiny\ndataset: a.jsonl\nmicro_batch_size: 2\n").manifest.training
+    assert (ours.config.batch_size, ours.config.micro_batch_size) == ("auto", 2)
 
 
-def test_a_set_for_pretraining_is_streamed_text():
-    text = (
-        f"{AXOLOTL}sample_packing: true\nmicro_batch_size: 2\nmax_steps: 9\n"
-        "pretraining_dataset:\n  - {path: owner/web, name: en, text_column: body, type: pretrain}\n"
-    )
-    training = read(text).manifest.training
-    data, mapping = training.dataset, training.dataset.field_mapping
-    assert (data.path, data.streaming) == ("owner/web::train::en", True)
-    assert mapping is not None
-    assert mapping.text == "body"
-    assert training.config.batch_size == 2  # a stream's rows are not counted before
-    assert any(wording("counts-rows-here-not") in told for told in notices_of(text))
-
-
-def test_switches_of_axolotl_become_values():
-    text = axolotl("  - {path: a}") + "lora_target_linear: true\nexact_deduplication: true\n"
-    text += "excess_length_strategy: drop\ncosine_min_lr_ratio: 0.1\nlearning_rate: 2e-4\n"
-    training = read(text + "sdp_attention: true\nchat_template: chatml\n").manifest.training
-    config, checks = training.config, training.dataset.validation
-    assert (config.target_modules, config.overlong, config.attention) == (
-        *("all-linear", "drop"),
-        "sdpa",
-    )
-    assert config.lr_scheduler_kwargs.min_lr == pytest.approx(2e-5)
-    assert checks is not None
-    assert checks.deduplicate
+@each(
+    ("more", "tokens"),
+    [
+        ("packing: true\nmax_length: 512\n", 4 * 512),
+        ("packing: true\n", 4 * 1024),  # TRL's own length
+        ("packing: true\nfinetuning_type: lora\n", 4 * 2048),  # LLaMA-Factory's
+        ("neat_packing: true\ncutoff_len: 4096\nstage: sft\n", 4 * 4096),
+        ("packing: false\nmax_length: 512\n", None),
+    ],
+)
+def test_packed_sequences_of_trl_and_llama_factory_are_counted_in_tokens(more, tokens):
+    text = f"model_name_or_path: tiny\ndataset: rows.jsonl\nper_device_train_batch_size: 4\n{more}"
+    config = read(text).manifest.training.config
+    assert config.batch_tokens == tokens
+    assert config.batch_size == (4 if tokens is None else "auto")
+    ours = read(text.replace("model_name_or_path", "base_model")).manifest
+    assert ours.training.config.batch_size == 4
 
 
 def test_named_layers_win_over_all_linear_ones():
@@ -195,55 +203,10 @@ def test_named_layers_win_over_all_linear_ones():
 # --- LLaMA-Factory -------------------------------------------------------------------------------
 
 
-def test_names_are_looked_up_in_the_list_of_data_sets(tmp_path):
-    info = {"mine": {"file_name": "mine.json"}, "yours": {"file_name": "deep/yours.json"}}
-    made = in_folder(tmp_path, f"{FACTORY}dataset: mine,yours\ntemplate: qwen\n", info)
-    data = made.manifest.training.dataset
-    assert {name: task.train for name, task in (data.tasks or {}).items()} == {
-        "mine": "data/mine.json",
-        "yours": "data/deep/yours.json",
-    }
-    mapping: Any = data.field_mapping
-    assert (mapping.instruction, mapping.input, mapping.response) == (
-        *("instruction", "input"),
-        "output",
-    )
-
-
-def test_a_set_of_the_hub_has_its_split_its_subset_and_its_columns(tmp_path):
-    about = {
-        "hf_hub_url": "owner/qa",
-        "subset": "en",
-        "split": "full",
-        "num_samples": 70,
-        "columns": {"prompt": "question", "response": "answer"},
-    }
-    data = in_folder(tmp_path, f"{FACTORY}dataset: qa\n", {"qa": about}).manifest.training.dataset
-    mapping: Any = data.field_mapping
-    assert (data.path, data.max_samples) == ("owner/qa::full::en", 70)
-    assert (mapping.instruction, mapping.response) == ("question", "answer")
-
-
-def test_conversations_are_read_from_their_column(tmp_path):
-    about = {
-        "file_name": "chat.json",
-        "formatting": "sharegpt",
-        "columns": {"messages": "dialog"},
-        "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user"},
-    }
-    data = in_folder(tmp_path, f"{FACTORY}dataset: chat\n", {"chat": about}).manifest.training
-    mapping: Any = data.dataset.field_mapping
-    assert mapping.messages == "dialog"
-    about["columns"] = {"messages": "conversations"}
-    data = in_folder(tmp_path, f"{FACTORY}dataset: chat\n", {"chat": about}).manifest.training
-    assert data.dataset.field_mapping is None
-
-
-def test_pretraining_reads_the_column_of_the_prompt(tmp_path):
-    info = {"web": {"file_name": "web.jsonl", "columns": {"prompt": "content"}}}
-    text = FACTORY.replace("stage: sft", "stage: pt") + "dataset: web\n"
-    mapping: Any = in_folder(tmp_path, text, info).manifest.training.dataset.field_mapping
-    assert mapping.text == "content"
+@each("line", ["stage: dpo", "stage: ppo", "stage: kto", "stage: rm", "rl: dpo"])
+def test_other_methods_are_refused(line):
+    text = error_of(FACTORY.replace("stage: sft", line) + "dataset: rows.jsonl\n")
+    assert wording("not-built-only-sft", word=line.partition(": ")[2]) in text
 
 
 @each(
@@ -295,12 +258,6 @@ def test_a_broken_list_of_data_sets_is_reported(tmp_path):
     assert wording("dataset-info-json-cannot") in refused(tmp_path, f"{FACTORY}dataset: a,b\n")
 
 
-def test_a_validation_set_by_name_is_the_validation_path(tmp_path):
-    info = {"a": {"file_name": "a.json"}, "b": {"file_name": "b.json"}}
-    made = in_folder(tmp_path, f"{FACTORY}dataset: a\neval_dataset: b\n", info)
-    assert made.manifest.training.dataset.validation_path == "data/b.json"
-
-
 def test_a_list_in_the_current_folder_names_its_files_whole(tmp_path, monkeypatch):
     """As LLaMA-Factory is run: from above both folders."""
     (tmp_path / "examples").mkdir()
@@ -312,12 +269,6 @@ def test_a_list_in_the_current_folder_names_its_files_whole(tmp_path, monkeypatc
     assert made.manifest.training.dataset.path == (tmp_path / "data" / "a.json").as_posix()
     text = f"{FACTORY}dataset: a\n"
     assert in_folder(Path(), text).manifest.training.dataset.path == "data/a.json"
-
-
-@pytest.mark.parametrize(("bits", "kind"), [(4, "int4"), (8, "int8")])
-def test_bits_of_llama_factory_are_the_quantization(bits, kind):
-    text = f"{FACTORY}dataset: a.jsonl\nquantization_bit: {bits}\nquantization_method: bnb\n"
-    assert read(text).manifest.base_models[0].quantization == kind
 
 
 def test_other_bits_and_methods_are_refused():
@@ -347,11 +298,6 @@ def test_templates_of_others_are_ours_or_the_tokenizers(key, word, ours, kind):
     assert [each.kind for each in made.notices if each.path == key] == [kind]
 
 
-def test_a_template_for_images_is_refused():
-    text = error_of(f"{FACTORY}dataset: a.jsonl\ntemplate: qwen2_vl\n")
-    assert wording("template-for-images-sound") in text
-
-
 def test_a_whole_manifest_may_speak_of_templates():
     text = "name: x\nbase_model: tiny\ntemplate: {a: 1}\ntraining: {dataset: a.jsonl, config: {}}\n"
     assert read(text).manifest.base_models[0].prompt_template == "auto"
@@ -359,59 +305,9 @@ def test_a_whole_manifest_may_speak_of_templates():
 
 # --- LitGPT and torchtune ------------------------------------------------------------------------
 
-LITGPT = """
-checkpoint_dir: checkpoints/owner/small
-out_dir: out
-precision: bf16-true
-quantize: bnb.nf4
-lora_r: 4
-lora_mlp: true
-data: {class_path: litgpt.data.JSON, init_args: {json_path: rows.json, val_split_fraction: 0.2}}
-train:
-  {save_interval: 20, global_batch_size: 8, micro_batch_size: 2, lr_warmup_steps: 3, epochs: 2,
-   max_seq_length: 64, max_norm: 0.5, min_lr: 1e-5}
-eval: {interval: 10, max_iters: 100}
-optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.001, betas: [0.9, 0.95]}}
-"""
-TUNE = """
-model:
-  _component_: torchtune.models.qwen2.lora_qwen2_0_5b
-  lora_attn_modules: [q_proj, output_proj]
-  apply_lora_to_mlp: true
-  lora_rank: 4
-checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, checkpoint_dir: /m/small}
-dataset:
-  _component_: torchtune.datasets.instruct_dataset
-  source: json
-  data_files: rows.json
-  column_map: {input: ask, output: reply}
-  packed: true
-optimizer: {_component_: torch.optim.AdamW, fused: true, lr: 1e-4}
-lr_scheduler: {_component_: torchtune.training.get_cosine_schedule_with_warmup, num_warmup_steps: 7}
-batch_size: 2
-epochs: 1
-dtype: bf16
-enable_activation_checkpointing: true
-log_every_n_steps: 5
-"""
-
-
-def test_a_file_of_litgpt_is_read():
-    made = read(LITGPT).manifest
-    config, data, model = made.training.config, made.training.dataset, made.base_models[0]
-    assert (model.name, model.quantization) == ("owner/small", "int4")
-    assert (data.path, data.validation_split) == ("rows.json", 0.2)
-    assert (config.batch_size, config.micro_batch_size, config.rank) == (8, 2, 4)
-    assert config.target_modules == ["q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"]
-    assert (config.save_steps, config.eval_steps, config.warmup_steps) == (20, 10, 3)
-    assert (config.max_grad_norm, config.betas, config.bf16) == (0.5, (0.9, 0.95), True)
-    assert (config.learning_rate, config.lr_scheduler_kwargs.min_lr) == (0.001, 1e-5)
-    assert config.train_on_prompt is True  # its default: mask_prompt false
-
-
-def test_litgpt_without_a_rank_trains_every_weight():
-    text = LITGPT.replace("lora_r: 4\nlora_mlp: true\n", "").replace("quantize: bnb.nf4\n", "")
-    assert read(text).manifest.training.config.adapter_type == "full"
+LITGPT, TUNE = (
+    (MANIFESTS / "peers" / f"{name}.yaml").read_text("utf-8") for name in ("litgpt", "torchtune")
+)
 
 
 def test_a_class_of_rows_that_nobody_knows_is_refused():
@@ -420,26 +316,6 @@ def test_a_class_of_rows_that_nobody_knows_is_refused():
     )
     assert wording("python-class-not-run") in text
     assert wording("names-no-data") not in text
-
-
-def test_a_recipe_of_torchtune_is_read():
-    made = read(TUNE).manifest
-    config, data = made.training.config, made.training.dataset
-    mapping: Any = data.field_mapping
-    assert (made.base_models[0].name, data.path) == ("/m/small", "rows.json")
-    assert (mapping.instruction, mapping.response) == ("ask", "reply")
-    assert (config.adapter_type, config.rank, config.packing) == ("lora", 4, True)
-    assert config.target_modules == ["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    assert (config.optim, config.learning_rate, config.warmup_steps) == (
-        *("adamw_torch_fused", 1e-4),
-        7,
-    )
-    assert (config.gradient_checkpointing, config.logging_steps, config.bf16) == (True, 5, True)
-
-
-def test_a_whole_model_of_torchtune_is_trained_whole():
-    text = TUNE.replace("lora_qwen2_0_5b", "qwen2_0_5b")
-    assert read(text).manifest.training.config.adapter_type == "full"
 
 
 def test_a_data_set_class_of_torchtune_names_its_rows_or_is_refused():

@@ -211,20 +211,6 @@ def test_a_misspelt_top_level_setting_is_refused_without_strict(tmp_path):
     ]
 
 
-def test_where_a_misspelt_setting_belongs_is_reported_so_that_it_can_be_written(tmp_path):
-    """A path is refused as a key: what is told must be no path, but to --set, which takes it."""
-    path = tmp_path / "manifest.yaml"
-    path.write_text("base_model: X\ndataset: a.jsonl\nepcohs: 7\n")
-    with pytest.raises(ManifestError, match=wording("did-you-mean-epochs")):
-        read_manifest(path)
-    path.write_text("base_model: X\ndataset: a.jsonl\ntraining: {config: {epochs: 7}}\n")
-    assert read_manifest(path).manifest.training.config.epochs == 7
-    with pytest.raises(ManifestError, match=wording("did-you-mean-training")):
-        read_manifest(path, overrides=("epcohs=7",))
-    told = read_manifest(path, overrides=("training.config.epochs=8",))
-    assert told.manifest.training.config.epochs == 8
-
-
 @pytest.mark.parametrize(
     ("key", "told"),
     [
@@ -278,14 +264,4 @@ def test_a_key_near_a_setting_is_asked_about_where_settings_stand_elsewhere(tmp_
     path.write_text("base_model: X\ntraining: {dataset: a.jsonl}\nepoch: 1\n")
     assert [notice.path for notice in read_manifest(path).notices if notice.kind == "warning"] == [
         "epoch"
-    ]
-
-
-def test_a_misspelt_path_is_named_instead_of_missing_data(tmp_path):
-    path = tmp_path / "manifest.yaml"
-    path.write_text("base_model: X\ndataset: {pth: a.jsonl}\n")
-    with pytest.raises(ManifestError) as caught:
-        read_manifest(path)
-    assert [str(problem) for problem in caught.value.problems] == [
-        wording("line-unknown-key-did-you")
     ]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
@@ -17,17 +16,11 @@ from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.text.document import Document, parse_document, read_document
 from expert.manifest.text.write import to_json, to_yaml
 from expert.manifest.upgrade import FIRST_KEYS, PERFORMANCE_KEYS, upgrade
+from tests.each import each
 from tests.manifest.items import as_item
+from tests.manifest.reading import REAL_FILES, files_in
 from tests.manifest.strategies import any_manifest, any_spelling, document_of, manifest_of
 from tests.wording import wording
-
-ROOT = Path(__file__).parents[2]
-REAL_FILES = sorted((ROOT.parent / "shared" / "data" / "manifests").glob("*.json"))
-GOOD_FILES = sorted(
-    path
-    for path in (ROOT / "tests" / "manifests" / "good").rglob("*")
-    if path.suffix in {".json", ".yaml", ".yml"}
-)
 
 OLD: dict[str, Any] = {
     "version": "1.0.0",
@@ -242,12 +235,6 @@ def test_the_upgraded_yaml_stays_as_it_is():
     assert upgraded_yaml(UPGRADED_YAML) == UPGRADED_YAML
 
 
-def test_a_comment_is_never_written_twice():
-    text = upgraded_yaml("# once\nbase_model: m  # beside\ntraining: {dataset: a.jsonl}\n")
-    assert text.count("# once") == 1
-    assert text.count("# beside") == 1
-
-
 def test_a_header_stays_at_the_head_though_other_keys_come_first():
     text = upgraded_yaml("# header\nname: x\nbase_model: m\ntraining: {dataset: a.jsonl}\n")
     assert text.startswith('# header\nschema_version: "2.0"\nname: x\n')
@@ -269,8 +256,7 @@ def test_a_published_manifest_reads_the_same_after_its_upgrade(path):
     assert comment_texts(json.loads(text)) == comment_texts(json.loads(path.read_text("utf-8")))
 
 
-@pytest.mark.skipif(not GOOD_FILES, reason="tests/manifests/good has no files yet")
-@pytest.mark.parametrize("path", GOOD_FILES, ids=lambda path: path.name)
+@each("path", files_in("good"), ids=lambda path: path.name)
 def test_a_good_manifest_reads_the_same_after_its_upgrade_and_stays_so(path):
     document = read_document(path)
     before = understand(read_document(path)).manifest
@@ -303,16 +289,6 @@ def test_any_manifest_reads_the_same_after_its_upgrade(data):
 
 @given(st.data())
 def test_any_spelling_of_a_manifest_is_upgraded_to_the_same_manifest(draws):
-    data = draws.draw(any_manifest())
-    spelt = draws.draw(any_spelling(data))
-    assert manifest_of(spelt).model_dump() == manifest_of(data).model_dump()
-    check_upgrade(spelt)
-
-
-@pytest.mark.slow
-@given(st.data())
-@settings(max_examples=1500, deadline=None)
-def test_very_many_spellings_are_upgraded_to_the_same_manifest(draws):
     data = draws.draw(any_manifest())
     spelt = draws.draw(any_spelling(data))
     assert manifest_of(spelt).model_dump() == manifest_of(data).model_dump()

@@ -11,11 +11,12 @@ from tests.each import each
 from tests.manifest.reading import MINIMAL, error_of, notices_of, read, read_data
 from tests.wording import wording
 
-_CONFIG = [
-    (key, word, CONFIG_VALUES[key][word]) for key in CONFIG_VALUES for word in CONFIG_VALUES[key]
-]
-_MODEL = [
-    (key, word, MODEL_VALUES[key][word]) for key in MODEL_VALUES for word in MODEL_VALUES[key]
+_TABLES = [("config", CONFIG_VALUES), ("model", MODEL_VALUES)]
+_WORDS = [
+    (place, key, word, meaning)
+    for place, table in _TABLES
+    for key, words in table.items()
+    for word, meaning in words.items()
 ]
 
 
@@ -27,26 +28,16 @@ def _file(config: dict[str, Any], **model: Any) -> dict[str, Any]:
     }
 
 
-def test_the_tables_are_not_empty():
-    assert len(_CONFIG) > 20
-    assert len(_MODEL) > 10
-    assert len(REFUSED_METHODS) > 3
-
-
-@each(("key", "word", "meaning"), _CONFIG)
-def test_a_spelling_in_the_config_is_understood_and_reported(key: str, word: Any, meaning: str):
-    read_back = read_data(_file({key: word, "save_steps": 5, "eval_steps": 5}))
-    assert getattr(read_back.manifest.training.config, key) == meaning
+@each(("place", "key", "word", "meaning"), _WORDS)
+def test_a_spelling_is_understood_and_reported(place: str, key: str, word: Any, meaning: str):
+    config, model = ({key: word}, {}) if place == "config" else ({}, {key: word})
+    read_back = read_data(_file({**config, "save_steps": 5, "eval_steps": 5}, **model))
+    made = read_back.manifest
+    home = made.training.config if config else made.base_models[0]
+    assert getattr(home, key) == meaning
     assert [notice.text for notice in read_back.notices if notice.kind == "read as"] == [
         f'"{meaning}"'
     ]
-
-
-@each(("key", "word", "meaning"), _MODEL)
-def test_a_spelling_of_the_model_is_understood_and_reported(key: str, word: Any, meaning: str):
-    read_back = read_data(_file({}, **{key: word}))
-    assert getattr(read_back.manifest.base_models[0], key) == meaning
-    assert [notice.text for notice in read_back.notices] == [f'"{meaning}"']
 
 
 def test_capitals_do_not_matter_and_are_not_worth_a_notice():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,38 +60,6 @@ ProfiledSteps = Annotated[
 TryIt = Annotated[bool, typer.Option("--try", help="Measure the first fix in two short runs.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiagnoseOptions:
-    """The options of the command."""
-
-    run: Path | None
-    manifest: Path | None
-    model: str | None
-    gpu: str | None
-    vram: str | None
-    overrides: tuple[str, ...]
-    allow_remote_code: bool
-
-    def read(self, more: tuple[str, ...] = ()) -> ReadManifest:
-        """The given manifest, or that of the given run, with further overrides."""
-        from expert.jobs.diagnose.first_fix import read_again
-        from expert.manifest.reader import read_manifest
-        from expert.run.stored.locate import find_trained
-
-        overrides = (*self.overrides, *more)
-        if self.manifest is not None:
-            return read_manifest(self.manifest, overrides=overrides)
-        return read_again(find_trained(self.run).path, overrides)
-
-    @property
-    def of_short_runs(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "vram": self.vram,
-            "allow_remote_code": self.allow_remote_code,
-        }
-
-
 def diagnose(
     run: WhichRun = None,
     manifest: Annotated[
@@ -118,29 +86,24 @@ def diagnose(
     """
     if run is not None and run.is_file():  # a run is a folder: this can only be a manifest
         run, manifest = None, one_manifest(run, manifest)
-    asked = DiagnoseOptions(
-        run=run,
-        manifest=manifest,
-        model=model,
-        gpu=gpu,
-        vram=vram,
-        overrides=tuple(overrides or ()),
-        allow_remote_code=remote_code,
-    )
-    _refuse_contradictions(asked, parity=parity, profile=profile, try_it=try_it)
+    modes = {"--parity": parity, "--profile": profile, "--try": try_it}
+    _refuse_contradictions(run, manifest, gpu, [mode for mode, on in modes.items() if on])
+    read = partial(_read, run, manifest, tuple(overrides or ()))
+    short: dict[str, Any] = {"model": model, "vram": vram, "allow_remote_code": remote_code}
+    check = partial(_check, read if manifest is not None else None, gpu=gpu, vram=vram, model=model)
     found: Any
     display: Callable[[Any, Console], None]
     if parity:
         from expert.jobs.diagnose.parity import parity as parity_job
 
-        found = parity_job(asked.read(), **asked.of_short_runs, tell=_progress)
-        display = show_parity
+        found, display = parity_job(read(), **short, tell=_progress), show_parity
     elif profile is not None:
-        found, display = _profile(asked, profile), show_profile
+        found, display = _profile(read(), run, profile, **short), show_profile
     elif try_it:
-        found, display = _try_first_fix(asked), show_tried
+        diagnosed = None if manifest is None else check(try_out=False).findings
+        found, display = _try_first_fix(run, diagnosed, read, **short), show_tried
     elif run is None:
-        found, display = _check(asked, kernels=not no_kernels), show_check
+        found, display = check(try_out=not no_kernels), show_check
     else:
         from expert.jobs.diagnose.diagnose import diagnose_run
 
@@ -153,21 +116,31 @@ def diagnose(
         raise typer.Exit(code)
 
 
+def _read(
+    run: Path | None, manifest: Path | None, overrides: tuple[str, ...], more: tuple[str, ...] = ()
+) -> ReadManifest:
+    """The given manifest, or that of the given run, with further overrides."""
+    from expert.jobs.diagnose.first_fix import read_again
+    from expert.manifest.reader import read_manifest
+    from expert.run.stored.locate import find_trained
+
+    if manifest is not None:
+        return read_manifest(manifest, overrides=(*overrides, *more))
+    return read_again(find_trained(run).path, (*overrides, *more))
+
+
 def _refuse_contradictions(
-    asked: DiagnoseOptions, *, parity: bool, profile: int | None, try_it: bool
+    run: Path | None, manifest: Path | None, gpu: str | None, modes: Sequence[str]
 ) -> None:
-    wanted = [
-        name for name, on in (("--parity", parity), ("--profile", profile), ("--try", try_it)) if on
-    ]
-    if asked.run is not None and asked.manifest is not None:
+    if run is not None and manifest is not None:
         raise typer.BadParameter("give a run or a manifest, not both")
-    if len(wanted) > 1:
-        raise typer.BadParameter(f"{' and '.join(wanted)}: choose one")
-    if wanted and asked.run is None and asked.manifest is None:
-        raise typer.BadParameter(f"{wanted[0]} needs --manifest FILE, or a run")
-    if wanted and asked.gpu is not None:
-        raise typer.BadParameter(f"{wanted[0]} runs on this machine: leave out --gpu")
-    if asked.gpu is not None and asked.run is not None:
+    if len(modes) > 1:
+        raise typer.BadParameter(f"{' and '.join(modes)}: choose one")
+    if modes and run is None and manifest is None:
+        raise typer.BadParameter(f"{modes[0]} needs --manifest FILE, or a run")
+    if modes and gpu is not None:
+        raise typer.BadParameter(f"{modes[0]} runs on this machine: leave out --gpu")
+    if gpu is not None and run is not None:
         raise typer.BadParameter("--gpu is for --manifest; a run has its own card")
 
 
@@ -178,48 +151,41 @@ def _progress(text: str) -> None:
         show(notes, f"{text} …", "dim")
 
 
-def _check(asked: DiagnoseOptions, *, kernels: bool) -> Check:
+def _check(read: Callable[..., ReadManifest] | None, **asked: Any) -> Check:
     from expert.jobs.diagnose.check import check
 
-    read = asked.read() if asked.manifest is not None else None
-    return check(
-        read,
-        gpu=asked.gpu,
-        vram=asked.vram,
-        model=asked.model,
-        try_out=kernels,
-        replan=asked.read if read is not None else None,
-        tell=_progress,
-    )
+    return check(read() if read is not None else None, replan=read, tell=_progress, **asked)
 
 
-def _profile(asked: DiagnoseOptions, steps: int) -> Profile:
+def _profile(read: ReadManifest, run: Path | None, steps: int, **short: Any) -> Profile:
     from expert.jobs.diagnose.profile import profile
     from expert.run.stored.locate import find_trained
 
     _progress(f"a short run, {counted(steps, 'step')} traced")
-    folder = find_trained(asked.run).path / "profile" if asked.manifest is None else None
-    return profile(asked.read(), updates=steps, folder=folder, **asked.of_short_runs)
+    folder = find_trained(run).path / "profile" if run is not None else None
+    return profile(read, updates=steps, folder=folder, **short)
 
 
-def _try_first_fix(asked: DiagnoseOptions) -> Tried:
+def _try_first_fix(
+    run: Path | None,
+    findings: Sequence[Finding] | None,
+    read: Callable[..., ReadManifest],
+    **short: Any,
+) -> Tried:
+    """Of what was found before a run, or, where that is None, of the diagnosis of the run."""
+    from expert.jobs.diagnose.diagnose import diagnose_run
     from expert.jobs.diagnose.first_fix import first_fix, try_fix
 
     title, name = "", ""
     keys: tuple[str, ...] = ()
-    if asked.manifest is None:
-        from expert.jobs.diagnose.diagnose import diagnose_run
-
-        diagnosis = diagnose_run(asked.run)
+    if findings is None:
+        diagnosis = diagnose_run(run)
         verdict, findings = diagnosis.verdict, diagnosis.findings
         title, name, keys = verdict.sentence, verdict.kind, verdict.overrides
-    else:
-        findings = _check(asked, kernels=False).findings
     if not keys:
         first = first_fix(findings)
         title, name, keys = first.title, first.name, first.overrides
-    short = asked.of_short_runs
-    return try_fix(asked.read, name=name, title=title, overrides=keys, **short, tell=_progress)
+    return try_fix(read, name=name, title=title, overrides=keys, **short, tell=_progress)
 
 
 # --- a run ---------------------------------------------------------------------------------------

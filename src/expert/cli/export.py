@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from expert.cli.show.display import Line, make_console, show_lines, write_json
 from expert.cli.show.options import (
+    Checkpoint,
     Device,
     RunFolder,
     WhereToCompute,
-    checkpoint_option,
     json_option,
 )
 from expert.cli.show.progress import Stages
@@ -42,100 +42,97 @@ class Dtype(StrEnum):
     fp32 = "fp32"
 
 
+To = Annotated[Path | None, typer.Option("--to", help="The folder to write; it must not exist.")]
+Merged = Annotated[bool, typer.Option("--merged", help="Merge the adapter into the base weights.")]
+Adapter = Annotated[bool, typer.Option("--adapter", help="Write the adapter alone.")]
+Gguf = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TYPE",
+        help="Write a GGUF file for llama.cpp and Ollama: f16, bf16, q8_0, q4_k_m and others.",
+    ),
+]
+GgufAdapter = Annotated[
+    bool, typer.Option("--gguf-adapter", help="Write the LoRA adapter alone as GGUF.")
+]
+JudgedRows = Annotated[
+    int, typer.Option(min=0, help="Held-out rows that a GGUF file is judged by; 0: none.")
+]
+OfWeights = Annotated[
+    Dtype | None, typer.Option(help="Of merged or full weights; default: that of the run.")
+]
+AllowFailed = Annotated[
+    bool, typer.Option("--allow-failed", help="Export even if expert validate failed.")
+]
+PushTo = Annotated[
+    str | None,
+    typer.Option(
+        "--push",
+        metavar="USER/NAME",
+        help="Upload the export to the Hugging Face Hub, private; without --to, RUN is an "
+        "export made before.",
+    ),
+]
+Public = Annotated[bool, typer.Option("--public", help="With --push: everybody may see it.")]
+
+
 def export(
     run: RunFolder,
-    to: Annotated[
-        Path | None, typer.Option("--to", help="The folder to write; it must not exist.")
-    ] = None,
-    merged: Annotated[
-        bool, typer.Option("--merged", help="Merge the adapter into the base weights.")
-    ] = False,
-    adapter: Annotated[bool, typer.Option("--adapter", help="Write the adapter alone.")] = False,
-    gguf: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE",
-            help="Write a GGUF file for llama.cpp and Ollama: f16, bf16, q8_0, q4_k_m and others.",
-        ),
-    ] = None,
-    gguf_adapter: Annotated[
-        bool, typer.Option("--gguf-adapter", help="Write the LoRA adapter alone as GGUF.")
-    ] = False,
-    judged_rows: Annotated[
-        int, typer.Option(min=0, help="Held-out rows that a GGUF file is judged by; 0: none.")
-    ] = 64,
-    dtype: Annotated[
-        Dtype | None, typer.Option(help="Of merged or full weights; default: that of the run.")
-    ] = None,
-    checkpoint: Annotated[str | None, checkpoint_option("training.packaging_checkpoint")] = None,
+    to: To = None,
+    merged: Merged = False,
+    adapter: Adapter = False,
+    gguf: Gguf = None,
+    gguf_adapter: GgufAdapter = False,
+    judged_rows: JudgedRows = 64,
+    dtype: OfWeights = None,
+    checkpoint: Checkpoint = None,
     device: WhereToCompute = Device.auto,
-    allow_failed: Annotated[
-        bool, typer.Option("--allow-failed", help="Export even if expert validate failed.")
-    ] = False,
-    push: Annotated[
-        str | None,
-        typer.Option(
-            "--push",
-            metavar="USER/NAME",
-            help="Upload the export to the Hugging Face Hub, private; without --to, RUN is an "
-            "export made before.",
-        ),
-    ] = None,
-    public: Annotated[
-        bool, typer.Option("--public", help="With --push: everybody may see it.")
-    ] = False,
+    allow_failed: AllowFailed = False,
+    push: PushTo = None,
+    public: Public = False,
     as_json: Annotated[bool, json_option("Print what was written as JSON.")] = False,
 ) -> None:
     """Write the adapter, merged weights or a GGUF file with model card, and compare the logits."""
     from expert.jobs.export.export import export as export_job
+    from expert.jobs.export.push import check_push
     from expert.run.stored.locate import find_trained
 
-    flags = {
-        "--merged": merged,
-        "--adapter": adapter,
-        "--gguf": gguf is not None,
-        "--gguf-adapter": gguf_adapter,
-    }
-    asked = [flag for flag, given in flags.items() if given]
+    flags = {"--merged": merged, "--adapter": adapter, "--gguf": gguf is not None}
+    asked = [flag for flag, on in {**flags, "--gguf-adapter": gguf_adapter}.items() if on]
     if len(asked) > 1:
         raise typer.BadParameter(f"{' and '.join(asked)}: one export at a time, choose one")
     if public and not push:
         raise typer.BadParameter("--public goes with --push")
     if to is None and not push:
         raise typer.BadParameter("--to is missing: name the folder to write")
+    if to is None and (asked or dtype or checkpoint):
+        raise typer.BadParameter("--push without --to uploads an export as it is")
     console = make_console(error=as_json, needed=False)
-    if to is None:
-        if asked or dtype or checkpoint:
-            raise typer.BadParameter("--push without --to uploads an export as it is")
-        pushed = _push(console, run, str(push), public, allow_failed, as_json)
-        if as_json:
-            write_json({"pushed": asdict(pushed)}, needed=False)
-        return
+    found: dict[str, Any] = {}
+    if to is not None:
+        if push:
+            check_push(push)
+        with Stages(console) as stage:
+            done = export_job(
+                find_trained(run).path,
+                to,
+                kind="merged" if merged else "adapter" if adapter else None,
+                gguf=gguf.lower() if gguf is not None else None,
+                gguf_adapter=gguf_adapter,
+                judged_rows=judged_rows,
+                dtype=dtype.value if dtype else None,
+                checkpoint=checkpoint,
+                device=device.value,
+                allow_failed=allow_failed,
+                tell=stage,
+            )
+        found = {**asdict(done), "warnings": done.warnings()}
+        if not as_json:
+            show_lines(console, exported_lines(done))
     if push:
-        from expert.jobs.export.push import check_push
-
-        check_push(push)
-    with Stages(console) as stage:
-        done = export_job(
-            find_trained(run).path,
-            to,
-            kind="merged" if merged else "adapter" if adapter else None,
-            gguf=gguf.lower() if gguf is not None else None,
-            gguf_adapter=gguf_adapter,
-            judged_rows=judged_rows,
-            dtype=dtype.value if dtype else None,
-            checkpoint=checkpoint,
-            device=device.value,
-            allow_failed=allow_failed,
-            tell=stage,
-        )
-    if not as_json:
-        show_lines(console, exported_lines(done))
-    sent = {}
-    if push:
-        sent = {"pushed": asdict(_push(console, to, push, public, allow_failed, as_json))}
+        found["pushed"] = asdict(_push(console, to or run, push, public, allow_failed, as_json))
     if as_json:
-        write_json({**asdict(done), "warnings": done.warnings(), **sent}, needed=False)
+        write_json(found, needed=False)
 
 
 def _push(

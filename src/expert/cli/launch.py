@@ -99,6 +99,7 @@ Infra = Annotated[
     str | None, typer.Option("--infra", help="SkyPilot: where, such as aws/us-east-1.")
 ]
 Spot = Annotated[bool, typer.Option("--spot", help="SkyPilot: preemptible machines.")]
+_NOT_OF_THE_JOB = ("on", "file", "manifest", "to", "submit")
 
 
 def launch(
@@ -136,39 +137,16 @@ def launch(
     The job starts `expert train --resume if-any` on every machine: started again after preemption,
     it resumes from its newest checkpoint.
     """
+    asked = {name: value for name, value in locals().items() if name not in _NOT_OF_THE_JOB}
     from expert.jobs.launch import cluster
 
     chosen = options.one_manifest(file, manifest)
     if chosen is None:
         raise options.UsageError("nothing to train  (expert launch --on slurm --manifest FILE)")
-    read = options.asked_manifest(chosen, None, tuple(overrides or ()))
-    job = cluster.make_job(
-        read,
-        on.value,
-        nodes=nodes,
-        gpus=gpus,
-        name=name,
-        shared=shared,
-        folder=folder,
-        python=python,
-        setup=tuple(setup or ()),
-        cpus=cpus,
-        memory=memory,
-        warning=warning,
-        restarts=restarts,
-        time=time,
-        partition=partition,
-        account=account,
-        qos=qos,
-        image=image,
-        claim=claim,
-        namespace=namespace,
-        accelerator=accelerator,
-        bucket=bucket,
-        infra=infra,
-        spot=spot,
-        overrides=tuple(overrides or ()),
-    )
+    changes = tuple(overrides or ())
+    read = options.asked_manifest(chosen, None, changes)
+    asked |= {"setup": tuple(setup or ()), "overrides": changes}
+    job = cluster.make_job(read, on.value, **asked)
     _hand_out(job, read, to, submit=submit)
 
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from expert import __version__
 from expert.cli.show.display import flush_outputs, nobody_reads, outputs, show_problems, silence
 from expert.core.errors import EXIT_INTERNAL, EXIT_NO_SPACE, EXIT_OK, EXIT_USAGE, ExpertError
-from expert.core.room import full_disk_behind, said_no_room
+from expert.core.room import full_disk_behind, refuse_small_memory, said_no_room, shortage_behind
 from expert.core.secrets import redacted
-from expert.core.shortage import refuse_small_memory, shortage_behind
 from expert.core.world import record_failure
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ import typer
 
 from expert.cli.show.display import make_console, show, write_json
 from expert.cli.show.options import (
+    Checkpoint,
     Device,
     RunFolder,
     WhereToCompute,
-    checkpoint_option,
     json_option,
 )
 from expert.core.errors import ExpertError
@@ -58,7 +58,6 @@ TopP = Annotated[
 ]
 TopK = Annotated[int | None, typer.Option(min=1, help="Keep this many most likely tokens.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text.")]
-Checkpoint = Annotated[str | None, checkpoint_option("training.packaging_checkpoint")]
 
 
 def sample(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from expert.cli.show.display import make_console, show, write_line
-from expert.cli.show.options import Device, WhereToCompute, checkpoint_option
+from expert.cli.show.options import Checkpoint, Device, WhereToCompute
 from expert.core.text import visible
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     with_base: WithBase = False,
-    checkpoint: Annotated[str | None, checkpoint_option("training.packaging_checkpoint")] = None,
+    checkpoint: Checkpoint = None,
     device: WhereToCompute = Device.auto,
     parallel: Parallel = None,
     queue: Queue = 256,

@@ -23,15 +23,15 @@ from expert.cli.show.display import (
     write_json,
 )
 from expert.cli.show.options import (
+    Checkpoint,
     Device,
     UsageError,
     WhereToCompute,
-    checkpoint_option,
     gpus_option,
     json_option,
     unused_gpus,
 )
-from expert.cli.show.progress import SECONDS_BETWEEN_LINES
+from expert.cli.show.progress import SECONDS_BETWEEN_LINES, Pace
 from expert.core.errors import EXIT_GATE_FAILED
 from expert.core.text import counted, duration, loss, visible
 from expert.judging.domain import JUDGES
@@ -134,7 +134,7 @@ def validate(
     judge_command: JudgeProgram = None,
     judge_seconds: JudgeSeconds = None,
     min_score: MinScore = None,
-    checkpoint: Annotated[str | None, checkpoint_option("training.packaging_checkpoint")] = None,
+    checkpoint: Checkpoint = None,
     checkpoints: Compared = None,
     domain: Judge = None,
     limit: CaseLimit = None,
@@ -212,7 +212,7 @@ class ValidatingView:
         self._console, self._clock = console, clock
         self._shown = ExitStack()
         self._bar: Any = None
-        self._now, self._began, self._printed = "", 0.0, 0.0
+        self._now, self._printed, self._pace = "", 0.0, Pace()
 
     def __enter__(self) -> ValidatingView:
         if self._console.is_terminal:
@@ -237,16 +237,16 @@ class ValidatingView:
         """`done` of `of` are done; `of` is 0 where the total is unknown."""
         now = self._clock()
         if what != self._now:
-            self._now, self._began = what, now
+            self._now, self._pace = what, Pace((0, now))
             self._begin(what, of)
-        seconds = now - self._began
-        rate = f"{done / seconds:.1f}/s" if done and seconds > 0 else ""
+        pace = self._pace.rate(done, now)
+        rate = f"{pace:.1f}/s" if pace else ""
         if self._bar is not None:
             task = self._bar.task_ids[0]
             self._bar.update(task, completed=done, total=of or None, rate=rate)
         elif of and done < of and now - self._printed >= SECONDS_BETWEEN_LINES:
             self._printed = now
-            left = f", {duration(seconds / done * (of - done))} left" if done else ""
+            left = f", {duration((of - done) / pace)} left" if pace else ""
             show(self._console, f"{what}: {done} of {of}, {rate}{left}")
 
     def _begin(self, what: str, of: int) -> None:

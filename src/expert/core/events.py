@@ -156,14 +156,9 @@ def plain(value: Any, secrets: Sequence[str] = ()) -> Any:
     return redacted(str(value), secrets)
 
 
-def read_events(path: Path) -> StoredEvents:
-    """The events of a file, oldest first, none where there is no file; a torn last line is left
-    out."""
-    return StoredEvents(path)
-
-
 class StoredEvents(Iterator[Event]):
-    """An iterator that skips lines which are no events and counts them in `damaged`."""
+    """The events of a file, oldest first, none where there is no file. Lines which are no events
+    are skipped and counted in `damaged`; a torn last line is left out."""
 
     def __init__(self, path: Path) -> None:
         self.damaged = 0
@@ -182,6 +177,9 @@ class StoredEvents(Iterator[Event]):
                     yield event
                 elif line.endswith(b"\n") and line.strip():
                     self.damaged += 1
+
+
+read_events = StoredEvents
 
 
 def follow(
@@ -283,43 +281,28 @@ def event_of(line: bytes) -> Event | None:
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return None
     for name, value in event.items():
-        is_kind = _KINDS.get(name)
-        if is_kind is not None and not is_kind(value):
+        if value is not None and name in _KINDS and not _KINDS[name](value):
             return None
     return event
 
 
-def _is_text(value: object) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _is_count(value: object) -> bool:
-    return value is None or (type(value) is int and 0 <= value < 2**53)
-
-
-def _is_number(value: object) -> bool:
+def _is_number(value: Any) -> bool:
     """Also as text where JSON has none: "nan"."""
-    return value is None or type(value) in (int, float) or value in ("nan", "inf", "-inf")
+    return type(value) in (int, float) or value in ("nan", "inf", "-inf")
 
 
-def _is_time(value: object) -> bool:
-    """Seconds that a calendar has a date for."""
-    return value is None or (_is_number(value) and 0 <= float(value) < 1e11)  # type: ignore[arg-type]
-
-
-def _is_list(value: object) -> bool:
-    return value is None or isinstance(value, list)
-
-
-_FIELDS: dict[Callable[[object], bool], str] = {
-    _is_text: "expert model device run manifest path final reason error split folder index because",
-    _is_count: "step total_steps from_step to_step",
-    _is_number: "loss eval_loss last_eval_loss test_loss rate epoch epochs seconds tokens "
-    "tokens_per_second steps_per_second samples_per_second eta_seconds gpu_utilization",
-    _is_time: "time",
-    _is_list: "changes changed lines",
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "expert model device run manifest path final reason error split folder index because": (
+        lambda value: isinstance(value, str)
+    ),
+    "step total_steps from_step to_step": lambda n: type(n) is int and 0 <= n < 2**53,
+    "loss eval_loss last_eval_loss test_loss rate epoch epochs seconds tokens tokens_per_second "
+    "steps_per_second samples_per_second eta_seconds gpu_utilization": _is_number,
+    # Seconds that a calendar has a date for.
+    "time": lambda value: _is_number(value) and 0 <= float(value) < 1e11,
+    "changes changed lines": lambda value: isinstance(value, list),
 }
-_KINDS = {name: is_kind for is_kind, names in _FIELDS.items() for name in names.split()}
+_KINDS = {name: is_kind for names, is_kind in _FIELDS.items() for name in names.split()}
 
 
 def _has_text(value: Any) -> bool:

@@ -19,18 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from expert.core.links import open_plain
+from expert.core.links import KINDS, open_plain
 from expert.core.text import gib
 
 MAX_TEXT_BYTES = 256_000_000
 """Most that is read at once of a text that is kept whole: a tokenizer, a manifest, a plan."""
-_KINDS = {
-    stat.S_IFDIR: "folder",
-    stat.S_IFIFO: "pipe",
-    stat.S_IFSOCK: "socket",
-    stat.S_IFCHR: "device",
-    stat.S_IFBLK: "device",
-}
 
 
 class NotRegular(OSError):
@@ -52,10 +45,10 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def _refuse_other_kinds(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "is a folder", str(path))
     if not stat.S_ISREG(status.st_mode):
-        what = _KINDS.get(stat.S_IFMT(status.st_mode), "thing of another kind")
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, f"is a {what}", str(path))
+        what = KINDS.get(stat.S_IFMT(status.st_mode), "thing of another kind")
         raise NotRegular(errno.EINVAL, f"is a {what}, not a regular file", str(path))
 
 

@@ -43,15 +43,10 @@ def pip_install(*extras: str, of: Origin | None = None, windows: bool = os.name 
     """The command that adds extras to this installation: `pip install 'expert-trainer[quant]'`."""
     kind, source = of or origin()
     more = f"[{','.join(extras)}]" if extras else ""
-    if kind == "checkout":
-        return f"pip install -e {_quoted(source + more, windows)}"
-    if kind == "folder":
-        return f"pip install {_quoted(source + more, windows)}"
-    if kind == "url":
-        return f"pip install {_quoted(f'{NAME}{more} @ {source}', windows)}"
-    if kind == "index":
-        return f"pip install {_quoted(source + more, windows)}"
-    return f"in a clone of Expert: pip install -e {_quoted('.' + more, windows)}"
+    if kind == "unknown":
+        return f"in a clone of Expert: pip install -e {_quoted('.' + more, windows)}"
+    what = f"{NAME}{more} @ {source}" if kind == "url" else source + more
+    return f"pip install {'-e ' if kind == 'checkout' else ''}{_quoted(what, windows)}"
 
 
 def how_to_get_it(of: Origin | None = None) -> str:
@@ -97,8 +92,8 @@ def _direct(text: str) -> Origin | None:
             return None
         folder = record.get("dir_info")
         if folder is not None and url.scheme == "file":
-            kind: Literal["checkout", "folder"] = "checkout" if folder.get("editable") else "folder"
-            return Origin(kind, url2pathname(url.path))
+            editable = bool(folder.get("editable"))
+            return Origin("checkout" if editable else "folder", url2pathname(url.path))
         host = url.netloc.rpartition("@")[2]  # PEP 610 forbids passwords; not every tool obeys
         plain = urlunsplit((url.scheme, host, url.path, url.query, ""))
         version = record.get("vcs_info")

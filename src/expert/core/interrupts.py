@@ -42,22 +42,13 @@ def leave_when_asked() -> None:
     A signal that was ignored when the process began, as by `nohup` or in the background, stays so.
     SIGUSR1 is for a run that trains; before that it does nothing.
     """
-    asked: list[int] = []
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        if number == WARNING or (asked and number == HANGUP):
-            return
-        if asked:
-            show_cursor()
-            os._exit(128 + number)
-        asked.append(number)
-        raise Interrupted(number)
+    def leave(number: int) -> None:
+        if number != WARNING:
+            raise Interrupted(number)
 
-    if threading.current_thread() is not threading.main_thread():
-        return
-    for number in HEARD:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, leave)
+    if threading.current_thread() is threading.main_thread():
+        _listen(leave)
 
 
 def leave_at_once(code: object) -> None:
@@ -75,30 +66,34 @@ def leave_at_once(code: object) -> None:
 def passing_on(pass_on: Callable[[int], None], end: Callable[[], None]) -> Iterator[None]:
     """While it is entered, the first signal is passed on to processes that this one has started
     and waits for; a second one ends them and this process at once. SIGUSR1 is always passed on."""
-    asked: list[int] = []
-
-    def answer(number: int, _frame: FrameType | None) -> None:
-        if number == WARNING:
-            pass_on(number)
-            return
-        if asked and number == HANGUP:
-            return
-        if asked:
-            end()
-            show_cursor()
-            os._exit(128 + number)
-        asked.append(number)
-        pass_on(number)
-
     before = {number: signal.getsignal(number) for number in HEARD}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, answer)
+    _listen(pass_on, end)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _listen(answer: Callable[[int], None], end: Callable[[], None] = lambda: None) -> None:
+    """Answer the first signal and every SIGUSR1; at a second signal `end` what there is, and this
+    process at once."""
+    asked: list[int] = []
+
+    def heard(number: int, _frame: FrameType | None) -> None:
+        if asked and number == HANGUP:
+            return
+        if asked and number != WARNING:
+            end()
+            show_cursor()
+            os._exit(128 + number)
+        if number != WARNING:
+            asked.append(number)
+        answer(number)
+
+    for number in HEARD:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, heard)
 
 
 def show_cursor() -> None:

@@ -25,12 +25,12 @@ _CAREFUL = (
     | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_BINARY", 0)
 )
-_KINDS = (
-    (stat.S_ISFIFO, "pipe"),
-    (stat.S_ISSOCK, "socket"),
-    (stat.S_ISCHR, "device"),
-    (stat.S_ISBLK, "device"),
-)
+KINDS = {
+    stat.S_IFIFO: "pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
 _REMOVE = "remove it; Expert writes only to plain files inside its own folders"
 
 
@@ -121,10 +121,8 @@ def _fault(path: Path) -> str:
 def _fault_of(path: Path, status: os.stat_result) -> str:
     if _is_link(status):
         return f"{path}: is a link to {_target(path)}"
-    for is_kind, word in _KINDS:
-        if is_kind(status.st_mode):
-            return f"{path}: is a {word}"
-    return ""
+    word = KINDS.get(stat.S_IFMT(status.st_mode))
+    return f"{path}: is a {word}" if word else ""
 
 
 def _is_link(status: os.stat_result) -> bool:

@@ -1,5 +1,5 @@
-"""The folder of one run: its name, what lies where in it, who may write into it, and how runs and
-checkpoints are found."""
+"""The folder of one run: its name, what lies where in it, who may write into it, how runs and
+checkpoints are found, and whether its verdict speaks for the weights it has now."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from expert.core.events import plain, refuse_endless
 from expert.core.files import sync_folder
 from expert.core.hashed import hash_file, refuse_damaged, write_hashed
 from expert.core.links import LinkRefused, open_plain, refuse_links, refuse_links_inside
-from expert.core.publish import damage, is_alive
+from expert.core.publish import DONE, damage, fingerprint, is_alive
 from expert.core.room import no_room, said_no_room
 from expert.core.secrets import known_secrets
 from expert.core.stored_json import read_object
@@ -90,10 +90,28 @@ class Holder:
 
 
 @dataclass(frozen=True)
+class _Place:
+    """A file or folder of a run."""
+
+    name: str
+
+    def __get__(self, run: RunFolder, _: type) -> Path:
+        return run.path / self.name
+
+
+@dataclass(frozen=True)
 class RunFolder:
     """One run: runs/<expert>-<time>/."""
 
     path: Path
+    manifest = _Place("manifest.json")
+    plan = _Place("plan.json")
+    environment = _Place("environment.json")
+    events = _Place("events.jsonl")
+    checkpoints = _Place("checkpoints")
+    final = _Place("final")
+    validation = _Place("validation.json")
+    lock_file = _Place(".lock")
 
     @classmethod
     def create(
@@ -159,38 +177,6 @@ class RunFolder:
     def was_started(self) -> bool:
         """Whether the plan of a run is there, without which nothing can be resumed or shown."""
         return self.plan.is_file()
-
-    @property
-    def manifest(self) -> Path:
-        return self.path / "manifest.json"
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def final(self) -> Path:
-        return self.path / "final"
-
-    @property
-    def validation(self) -> Path:
-        return self.path / "validation.json"
-
-    @property
-    def lock_file(self) -> Path:
-        return self.path / ".lock"
 
     def remove_if_unused(self) -> None:
         """Take the folder away where no run began in it; anything else is left alone.
@@ -479,3 +465,37 @@ def process_of(pid: int) -> str:
         return ""
     # The second field is the command in brackets and may hold anything; start time is the 22nd.
     return f"{boot}:{fields.rpartition(')')[2].split()[19]}"
+
+
+# --- verdicts ------------------------------------------------------------------------------------
+
+
+def weights_of(state: Path) -> str:
+    """One sha256 for the weights of `final` or of a checkpoint; "" where there are none."""
+    return fingerprint(state, ".safetensors")
+
+
+def outdated(found: Mapping[str, Any], folder: RunFolder) -> str:
+    """Why a validation.json says nothing of the weights there are now; "" where it does."""
+    step, told = found.get("step"), found.get("weights")
+    state = folder.final
+    if isinstance(step, int) and not isinstance(step, bool):
+        state = folder.checkpoints / checkpoint_name(step)
+    if isinstance(told, str):
+        return (
+            "" if told == weights_of(state) else "is about earlier weights: the run continued since"
+        )
+    # A file of an earlier version does not say what it judged, and times alone may come from
+    # copying the run. A pass is doubted by them, a failure is not: nothing gets out by a copy.
+    gate = found.get("gate")
+    failed = isinstance(gate, Mapping) and gate.get("passed") is False
+    if failed or _written_at(state / DONE) <= _written_at(folder.validation):
+        return ""
+    return "is older than the weights and does not say which it judged"
+
+
+def _written_at(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0

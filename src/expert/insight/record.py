@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.events import Event, read_events
-from expert.core.judged import outdated
-from expert.core.rundir import RunFolder, RunFolderError
+from expert.core.rundir import RunFolder, RunFolderError, outdated
 from expert.core.stored_json import object_in
 
 

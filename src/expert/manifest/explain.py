@@ -218,11 +218,9 @@ def _under_another_name(wanted: str, zone: str, name: str) -> list[KeyHelp]:
 
 
 def _nearest(wanted: str) -> str | None:
-    if "." in wanted:
-        near = closest(wanted, [entry.path for entry in _all_keys()])
-        if near:
-            return near
-        wanted = wanted.rpartition(".")[2]
-    names = [_steps(entry.path)[-1] for entry in _all_keys()]
-    others = [name for entry in _all_keys() for name in entry.also_written]
-    return closest(wanted, [*names, *others])
+    names = [
+        name
+        for entry in _all_keys()
+        for name in (entry.path, _steps(entry.path)[-1], *entry.also_written)
+    ]
+    return closest(wanted, names)

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from expert.core.quiet import quiet_bitsandbytes, quiet_onednn
-from expert.core.shortage import shortage_behind
+from expert.core.room import shortage_behind
 from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32
 from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape
 from expert.model.adapters import AdaLoraRanks, add_adapter, ranks_of, saved_weights

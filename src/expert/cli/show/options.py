@@ -71,12 +71,6 @@ def remote_code_option(what: str) -> Any:
     return typer.Option("--allow-remote-code", help=what)
 
 
-def checkpoint_option(default: str) -> Any:
-    """`--checkpoint`, with where its default comes from."""
-    text = f"Which checkpoint of the run; default: {default}."
-    return typer.Option("--checkpoint", metavar="final|best|N", help=text)
-
-
 def named_file(place: Path | None) -> Path | None:
     """The manifest file; where a folder was given, the one in it, whose path is shown."""
     from expert.jobs.launch.local_ranks import GIVEN
@@ -121,6 +115,14 @@ WhereToCompute = Annotated[Device, typer.Option("--device", help="Device to comp
 AllowRemoteCode = Annotated[
     bool,
     remote_code_option("Run Python code that ships with the model; needs a 40-digit revision."),
+]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="final|best|N",
+        help="Which checkpoint of the run; default: training.packaging_checkpoint.",
+    ),
 ]
 ResultAsJson = Annotated[
     bool, json_option("Print the result as JSON; progress goes to standard error.")

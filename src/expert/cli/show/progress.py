@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from expert.cli.show.display import GAP, show, show_lines, waiting
@@ -46,30 +46,33 @@ def facts_bar(console: Console, cells: int, **more: Any) -> Progress:
 
 
 @dataclass
-class EvaluationPace:
-    """Progress of one evaluation, from its first batch on."""
+class Pace:
+    """How fast something goes, from the first that is seen of it on: what came before was made
+    earlier, or loading and compiling is in it."""
+
+    first: tuple[int, float] | None = None
+
+    def rate(self, done: int, now: float) -> float | None:
+        """Things a second; None where there is nothing to go by yet."""
+        before, since = self.first = self.first or (done, now)
+        return (done - before) / (now - since) if done > before and now > since else None
+
+
+@dataclass
+class Evaluation:
+    """Progress of one evaluation."""
 
     split: str
     total: int
     began: float
-    first: tuple[int, float] | None = None
-    """Rows of the first batch, and when it was launched: that one may compile."""
-
-    def moved(self, rows: int, now: float) -> None:
-        """`rows` rows were launched by now."""
-        if self.first is None and rows:
-            self.first = (rows, now)
-
-    def is_long(self, now: float) -> bool:
-        return now - self.began >= SECONDS_UNSEEN
+    pace: Pace = field(default_factory=Pace)
 
     def parts(self, rows: int, now: float) -> dict[str, str]:
         """What is shown, in order; the rate is unknown before the second batch."""
         words = {"step": f"evaluating {self.split}: {rows:,}/{self.total:,} rows"}
-        before, since = self.first or (rows, now)
-        if rows <= before or now <= since:
+        rate = self.pace.rate(rows, now) if rows else None
+        if rate is None:
             return words
-        rate = (rows - before) / (now - since)
         left = max(0, self.total - rows) / rate
         fast = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
         return words | {"speed": f"{fast} rows/s", "eta": f"ETA {time_in_words(left)}"}
@@ -89,9 +92,8 @@ class ProgressView:
         self._parts: dict[str, str] = {}
         self._printed: float | None = None
         self._gone = False
-        self._first: tuple[int, float] | None = None
-        """The first step seen, and when: the pace is that of the steps after it."""
-        self._evaluation: EvaluationPace | None = None
+        self._pace = Pace()
+        self._evaluation: Evaluation | None = None
         self._evaluation_task: TaskID | None = None
 
     def __enter__(self) -> ProgressView:
@@ -122,13 +124,13 @@ class ProgressView:
         now = self._clock()
         if self._gone:
             return
-        self._first = self._first or (step, now)
+        rate = self._pace.rate(step, now)
         too_soon = now - self._drawn < SECONDS_BETWEEN_FRAMES
         if self._console.is_terminal and too_soon and step != self._started.get("total_steps"):
             self._undrawn = step
             return
         with self._until_closed():
-            self._moved(step, now)
+            self._moved(step, now, rate)
 
     def evaluating(self, split: str, rows: int, total: int) -> None:
         """`rows` rows of an evaluation were launched; a long one has its own bar, or a line now and
@@ -136,26 +138,28 @@ class ProgressView:
         now = self._clock()
         if self._gone:
             return
-        pace = self._evaluation
-        if pace is None or rows == 0:
-            pace = self._evaluation = EvaluationPace(split, total, began=now)
-        pace.moved(rows, now)
-        if pace.is_long(now):
+        if self._evaluation is None or rows == 0:
+            self._evaluation = Evaluation(split, total, began=now)
+        evaluation = self._evaluation
+        parts = evaluation.parts(rows, now)
+        if now - evaluation.began >= SECONDS_UNSEEN:
             with self._until_closed():
-                self._show_evaluation(pace, rows, now)
+                self._show_evaluation(evaluation, parts, rows, now)
 
-    def _show_evaluation(self, pace: EvaluationPace, rows: int, now: float) -> None:
+    def _show_evaluation(
+        self, evaluation: Evaluation, parts: Mapping[str, str], rows: int, now: float
+    ) -> None:
         if not self._console.is_terminal:
-            since = pace.began if self._printed is None else self._printed
+            since = evaluation.began if self._printed is None else self._printed
             if now - since >= SECONDS_BETWEEN_STEPS:
-                self._print(GAP.join(pace.parts(rows, now).values()))
+                self._print(GAP.join(parts.values()))
             return
         if now - self._drawn < SECONDS_BETWEEN_FRAMES:
             return
         bar, cells = self._opened(), self._cells()
         if self._evaluation_task is None:
-            self._evaluation_task = bar.add_task("", total=pace.total, facts="")
-        facts = fitting(pace.parts(rows, now), self._console.width - cells - 1)
+            self._evaluation_task = bar.add_task("", total=evaluation.total, facts="")
+        facts = fitting(parts, self._console.width - cells - 1)
         bar.update(self._evaluation_task, completed=rows, facts=facts)
         bar.refresh()
         self._drawn = now
@@ -165,11 +169,13 @@ class ProgressView:
         if self._bar is not None and task is not None:
             self._bar.remove_task(task)
 
-    def _moved(self, step: int, now: float) -> None:
+    def _moved(self, step: int, now: float, rate: float | None) -> None:
         total = self._total
         parts = {**self._parts, "step": f"{step}/{total}" if total is not None else f"{step}"}
-        if not self._parts:
-            parts |= self._time_left(step, total, now)
+        if not self._parts and rate is not None and total is not None:
+            # Until the first step line, which may be ten steps away.
+            evaluations = number(self._started, "evaluation_updates") or 0.0
+            parts["eta"] = f"ETA {time_in_words((total - step + evaluations) / rate)}"
         if step == total:  # the estimate of the last step line is over
             parts.pop("eta", None)
         if self._console.is_terminal:
@@ -186,21 +192,12 @@ class ProgressView:
     def _total(self) -> int | None:
         return whole(self._started, "total_steps")
 
-    def _time_left(self, step: int, total: int | None, now: float) -> dict[str, str]:
-        """From the pace so far, until the first step line, which may be ten steps away. The first
-        step, which loads and compiles, is left out."""
-        first, began = self._first or (step, now)
-        if total is None or step <= first or now <= began:
-            return {}
-        evaluations = number(self._started, "evaluation_updates") or 0.0
-        left = (now - began) / (step - first) * (total - step + evaluations)
-        return {"eta": f"ETA {time_in_words(left)}"}
-
     def close(self) -> None:
         """Leaves the bar at the last step."""
         with suppress(OSError):  # closed, as above
             if self._bar is not None and self._undrawn is not None:
-                self._moved(self._undrawn, self._clock())
+                now = self._clock()
+                self._moved(self._undrawn, now, self._pace.rate(self._undrawn, now))
         self._evaluation_over()
         bar, self._bar = self._bar, None
         if bar is not None:
@@ -213,7 +210,7 @@ class ProgressView:
         if kind == "started":
             self.close()
             self._started = dict(event)
-            self._parts, self._printed, self._first = {}, None, None
+            self._parts, self._printed, self._pace = {}, None, Pace()
         if kind == "step":
             self._step(event)
             return
@@ -374,19 +371,17 @@ class _Preparing:
     """A source while it is tokenised."""
 
     total: int | None = None
-    first: tuple[int, int, float] | None = None
-    """Rows and tokens of the first call, and when it came: some were made before."""
+    rows: Pace = field(default_factory=Pace)
+    tokens: Pace = field(default_factory=Pace)
     task: TaskID | None = None
 
     def words(self, rows: int, tokens: int, now: float) -> str:
         """How far it is, how fast, and for how long still, as far as that is known."""
         of = f" of {max(self.total, rows):,}" if self.total else ""
         words = f"{rows:,}{of} rows, {count(tokens)} tokens"
-        before, there, since = self.first = self.first or (rows, tokens, now)
-        if now <= since or tokens <= there:
-            return words
-        words += f", {(tokens - there) / (now - since):,.0f} tokens/s"
-        if not self.total or rows <= before:
-            return words
-        left = max(0, self.total - rows) * (now - since) / (rows - before)
-        return f"{words}, ETA {time_in_words(left)}"
+        rate, pace = self.tokens.rate(tokens, now), self.rows.rate(rows, now)
+        if rate is not None:
+            words += f", {rate:,.0f} tokens/s"
+        if pace is not None and self.total:
+            words += f", ETA {time_in_words(max(0, self.total - rows) / pace)}"
+        return words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from expert.cli.show.display import Sheet, show, show_sheet, write_json
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class RunsView:
     """Lines that change in a terminal; elsewhere a line when a run moves, now and then."""
 
-    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._clock = console, clock
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._live: Live | None = None
         self._printed: dict[str, tuple[str, str, float]] = {}
 
@@ -51,7 +51,7 @@ class RunsView:
 
     def _print(self, run: OneRun) -> None:
         state, text, when = self._printed.get(run.name, ("waiting", "", 0.0))
-        now = self._clock()
+        now = time.monotonic()
         moved = run.state != state or (run.text != text and now - when >= SECONDS_BETWEEN_STEPS)
         if moved:
             show(self._console, _line(run))

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import EXIT_UNAVAILABLE, Damaged, ExpertError
 from expert.core.install import NAME
 from expert.core.interrupts import Interrupted
-from expert.core.judged import weights_of
 from expert.core.publish import DONE, damage
+from expert.core.rundir import weights_of
 from expert.core.secrets import redacted
 from expert.core.stored_json import object_in
 from expert.core.version import __version__

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.hashed import state_of
-from expert.core.judged import outdated
+from expert.core.rundir import outdated
 from expert.core.stored_json import read_object
 from expert.core.text import counted, loss
 from expert.judging.gate import MIN_ACCURACY

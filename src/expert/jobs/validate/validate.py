@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.judged import weights_of
+from expert.core.rundir import weights_of
 from expert.jobs.sample.decoding import DecodingSettings, settle_decoding
 from expert.jobs.validate.answering import GivenAnswer
 from expert.jobs.validate.held_out import Run, learnt_cases, refuse_rows_of_the_baseline

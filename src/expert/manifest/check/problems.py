@@ -23,17 +23,11 @@ from expert.manifest.migrate.aliases import (
     home_of,
 )
 from expert.manifest.notices import Notice
-from expert.manifest.schema.expectations import LARGEST, expected, resolve, schema, schema_at
+from expert.manifest.schema.expectations import expected, resolve, schema, schema_at
+from expert.manifest.schema.types import LARGEST
 from expert.manifest.text.item import Item, is_comment, join, shown
 
-_KINDS: list[tuple[type | tuple[type, ...], str]] = [
-    (bool, "true or false"),
-    (int, "a whole number"),
-    (float, "a number"),
-    (str, "text"),
-    (dict, "an object"),
-    (list, "a list"),
-]
+_KINDS = {int: "a whole number", float: "a number", str: "text"}
 
 
 def schema_problems(error: ValidationError, root: Item) -> list[Problem]:
@@ -105,8 +99,7 @@ def _show(value: Any) -> str:
         return f"a list of {len(value)}" if value else "an empty list"
     if isinstance(value, dict):
         return "an object"
-    kind = next((name for types, name in _KINDS if isinstance(value, types)), "")
-    return f"{shown(value)} ({kind})"
+    return f"{shown(value)} ({_KINDS[type(value)]})"
 
 
 def _fix(got: Any, node: Mapping[str, Any]) -> str:
@@ -244,12 +237,9 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
         return f"{key!r} belongs {_place(key, home, is_override)}"
     if in_config or key in WORDS_OF_THEIR_OWN:
         return ""
-    settings = list(schema()["$defs"]["TrainingConfig"]["properties"])
-    if node.get("title") == "Manifest":  # free metadata lives here: only a clear slip is one
-        least = 0.75 if is_override else 0.88
-        near = closest(key.replace("-", "_"), [*settings, *CONFIG_ALIASES], least)
-    else:
-        near = closest(key.replace("-", "_"), settings)
+    at_top = node.get("title") == "Manifest"  # free metadata lives here: only a clear slip is one
+    settings = [*CONFIG_KEYS, *(CONFIG_ALIASES if at_top else ())]
+    near = closest(key.replace("-", "_"), settings, 0.88 if at_top and not is_override else 0.75)
     if near and node.get("title") in {"Manifest", "Training", "DatasetSpec"}:
         return _asked(f"{CONFIG}.{CONFIG_ALIASES.get(near, near)}", is_override)
     # Near enough to ask, not to refuse: too short, or near a name of another trainer.

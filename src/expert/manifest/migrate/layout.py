@@ -173,9 +173,9 @@ def _rename_dataset_keys(work: Migration, entries: Entries) -> None:
 
 def _move_model_section(work: Migration) -> None:
     """`model`: a name, the shape of a character model, or a bag of model settings."""
-    item = work.root.pop("model", None)
-    if item is None:
+    if "model" not in work.root:
         return
+    item = work.root.pop("model")
     if isinstance(item.value, str):
         work.place_in_model("name", item)
         return
@@ -195,9 +195,8 @@ def _move_model_section(work: Migration) -> None:
             home = SHAPE_ALIASES[key]
             full_home = f"base_models[0].architecture.{home}"
             work.place(shape.fields(), home, names.pop(key), full_home)
-    vocabulary = names.pop("vocab_size", None)
-    if vocabulary is not None:
-        work.supersede(vocabulary, "the vocabulary is read off the data")
+    if "vocab_size" in names:
+        work.supersede(names.pop("vocab_size"), "the vocabulary is read off the data")
     _move_loose_keys(work, names)
     for key in [key for key in names if key in BaseModelSpec.model_fields]:
         work.place_in_model(key, names.pop(key))
@@ -242,18 +241,15 @@ def _default_to_char_model(work: Migration) -> None:
 
 def _default_to_released_adapter(work: Migration) -> None:
     """Where training.config is silent, the kind of the first released adapter is trained."""
-    models = work.root.get("base_models")
-    entry = models.below(0) if models is not None else None
-    adapters = entry.get("adapters") if entry is not None else None
-    adapter = adapters.below(0) if adapters is not None else None
-    kind = adapter.get("type") if adapter is not None else None
-    if adapter is None or kind is None or kind.value not in get_args(AdapterType):
+    none = Item(None)
+    entry = work.root.get("base_models", none).below(0) or none
+    adapter = (entry.get("adapters") or none).below(0) or none
+    kind = adapter.get("type") or none
+    if kind.value not in get_args(AdapterType):
         return
     config = work.section("training", "config")
-    present = config.get("adapter_type")
-    if present is None or present.value is None:
-        use_dora = adapter.get("use_dora")
-        is_dora = kind.value == "lora" and use_dora is not None and use_dora.value is True
+    if config.get("adapter_type", none).value is None:
+        is_dora = kind.value == "lora" and (adapter.get("use_dora") or none).value is True
         config["adapter_type"] = Item("dora" if is_dora else kind.value, kind.path, kind.line)
 
 

@@ -21,6 +21,11 @@ def beside(item: Item, value: Any) -> Item:
     return Item(value, item.path, item.line, from_command_line=item.from_command_line)
 
 
+def take(entries: Entries, key: str) -> Item:
+    """An entry, taken out; one without a value where there is none."""
+    return entries.pop(key, None) or Item(None)
+
+
 @dataclass
 class Migration:
     """The tree being rewritten, its notices and its problems."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.migrate.migration import Entries, Migration, beside, take
 from expert.manifest.peers.data_sets import (
     MESSAGES,
     PREFERENCES,
@@ -14,7 +14,7 @@ from expert.manifest.peers.data_sets import (
     roles,
     title_of,
 )
-from expert.manifest.peers.packed_batches import put_batch_tokens
+from expert.manifest.peers.packed_batches import number_in, put_batch_tokens
 from expert.manifest.peers.unsupported_keys import answer_keys
 from expert.manifest.text.item import Item, shown
 
@@ -39,16 +39,15 @@ _WRITTEN = "the columns and the model's own template decide how a row is written
 def read_axolotl(work: Migration) -> None:
     """Bring what is Axolotl's own into words that mean the same here."""
     _cadences(work)
-    item = work.root.get("datasets")
-    if item is not None and isinstance(item.value, list) and item.value:
-        del work.root["datasets"]
+    listed = take(work.root, "datasets")
+    if isinstance(listed.value, list) and listed.value:
         work.seen.add("rows of a list")
-        sets = [_data_set(work, entry) for entry in item.value]
+        sets = [_data_set(work, entry) for entry in listed.value]
         put_rows(work, [named for named in sets if named is not None])
-    elif item is not None and item.value in (None, []):
-        del work.root["datasets"]
-    tests = work.root.pop("test_datasets", None)  # evaluated while training: validation rows here
-    if tests is not None and isinstance(tests.value, list):
+    elif listed.value not in (None, []):
+        work.root["datasets"] = listed  # no list: it describes the expert
+    tests = take(work.root, "test_datasets")  # evaluated while training: validation rows here
+    if isinstance(tests.value, list):
         one = len(tests.value) == 1
         put_validation(work, tests, [_data_set(work, e) if one else None for e in tests.value])
     _take_stream(work)
@@ -64,14 +63,13 @@ def read_axolotl(work: Migration) -> None:
 def _batches(work: Migration, signs: list[str]) -> None:
     """micro_batch_size × gradient_accumulation_steps make a step there. With sample_packing it
     counts packed sequences, which hold as many rows as fit: their tokens are what is comparable."""
-    count = work.root.get("micro_batch_size")
-    if count is None or not signs or "batch_size" in work.root or "batch_tokens" in work.root:
+    count = work.root.get("micro_batch_size", Item(None))
+    if not signs or "batch_size" in work.root or "batch_tokens" in work.root:
         return
-    if not isinstance(count.value, int) or isinstance(count.value, bool):
+    if not number_in(count):
         return  # reported as any wrong value
-    packing = work.root.get("sample_packing")
-    packs = packing is not None and bool(packing.value)
-    length = work.root.get("sequence_len")
+    packs = bool(work.root.get("sample_packing", Item(None)).value)
+    places = number_in(work.root.get("sequence_len", Item(_DEFAULT_LENGTH)))
     del work.root["micro_batch_size"]
     if not packs or "streaming" in work.dataset:
         text = "training.config.batch_size: rows of a step, before gradient_accumulation_steps"
@@ -80,11 +78,8 @@ def _batches(work: Migration, signs: list[str]) -> None:
         if packs:
             text = "counts rows here, not packed sequences: those of a stream are not known before"
             work.report("warning", count, text)
-        return
-    places = length.value if length is not None else _DEFAULT_LENGTH
-    if not isinstance(places, int) or isinstance(places, bool):
-        return
-    put_batch_tokens(work, count, places)
+    elif places:
+        put_batch_tokens(work, count, places)
 
 
 def _no_adapter(work: Migration) -> None:
@@ -102,26 +97,29 @@ def _no_adapter(work: Migration) -> None:
 
 def _switches(work: Migration) -> None:
     """Switches that are a value of a key here."""
-    linear = work.root.get("lora_target_linear")
-    if linear is not None and isinstance(linear.value, bool | None):
-        del work.root["lora_target_linear"]
-        named = work.root.get("lora_target_modules")
-        if linear.value and (named is None or not named.value):
-            work.root["lora_target_modules"] = beside(linear, "all-linear")
-            work.read_as(linear, "training.config.target_modules: all-linear")
-    same = work.root.get("exact_deduplication")
-    if same is not None and isinstance(same.value, bool | None):
-        del work.root["exact_deduplication"]
-        if same.value:
-            checks = work.section("training", "dataset", "validation")
-            work.place(checks, "deduplicate", same, "training.dataset.validation.deduplicate")
+    linear = _switch(work, "lora_target_linear")
+    if linear.value and not work.root.get("lora_target_modules", Item(None)).value:
+        work.root["lora_target_modules"] = beside(linear, "all-linear")
+        work.read_as(linear, "training.config.target_modules: all-linear")
+    same = _switch(work, "exact_deduplication")
+    if same.value:
+        checks = work.section("training", "dataset", "validation")
+        work.place(checks, "deduplicate", same, "training.dataset.validation.deduplicate")
+
+
+def _switch(work: Migration, key: str) -> Item:
+    item = take(work.root, key)
+    if isinstance(item.value, bool | None):
+        return item
+    work.refuse(item, "true or false")
+    return Item(None)
 
 
 def _cadences(work: Migration) -> None:
     """evals_per_epoch and saves_per_epoch: 1 is once an epoch, 0 never."""
     for key, (home, steps) in _CADENCES.items():
-        item = work.root.pop(key, None)
-        if item is None or item.value is None:
+        item = take(work.root, key)
+        if item.value is None:
             continue
         if isinstance(item.value, bool) or not isinstance(item.value, int):
             work.refuse(item, "a whole number")
@@ -136,8 +134,8 @@ def _cadences(work: Migration) -> None:
 
 def _take_stream(work: Migration) -> None:
     """pretraining_dataset: plain text that is streamed."""
-    item = work.root.pop("pretraining_dataset", None)
-    if item is None or not item.value:
+    item = take(work.root, "pretraining_dataset")
+    if not item.value:
         return
     entries = item.value if isinstance(item.value, list) else [item]
     if len(entries) > 1:
@@ -181,9 +179,9 @@ def _data_set(work: Migration, entry: Item) -> NamedDataset | None:
 
 def _place_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
     """Path, split, configuration and format."""
-    path, files = fields.pop("path", None), fields.pop("data_files", None)
-    kind = fields.pop("ds_type", None)
-    if files is not None and files.value:
+    path, files = fields.pop("path", None), take(fields, "data_files")
+    kind = take(fields, "ds_type")
+    if files.value:
         listed = files.value if isinstance(files.value, list) else [files]
         if path is not None and path.value in _FORMATS:
             kind, path = path, None
@@ -198,37 +196,32 @@ def _place_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
         named.name = title_of(path.value)
     if path is None:
         work.problem(named.item, "names no data", "add path")
-    splits = [fields.pop(key, None) for key in ("split", "train_on_split")]
-    subset = fields.pop("name", None)
-    named.split = next((s for s in splits if s is not None), None)
-    named.split = named.split if named.split is not None and named.split.value is not None else None
-    named.subset = subset if subset is not None and subset.value is not None else None
-    if kind is not None and kind.value in _FORMATS:
+    splits = [take(fields, key) for key in ("split", "train_on_split")]
+    named.split = next((split for split in splits if split.value is not None), None)
+    subset = take(fields, "name")
+    named.subset = subset if subset.value is not None else None
+    if kind.value in _FORMATS:
         named.more["format"] = kind
-    shards = fields.pop("shards", None)
-    if shards is not None and shards.value:
+    shards = take(fields, "shards")
+    if shards.value:
         what = f"one of {shown(shards.plain())} parts of the rows"
         work.problem(shards, what, "training.dataset.max_samples takes the first N rows")
     for key in ("shards_idx", "preprocess_shards", "trust_remote_code"):
         fields.pop(key, None)
-    revision = fields.pop("revision", None)
-    if revision is not None and revision.value:
+    revision = take(fields, "revision")
+    if revision.value:
         work.without_effect(revision, "the newest rows of the hub are read")
 
 
 def _type_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
     """How a row is written is decided by its columns and the model; plain text is plain text."""
-    kind = fields.get("type")
-    column = fields.pop("field", None)
+    kind, column = fields.get("type"), take(fields, "field")
     if kind is None or isinstance(kind.value, dict):
         return
     del fields["type"]
     word = str(kind.value)
     if word in _TEXT_TYPES:
-        at = column or kind
-        name = column.value if column is not None and column.value else "text"
-        if isinstance(name, str):
-            named.mapping["text"] = Item(name, at.path, at.line)
+        named.mapping["text"] = column if column.value else beside(kind, "text")
     elif word.startswith(_PREFERENCE_TYPES) and "another method" not in work.seen:
         work.problem(kind, f"{word}: {PREFERENCES[0]}", PREFERENCES[1])
     elif word == "input_output":
@@ -240,45 +233,43 @@ def _type_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
 
 def _columns_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
     """The columns that an entry names, itself or under its `type`."""
-    kind = fields.pop("type", None)
-    under = kind.fields() if kind is not None else {}
+    under = take(fields, "type").fields()
     for key, part in _COLUMNS.items():
         for zone in (under, fields):
-            item = zone.pop(key, None)
-            if item is not None and item.value is not None:
+            item = take(zone, key)
+            if item.value is not None:
                 named.mapping[part] = item
     for key in ("format", "no_input_format", "system_prompt", "system_format", "no_input_prompt"):
-        item = under.pop(key, None)
-        if item is not None and item.value and item.value != "{system}":
+        item = take(under, key)
+        if item.value and item.value != "{system}":
             work.without_effect(item, "base_models[0].prompt_template decides how a row is written")
     for zone in (under, fields):
         for key, part in (("field_system", "system"), ("field_tools", "tools")):
             if key in zone:
                 own_column(work, part, zone.pop(key))
-    messages = fields.pop("field_messages", None)
-    if messages is not None and messages.value not in (None, *MESSAGES):
+    messages = take(fields, "field_messages")
+    if messages.value not in (None, *MESSAGES):
         named.mapping["messages"] = messages
 
 
 def _messages_of(work: Migration, fields: Entries) -> None:
     """Names of the keys and of the speakers in a conversation."""
-    properties = fields.pop("message_property_mappings", Item(None))
-    for part, item in properties.fields().items():
+    for part, item in take(fields, "message_property_mappings").fields().items():
         keys_of_messages(work, part, item)
     for key, part in (("message_field_role", "role"), ("message_field_content", "content")):
         if key in fields:
             keys_of_messages(work, part, fields.pop(key))
-    for names in fields.pop("roles", Item(None)).fields().values():
+    for names in take(fields, "roles").fields().values():
         roles(work, names.value if isinstance(names.value, list) else [names])
-    dropped = fields.pop("drop_system_message", Item(None))
+    dropped = take(fields, "drop_system_message")
     if dropped.value:
         text = "system texts of the rows are kept; take them out of the rows"
         work.without_effect(dropped, text)
     for key in ("conversation", "chat_template"):
-        written = fields.pop(key, Item(None))
+        written = take(fields, key)
         if written.value:
             work.supersede(written, _WRITTEN)
     for key in ("field_chosen", "field_rejected"):
-        judged = fields.pop(key, Item(None))
+        judged = take(fields, key)
         if judged.value and "another method" not in work.seen:
             work.problem(judged, *PREFERENCES)

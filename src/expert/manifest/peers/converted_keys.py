@@ -15,7 +15,7 @@ from expert.manifest.migrate.aliases import (
     LOAD_IN_NAMES,
     MODEL_NAMES,
 )
-from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.migrate.migration import Entries, Migration, beside, take
 from expert.manifest.peers.distributed import SHARING
 from expert.manifest.schema.kinds import Tracker
 from expert.manifest.text.item import Item, shown
@@ -88,12 +88,11 @@ def read_methods(work: Migration) -> None:
 
 def read_quantization(work: Migration) -> None:
     """quantization_bit and quantization_method of LLaMA-Factory."""
-    bits = work.root.pop("quantization_bit", None)
-    method = work.root.pop("quantization_method", None)
-    if method is not None and method.value not in (None, "bnb", "bitsandbytes"):
+    bits, method = (take(work.root, f"quantization_{part}") for part in ("bit", "method"))
+    if method.value not in (None, "bnb", "bitsandbytes"):
         what = f"{shown(method.plain())}: bases are quantised with bitsandbytes only"
         work.problem(method, what, "use bitsandbytes")
-    if bits is None or bits.value is None:
+    if bits.value is None:
         return
     if bits.value not in (4, 8) or isinstance(bits.value, bool):
         work.refuse(bits, "4 or 8")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.files import read_json
-from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.migrate.migration import Entries, Migration, beside, take
 from expert.manifest.text.item import Item, is_comment, shown
 
 _MAX_BYTES = 1_000_000
@@ -29,7 +29,7 @@ _TYPES: dict[str, str | None] = {
     **dict.fromkeys(("no", "deepspeed"), None),  # deepspeed_config says more
 }
 _DDP = ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "ddp_sharded", "dp", "horovod")
-_FSDP = ("fsdp", "fsdp2", "fsdp_native", "fsdp_cpu_offload", "modelparallel")
+_FSDP = ("fsdp", "fsdp_native", "fullyshardeddataparallel", "fsdp_cpu_offload", "modelparallel")
 _STAGE_IN_A_NAME = re.compile(r"(?:zero|stage|z|ds)[-_]?([0-3])(?!\d)", re.IGNORECASE)
 # Keys of a DeepSpeed file, the names under which a manifest has the same, and the one it gets.
 _BATCH = ("per_device_train_batch_size", "micro_batch_size", "batch_size", "batch_tokens")
@@ -73,21 +73,14 @@ def read_fsdp(work: Migration, zone: Entries, item: Item) -> None:
 def read_fsdp_config(work: Migration, zone: Entries, item: Item) -> None:
     """Its keys, with or without `fsdp_` before them. Alone it means FSDP; beside an `fsdp`, also an
     empty one, that decides."""
-    if isinstance(item.value, str):
-        found = _read_file(work, item)
-        if found is None:
-            return
-        item = found
-    if not isinstance(item.value, dict):
-        work.refuse(item, "an object, or the path of a JSON file")
-        return
-    said = [key for key in item.value if not is_comment(key)]
+    fields = _object(work, item, "an object, or the path of a JSON file").fields()
+    said = [key for key in fields if not is_comment(key)]
     asks = "fsdp" not in zone and bool(said)
     strategy = any(key.removeprefix("fsdp_") == "sharding_strategy" for key in said)
     if asks and not strategy and "distributed" not in zone:
         _say(work, zone, "sharded", item)
     for key in said:
-        entry = item.value[key]
+        entry = fields[key]
         name = f"fsdp_{key.removeprefix('fsdp_')}"
         if name in OF_FSDP and entry.value is not None:
             OF_FSDP[name](work, zone, entry)
@@ -144,24 +137,18 @@ def read_deepspeed(work: Migration, zone: Entries, item: Item) -> None:
     """A ZeRO config: its path, or the object itself; accelerate's has names of its own."""
     if item.value in (False, "", []) or item.value == {}:
         return
-    if isinstance(item.value, str):
-        found = _read_file(work, item)
-        if found is None:
-            return
-        item = found
+    item = _object(work, item, "the path of a ZeRO config, or an object")
     if not isinstance(item.value, dict):
-        work.refuse(item, "the path of a ZeRO config, or an object")
         return
     fields = {key: each for key, each in item.value.items() if not is_comment(key)}
-    file = fields.pop("deepspeed_config_file", None)
-    if file is not None and isinstance(file.value, str) and file.value not in ("", "none"):
+    file = take(fields, "deepspeed_config_file")
+    if isinstance(file.value, str) and file.value not in ("", "none"):
         read_deepspeed(work, zone, file)
-    zero = fields.pop("zero_optimization", None)
-    details = dict(zero.fields()) if zero is not None else {}
+    details = dict(take(fields, "zero_optimization").fields())
     stage = details.pop("stage", None) or fields.pop("zero_stage", None)
     if stage is not None:
         _stage(work, zone, stage)
-    elif file is None:
+    elif file.value is None:
         work.read_as(item, f"training.config.distributed: auto (no ZeRO stage: {_AUTO})")
     _offloads(work, {**details, **fields})
     _values(work, zone, fields)
@@ -180,11 +167,10 @@ def _stage(work: Migration, zone: Entries, item: Item) -> None:
 
 def _offloads(work: Migration, fields: Entries) -> None:
     for key in ("offload_optimizer", "offload_param"):
-        section = fields.get(key)
-        device = section.get("device") if section is not None else None
-        device = device or fields.get(f"{key}_device")
-        word = str(device.value).lower() if device is not None else "none"
-        if device is not None and word not in ("none", "null"):
+        given = fields.get(key, Item(None)).get("device")
+        device = given or fields.get(f"{key}_device", Item(None))
+        word = str(device.value).lower()
+        if word not in ("none", "null"):
             more = "; nvme is not built" if word == "nvme" else ""
             work.supersede(device, f"{_OFFLOADED}{more}")
 
@@ -194,17 +180,16 @@ def _values(work: Migration, zone: Entries, fields: Entries) -> None:
     config = work.config.fields() if work.config is not None else {}
     zones = [zone, work.root, work.section("training"), config]
     for key, (home, names) in _SHARED_VALUES.items():
-        item = fields.pop(key, None)
-        if item is not None and item.value not in (None, "auto"):
+        item = take(fields, key)
+        if item.value not in (None, "auto"):
             _agree(work, zones, names, home, item)
     for key in ("bf16", "fp16"):
-        section = fields.pop(key, None)
-        enabled = section.get("enabled") if section is not None else None
+        enabled = take(fields, key).get("enabled") or Item(None)
         given = any(key in each for each in zones)
-        if enabled is not None and (enabled.value is True or (enabled.value is False and given)):
+        if enabled.value is True or (enabled.value is False and given):
             _agree(work, zones, (key,), key, enabled)
-    total = fields.pop("train_batch_size", None)
-    if total is not None and total.value not in (None, "auto"):
+    total = take(fields, "train_batch_size")
+    if total.value not in (None, "auto"):
         text = "rows of a step are batch_size × gradient_accumulation_steps on any number of GPUs"
         work.supersede(total, text)
 
@@ -227,8 +212,8 @@ def _unused(work: Migration, item: Item, details: Entries, fields: Entries) -> N
         ("scheduler", "lr_scheduler and warmup_steps"),
         ("activation_checkpointing", "gradient_checkpointing"),
     ):
-        section = fields.pop(key, None)
-        if section is not None and section.value:
+        section = take(fields, key)
+        if section.value:
             work.supersede(section, f"keys of training.config decide: {instead}")
     known = ("offload_optimizer", "offload_param")
     names = [key for key in (*details, *fields) if key.removesuffix("_device") not in known]
@@ -250,13 +235,7 @@ def read_strategy(work: Migration, zone: Entries, item: Item) -> None:
         work.read_as(item, f"training.config.distributed: auto ({_AUTO})")
     elif word.startswith("ddp_find_unused_parameters") or word in _DDP:
         _say(work, zone, "replicated", item)
-    elif word in (
-        "fsdp",
-        "fsdp_native",
-        "fullyshardeddataparallel",
-        "fsdp_cpu_offload",
-        "modelparallel",
-    ):
+    elif word in _FSDP:
         _say(work, zone, "sharded", item)
         if word.endswith("offload"):
             work.supersede(item, _OFFLOADED)
@@ -288,30 +267,35 @@ def read_distributed_type(work: Migration, zone: Entries, item: Item) -> None:
 # --- a file beside the manifest ------------------------------------------------------------------
 
 
-def _read_file(work: Migration, item: Item) -> Item | None:
-    """The object in a JSON file that `item` names; None where it cannot be read, and why is said.
-    A stage in the name of a file that is not there says what it would."""
+def _object(work: Migration, item: Item, expected: str) -> Item:
+    """The object itself, or that in the JSON file that `item` names; an item without a value where
+    there is none, and why is said."""
+    if isinstance(item.value, str):
+        return _read_file(work, item)
+    if not isinstance(item.value, dict):
+        work.refuse(item, expected)
+    return item
+
+
+def _read_file(work: Migration, item: Item) -> Item:
+    """A stage in the name of a file that is not there says what it would."""
     named = Path(str(item.value).replace("\\", "/"))
     for file in (work.folder / named, named):
         try:
             if not file.is_file():
                 continue
-            if file.stat().st_size > _MAX_BYTES:
-                work.problem(item, f"{file} is too large for a config")
-                return None
-            found = read_json(file, encoding="utf-8-sig")
-        except (OSError, ValueError, RecursionError) as error:
+            found = read_json(file, _MAX_BYTES, encoding="utf-8-sig")
+        except (OSError, ValueError) as error:
             work.problem(item, f"{file} cannot be read: {error}")
-            return None
+            return Item(None)
         if not isinstance(found, dict):
             work.problem(item, f"{file} holds no object")
-            return None
         return _tree(found, item, named.name)
     stage = _STAGE_IN_A_NAME.search(named.stem)
     missing = f"there is no {item.value}"
     if stage is None or not item.path.rpartition(".")[2].startswith("deepspeed"):
         work.without_effect(item, f"{missing}; distributed: auto decides")
-        return None
+        return Item(None)
     work.report("note", item, f"{missing}: it is taken by its name, as ZeRO-{stage[1]}")
     offload = {"device": "cpu"} if "offload" in named.stem else {}
     zero = {"stage": int(stage[1]), "offload_optimizer": offload}

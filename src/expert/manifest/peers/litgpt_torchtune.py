@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.migrate.migration import Entries, Migration, beside, take
 from expert.manifest.text.item import Item, shown
 
 _LITGPT_TARGETS = {
@@ -42,16 +42,14 @@ _OF_THE_LOADER = ("seed", "ignore_index", "num_workers", "include_multiturn_conv
 
 def read_litgpt(work: Migration) -> None:
     """LitGPT's fine-tuning files: `data: {class_path}`, `train:`, `eval:`."""
-    data, train = work.root.get("data"), work.root.get("train")
-    is_class = data is not None and (
-        data.get("class_path") is not None
-        or (isinstance(data.value, str) and data.value.lower() in _LITGPT_SETS)
-    )
-    settings = train.fields() if train is not None else {}
+    data = work.root.get("data", Item(None))
+    named = isinstance(data.value, str) and data.value.lower() in _LITGPT_SETS
+    is_class = named or data.get("class_path") is not None
+    settings = work.root.get("train", Item(None)).fields()
     if not is_class and "global_batch_size" not in settings:
         return
-    folder = work.root.pop("checkpoint_dir", None)
-    if folder is not None and isinstance(folder.value, str):
+    folder = take(work.root, "checkpoint_dir")
+    if isinstance(folder.value, str):
         name = folder.value.replace("\\", "/").removeprefix("checkpoints/")
         work.root.setdefault("base_model", Item(name, folder.path, folder.line))
         work.read_as(folder, f"base_models[0].name: {name}")
@@ -69,19 +67,19 @@ def read_litgpt(work: Migration) -> None:
         home = _TRAIN_NAMES.get(key, key)
         as_it_is = home == key or home.startswith("adam_beta")
         work.place(work.root, home, item, item.path if as_it_is else f"training.config.{home}")
-    _litgpt_evaluation(work, work.root.pop("eval", Item(None)).fields())
+    _litgpt_evaluation(work, take(work.root, "eval").fields())
     _litgpt_targets(work)
-    if data is not None and is_class:
+    if is_class:
         del work.root["data"]
         _litgpt_rows(work, data)
 
 
 def _litgpt_evaluation(work: Migration, settings: Entries) -> None:
-    steps = settings.get("interval")
-    if steps is not None and steps.value is not None:
+    steps = take(settings, "interval")
+    if steps.value is not None:
         work.place(work.root, "eval_steps", steps, "training.config.eval_steps")
-    for key, item in settings.items():
-        if key != "interval" and item.value not in (None, False, True):
+    for item in settings.values():
+        if item.value not in (None, False, True):
             text = "all validation rows are evaluated, and no text is generated while training"
             work.supersede(item, text)
 
@@ -115,15 +113,14 @@ def _put_targets(work: Migration, names: list[str], at: Item) -> None:
 
 def _litgpt_rows(work: Migration, data: Item) -> None:
     made = data.get("class_path") or data
-    arguments = data.get("init_args")
-    fields = arguments.fields() if arguments is not None else {}
+    fields = (data.get("init_args") or Item(None)).fields()
     word = str(made.value).rpartition(".")[2].lower()
     _put_source(work, fields.pop("json_path", None), made, _LITGPT_SETS.get(word))
-    share = fields.pop("val_split_fraction", None)
-    if share is not None:
+    share = take(fields, "val_split_fraction")
+    if share.value is not None:
         work.place_in_dataset("validation_split", share)
-    style = fields.pop("prompt_style", None)
-    if style is not None and style.value is not None:
+    style = take(fields, "prompt_style")
+    if style.value is not None:
         work.root.setdefault("template", style)
     hidden = fields.pop("mask_prompt", Item(False, made.path, made.line))
     work.root.setdefault("mask_prompt", hidden)  # false there where nothing is said
@@ -170,38 +167,37 @@ _TUNE_NAMES = {
 
 def read_torchtune(work: Migration) -> None:
     """torchtune's recipes: `_component_` names a class in every section."""
-    model, rows = work.root.get("model"), work.root.get("dataset")
-    made = model.get("_component_") if model is not None else None
-    kind = rows.get("_component_") if rows is not None else None
+    model, rows = (work.root.get(key, Item(None)) for key in ("model", "dataset"))
+    made, kind = model.get("_component_"), rows.get("_component_")
     if made is None and kind is None:
         return
     _tune_checkpointer(work)
-    if model is not None and made is not None:
+    if made is not None:
         del work.root["model"]
         _tune_adapter(work, model.fields(), made)
-    if rows is not None and kind is not None:
+    if kind is not None:
         del work.root["dataset"]
-        _tune_rows(work, rows, kind)
+        _tune_rows(work, rows.fields(), kind)
     for key, home in _TUNE_NAMES.items():
         if key in work.root:
             work.place(work.root, home, work.root.pop(key), f"training.config.{home}")
-    limit = work.root.pop("max_steps_per_epoch", None)
-    if limit is not None and limit.value:
+    limit = take(work.root, "max_steps_per_epoch")
+    if limit.value:
         work.without_effect(limit, "max_steps limits the whole run")
     for key in ("loss", "mixed_precision"):
-        item = work.root.pop(key, None)
-        if item is not None and item.value and item.get("enabled") is None:
+        item = take(work.root, key)
+        if item.value and item.get("enabled") is None:
             work.supersede(item, "the cross-entropy of the answer's tokens, in chunks: fused_loss")
 
 
 def _tune_checkpointer(work: Migration) -> None:
     """The folder of the checkpointer is the base."""
-    kept = work.root.pop("checkpointer", None)
-    folder = kept.get("checkpoint_dir") if kept is not None else None
-    if folder is not None and isinstance(folder.value, str):
+    kept = take(work.root, "checkpointer")
+    folder = kept.get("checkpoint_dir") or Item(None)
+    if isinstance(folder.value, str):
         work.root.setdefault("base_model", Item(folder.value, folder.path, folder.line))
         work.read_as(folder, "base_models[0].name")
-    if kept is not None:
+    if kept.value is not None:
         text = "the folder's own config.json and index say which files hold the weights"
         work.supersede(kept, text)
 
@@ -227,34 +223,31 @@ def _tune_adapter(work: Migration, fields: Entries, made: Item) -> None:
             work.root.setdefault(key, fields[key])
 
 
-def _tune_rows(work: Migration, rows: Item, kind: Item) -> None:
-    fields = rows.fields()
-    source, files = fields.pop("source", None), fields.pop("data_files", None)
-    if files is not None and files.value and source is not None and source.value in ("json", "csv"):
+def _tune_rows(work: Migration, fields: Entries, kind: Item) -> None:
+    source, files, split = (take(fields, key) for key in ("source", "data_files", "split"))
+    if files.value and source.value in ("json", "csv"):
         source = files
     hub = _TUNE_SETS.get(str(kind.value).rpartition(".")[2])
-    split = fields.pop("split", None)
-    if hub is not None and split is not None and split.value is not None:
+    if hub is not None and split.value is not None:
         hub = f"{hub}::{split.value}"
-    is_named = source is not None and isinstance(source.value, str)
-    _put_source(work, source if is_named else None, kind, hub)
+    _put_source(work, source if isinstance(source.value, str) else None, kind, hub)
     _tune_columns(work, fields)
     for key, home in (("packed", "packing"), ("train_on_input", "train_on_prompt")):
-        item = fields.pop(key, None)
-        if item is not None and item.value is not None:
+        item = take(fields, key)
+        if item.value is not None:
             work.place(work.root, home, item, f"training.config.{home}")
     known = re.compile(r"_|conversation_style|new_system_prompt$")
     _arguments_without_effect(work, {k: v for k, v in fields.items() if not known.match(k)})
 
 
 def _tune_columns(work: Migration, fields: Entries) -> None:
-    named = fields.pop("column_map", Item(None)).fields()
+    named = take(fields, "column_map").fields()
     mapping = {_TUNE_COLUMNS[key]: item for key, item in named.items() if key in _TUNE_COLUMNS}
-    column = fields.pop("conversation_column", None)
-    if column is not None and column.value not in (None, "messages", "conversations"):
+    column = take(fields, "conversation_column")
+    if column.value not in (None, "messages", "conversations"):
         mapping["messages"] = column
-    text = fields.pop("column", None)
-    if text is not None and text.value:
+    text = take(fields, "column")
+    if text.value:
         mapping["text"] = text
     for part, item in mapping.items():
         work.read_as(item, f"training.dataset.field_mapping.{part}")

@@ -116,10 +116,10 @@ def _info(
     for each in places:
         file = each / INFO
         try:
-            if not file.is_file() or file.stat().st_size > _MAX_BYTES:
+            if not file.is_file():
                 continue
-            info = read_json(file, encoding="utf-8-sig")
-        except (OSError, ValueError, RecursionError) as error:
+            info = read_json(file, _MAX_BYTES, encoding="utf-8-sig")
+        except (OSError, ValueError) as error:
             work.problem(place or Item(None, "dataset"), f"{file} cannot be read: {error}")
             continue
         if isinstance(info, Mapping):

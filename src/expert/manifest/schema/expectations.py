@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any
 
 from expert.manifest.schema.manifest import Manifest
+from expert.manifest.schema.types import LARGEST
 
-LARGEST = 10**12
 # Sections that people may write as plain text instead; migrate/layout.py makes objects of them.
 _SHORT_FORMS = {"BaseModelSpec": "a name", "DatasetSpec": "a path"}
 

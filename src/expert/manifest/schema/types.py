@@ -11,26 +11,24 @@ AUTO: Literal["auto"] = "auto"
 Auto = Literal["auto"]
 
 
-def _whole(value: Any) -> Any:
-    """1e3 is the whole number 1000; true and "3" are not numbers."""
-    if isinstance(value, bool | str):
-        raise ValueError("not a number")
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
-
-
 def _number(value: Any) -> Any:
+    """true and "3" are not numbers."""
     if isinstance(value, bool | str):
         raise ValueError("not a number")
     return value
 
 
-_LARGEST = 10**12
+def _whole(value: Any) -> Any:
+    """1e3 is the whole number 1000."""
+    value = _number(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+LARGEST = 10**12
 
 Flag = Annotated[bool, Strict()]
-Count = Annotated[int, Field(ge=1, le=_LARGEST), BeforeValidator(_whole)]
-CountFromZero = Annotated[int, Field(ge=0, le=_LARGEST), BeforeValidator(_whole)]
+Count = Annotated[int, Field(ge=1, le=LARGEST), BeforeValidator(_whole)]
+CountFromZero = Annotated[int, Field(ge=0, le=LARGEST), BeforeValidator(_whole)]
 Blocks = Annotated[int, Field(ge=1, le=1000), BeforeValidator(_whole)]
 Width = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(_whole)]
 Rank = Annotated[int, Field(ge=1, le=256), BeforeValidator(_whole)]
@@ -38,8 +36,8 @@ PromptLength = Annotated[int, Field(ge=1, le=512), BeforeValidator(_whole)]
 Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(_number)]
 SharePastZero = Annotated[float, Field(gt=0, le=1), BeforeValidator(_number)]
 Temperature = Annotated[float, Field(ge=0, le=2), BeforeValidator(_number)]
-PositiveNumber = Annotated[float, Field(gt=0, le=_LARGEST), BeforeValidator(_number)]
-NumberFromZero = Annotated[float, Field(ge=0, le=_LARGEST), BeforeValidator(_number)]
+PositiveNumber = Annotated[float, Field(gt=0, le=LARGEST), BeforeValidator(_number)]
+NumberFromZero = Annotated[float, Field(ge=0, le=LARGEST), BeforeValidator(_number)]
 Momentum = Annotated[float, Field(ge=0, lt=1), BeforeValidator(_number)]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -73,9 +71,7 @@ class Section(BaseModel):
     )
 
 
-class StrictSection(BaseModel):
+class StrictSection(Section):
     """A part of the manifest where an unknown key is an error."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
-    )
+    model_config = ConfigDict(extra="forbid")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from expert.core.errors import ManifestError, Problem
-from expert.core.files import open_regular
+from expert.core.files import NotRegular, read_bytes
 from expert.manifest.text.item import Item, shown
 
 ROWS = (
@@ -104,37 +105,23 @@ def parse_document(
 
 
 def _read_bytes(path: Path, source: str) -> bytes:
+    fix = ""
     try:
-        size = path.stat().st_size
-        if size <= MAX_BYTES and path.is_file():
-            with open_regular(path) as stream:
-                raw = stream.read(MAX_BYTES + 1)
-            if len(raw) <= MAX_BYTES:
-                return raw
-            size = len(raw)  # more than the file system says: it grows, or is not on a disk
+        return read_bytes(path, MAX_BYTES)
     except FileNotFoundError:
         near = _near_manifest(path)
-        fix = f"did you mean {near}?" if near else "check the path"
-        raise ManifestError(source, [Problem("", "no such file", fix)]) from None
+        what, fix = "no such file", f"did you mean {near}?" if near else "check the path"
+    except IsADirectoryError:
+        what, fix = "is a folder", "name the manifest file inside it"
+    except NotRegular:
+        what = "is not a regular file"
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ManifestError(source, [Problem("", f"cannot be read: {reason}")]) from None
-    if path.is_dir():
-        raise ManifestError(
-            source, [Problem("", "is a folder", "name the manifest file inside it")]
-        )
-    if not path.is_file():
-        raise ManifestError(source, [Problem("", "is not a regular file")])
-    raise ManifestError(
-        source,
-        [
-            Problem(
-                "",
-                f"the file has {size:,} bytes; a manifest has at most {MAX_BYTES:,}",
-                f"if these are rows: expert new NAME --from {source}",
-            )
-        ],
-    )
+        what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        if getattr(error, "errno", None) == errno.EFBIG:
+            size = max(path.stat().st_size, MAX_BYTES + 1)  # some systems do not tell it
+            what = f"the file has {size:,} bytes; a manifest has at most {MAX_BYTES:,}"
+            fix = f"if these are rows: expert new NAME --from {source}"
+    raise ManifestError(source, [Problem("", what, fix)])
 
 
 def _near_manifest(path: Path) -> Path | None:
