@@ -314,10 +314,9 @@ def test_what_is_remembered_fits_into_its_share_of_the_memory(tokens, monkeypatc
     for rows in (work.order, work.order[1:]):
         some = rows[: answering._rows_that_fit(work, rows)]
         assert len(some) > 1
-        batch = answering._Batch(work, some)
-        cache = batch._steps._cache
-        while cache.size < len(work.prompts[some[0]]) + tokens:
-            batch._steps._grow()
+        groups = answering._groups(work, [work.prompts[row] for row in some])
+        cache = work.speaker.begin(groups, tokens)._cache
+        assert cache.size >= len(work.prompts[some[0]]) + tokens
         taken = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
         assert taken <= answering.CACHE_SHARE * free
 
@@ -333,7 +332,7 @@ def test_a_prompt_that_fills_the_context_is_refused_and_the_others_are_answered(
 def test_what_was_said_is_told_with_its_special_tokens_too():
     work = answering._Work(loaded("lora"), [question(PROMPTS[0])], GREEDY, 0, print)
     mark, word = (work.tokenizer.encode(text).ids for text in ("<|im_start|>", "cat"))
-    work.said[0] = [*mark, *word, *work.ends]
+    work._said[0].ids = [*mark, *word, *work.ends]
     (answer,) = work.answers()
     assert (answer.text, answer.marked) == ("cat", "<|im_start|>cat")
 

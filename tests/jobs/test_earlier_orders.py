@@ -12,8 +12,7 @@ import pytest
 from expert.core.rundir import RunFolder
 from expert.data.pack import pack
 from expert.data.pack.pack_index import IndexName
-from expert.jobs.validate.held_out import CannotBeTold, draw_again
-from expert.manifest.reader import read_manifest
+from expert.jobs.validate.held_out import CannotBeTold, Run, draw_again
 from expert.planning.run_plan import RunPlan
 from expert.run.open import prepare
 from expert.run.session import identity
@@ -116,13 +115,13 @@ def test_the_rows_of_a_run_can_be_told_whoever_packed_them(before, tmp_path, bas
         folder = run(manifest).folder
     for name in index_of(folder):
         next(tmp_path.rglob(name)).unlink()
-    spec = read_manifest(manifest).manifest.training.dataset
-    made = draw_again(RunFolder(folder), RunPlan.model_validate(plan_of(folder)), spec, tmp_path)
+    its_rows = Run(RunFolder(folder), RunPlan.model_validate(plan_of(folder)), tmp_path)
+    made = draw_again(its_rows)
     assert made.made.train.index_file.name not in learnt_rows(RunFolder(folder)).indexes
     text = (tmp_path / "train.jsonl").read_text(encoding="utf-8")
     (tmp_path / "train.jsonl").write_text(text.replace("cat", "cow"), encoding="utf-8")
     with pytest.raises(CannotBeTold):
-        draw_again(RunFolder(folder), RunPlan.model_validate(plan_of(folder)), spec, tmp_path)
+        draw_again(its_rows)
 
 
 def test_a_stream_that_an_earlier_version_packed_is_refused_in_words(tmp_path, base):

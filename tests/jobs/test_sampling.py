@@ -186,16 +186,16 @@ def test_an_answer_stops_at_the_end_token():
         trained.loaded.causal_lm.get_input_embeddings().weight.zero_()
         trained.loaded.causal_lm.model.norm.weight.zero_()
     from expert.jobs.sample.decoding import settle_decoding
-    from expert.jobs.sample.sample import Ready, answer
+    from expert.jobs.sample.sample import Ready
 
     how, _ = settle_decoding(trained.plan, {"max_new_tokens": 9})
     loaded = Ready(run=Path(), trained=trained, plain=False, seed=0, decoding=how, notes=())
-    zero = answer(loaded, "say cat 2")
+    zero = Conversation(loaded).ask("say cat 2")
     assert (zero.tokens, zero.ended) == (9, False)  # all logits alike: the first token, for ever
     end = trained.encoder.tokenizer.token_to_id("<|im_end|>")
     with torch.no_grad():
         trained.loaded.causal_lm.lm_head = _Always(end)
-    found = answer(loaded, "say cat 2")
+    found = Conversation(loaded).ask("say cat 2")
     assert (found.text, found.tokens, found.ended) == ("", 1, True)
 
 

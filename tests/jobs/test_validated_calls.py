@@ -29,7 +29,7 @@ from expert.run.stored.load import load_trained, read_plan
 from tests.data.template.chat_templates import family, qwen3_source
 from tests.each import each
 from tests.jobs.runs import WORDS, base_model, place, run, write_expert
-from tests.jobs.validated_runs import as_it_was, written
+from tests.jobs.validated_runs import as_it_was, rows_file, written
 from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
@@ -76,12 +76,6 @@ def calling() -> Path:
         decoding={"max_new_tokens": 64},
     )
     return run(path).folder
-
-
-def rows_file(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    path = folder / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return path
 
 
 def test_an_expert_that_has_learnt_its_calls_passes_the_gate():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
 from expert.jobs.validate.validate import validate
 from expert.judging.score import wilson
-from tests.jobs.validated_runs import YES, as_it_was, learnt, own_run, written
+from tests.jobs.validated_runs import YES, as_it_was, learnt, own_run, rows_file, written
 from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
@@ -23,12 +21,6 @@ def talk(*said: str, **more: Any) -> dict[str, Any]:
     roles = ("user", "assistant")
     turns = [{"role": roles[place % 2], "content": text} for place, text in enumerate(said)]
     return {**more, "messages": turns}
-
-
-def rows_file(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    path = folder / "talks.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return path
 
 
 def test_every_answer_of_a_conversation_is_asked_for_with_the_turns_before_it(tmp_path):
@@ -51,8 +43,8 @@ def test_every_answer_of_a_conversation_is_asked_for_with_the_turns_before_it(tm
 
 def test_a_row_with_one_answer_keeps_its_name(tmp_path):
     done = validate(learnt(), test_set=rows_file(tmp_path, [talk("a", YES)]), device="cpu")
-    assert [each.case.id for each in done.reached.cases] == ["talks.jsonl:1"]
-    assert written(learnt())["cases"][0]["row"] == "talks.jsonl:1"
+    assert [each.case.id for each in done.reached.cases] == ["rows.jsonl:1"]
+    assert written(learnt())["cases"][0]["row"] == "rows.jsonl:1"
 
 
 def test_a_user_turn_that_nobody_answers_is_left_out(tmp_path):
@@ -83,10 +75,10 @@ def test_a_limit_counts_answers_and_the_part_says_of_how_many(tmp_path):
     assert done.test_set.startswith("4 of 12: ")
     assert done.partial == {"test_set": str(rows), "of": 12}
     assert [each.case.id for each in done.reached.cases] == [
-        "talks.jsonl:1, turn 2",
-        "talks.jsonl:2, turn 4",
-        "talks.jsonl:4, turn 2",
-        "talks.jsonl:5, turn 4",
+        "rows.jsonl:1, turn 2",
+        "rows.jsonl:2, turn 4",
+        "rows.jsonl:4, turn 2",
+        "rows.jsonl:5, turn 4",
     ]
     assert done.reached.rows.examples == 4
     with pytest.raises(CannotExport, match=wording("passed-by-cases-only")):

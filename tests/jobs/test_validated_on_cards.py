@@ -17,7 +17,6 @@ from expert.core.errors import EXIT_RUN_FAILED
 from expert.data.records import Example, Turn
 from expert.jobs.sample.decoding import DecodingSettings
 from expert.jobs.validate import processes
-from expert.jobs.validate.child import read_rows, write_rows
 from expert.jobs.validate.processes import (
     ModelOnCards,
     ProcessFailed,
@@ -46,15 +45,16 @@ GREEDY = DecodingSettings(
 QUESTIONS = [Example((Turn("user", "x" * size),)) for size in (1, 50, 20, 20, 90)]
 # Answers with the card it has and what it was asked. `ill` is what it does before that.
 PROGRAM = """
-import json, os, signal, sys, time
+import json, os, pickle, signal, sys, time
+from expert.jobs.validate.answering import GivenAnswer
 card, ill = os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("ILL", "")
 def say(fact):
     print(json.dumps(fact), flush=True)
 for line in sys.stdin:
-    asked = json.loads(line)
-    rows, numbers = json.load(open(asked["rows"])), asked["numbers"]
+    order = json.loads(line)
+    do, asked = pickle.load(open(order["ask"], "rb"))
     say({"note": "the same from both"})
-    for done in range(1, len(numbers) + 1):
+    for done in range(1, len(asked["numbers"]) + 1):
         say({"done": done})
     if ill == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -66,11 +66,12 @@ for line in sys.stdin:
     if ill == "hangs":
         time.sleep(600)
     found = [
-        dict(text=f"{card} {len(rows[n]['turns'][0]['text'])}", marked="", tokens=1, ended=True)
-        for n in numbers
+        GivenAnswer(text=f"{card} {len(row.turns[0].text)}", marked="", tokens=1, ended=True)
+        for row in asked["questions"]
     ]
-    json.dump(found, open(asked["to"], "w"))
-    say({"result": asked["to"]})
+    with open(order["to"], "wb") as stream:
+        pickle.dump(found, stream)
+    say({"result": order["to"]})
 """
 
 
@@ -126,7 +127,7 @@ def answered(*cards: dict[str, str], note: Any = lambda text: None, tell: Any = 
     tell = tell or (lambda done, of: None)
     with models_on_cards(cards, "auto") as models:
         model = ModelOnCards(models, "final", None, None)
-        found = model.answers(QUESTIONS, GREEDY, seed=0, tell=tell, note=note)
+        found = model.answers(QUESTIONS, GREEDY, 0, tell=tell, note=note)
     return [each.text for each in found]
 
 
@@ -206,15 +207,6 @@ def test_long_and_short_ones_are_dealt_evenly():
     assert loads == [168, 178]
 
 
-def test_rows_arrive_as_they_were_sent(tmp_path):
-    rows = [
-        Example((Turn("user", "é\ud800\n", learn=False, extra="{}"),), tools="[]"),
-        Example(text="plain \x00 text"),
-    ]
-    write_rows(rows, tmp_path / "rows.json")
-    assert read_rows(tmp_path / "rows.json") == rows
-
-
 def test_cards_that_are_not_there_are_refused_before_anything_is_read():
     with pytest.raises(WorldError):
         validate("nowhere", device="cpu", gpus="all")
@@ -255,7 +247,5 @@ def test_rows_of_any_length_arrive(program):
     rows = [Example((Turn("user", "x" * 2_000_000),))]
     with models_on_cards([card("a"), card("b")], "auto") as models:
         model = ModelOnCards(models, "final", None, None)
-        [found] = model.answers(
-            rows, GREEDY, seed=0, tell=lambda done, of: None, note=lambda text: None
-        )
+        [found] = model.answers(rows, GREEDY, 0, tell=lambda done, of: None, note=lambda text: None)
     assert found.text == "a 2000000"

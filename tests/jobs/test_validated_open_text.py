@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,7 @@ from expert.jobs.validate.validate import validate
 from expert.judging.judge_command import NoJudge
 from tests.each import each
 from tests.jobs.runs import WORDS, base_model, place, run, write_expert
-from tests.jobs.validated_runs import as_it_was, learnt, written
+from tests.jobs.validated_runs import as_it_was, learnt, rows_file, written
 from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
@@ -41,7 +40,7 @@ def teller() -> Path:
     split = {"test_path": "test.jsonl"}
     short = {"max_new_tokens": 3}
     path = write_expert(folder, base, config, rows=TALES[6:], dataset=split, decoding=short)
-    (folder / "test.jsonl").write_text("\n".join(map(json.dumps, TALES[:6])), encoding="utf-8")
+    rows_file(folder, TALES[:6], "test.jsonl")
     return run(path).folder
 
 
@@ -95,8 +94,7 @@ def test_validate_and_the_report_tell_the_same(tmp_path):
 
 
 def test_open_text_that_is_no_better_than_the_base_fails_and_is_not_exported(tmp_path):
-    file = tmp_path / "tales.jsonl"
-    file.write_text("\n".join(map(json.dumps, TALES[:12])), encoding="utf-8")
+    file = rows_file(tmp_path, TALES[:12])
     # What learnt to answer in JSON alone is worse at tales than its base.
     done = validate(learnt(), device="cpu", test_set=file, domain="open")
     assert done.gate.passed is False
@@ -141,8 +139,7 @@ def test_a_domain_in_the_manifest_wins(tmp_path, domain):
 
 def test_cases_that_name_their_own_domain_are_judged_by_it_beside_open_text(tmp_path):
     rows = [{"instruction": "say yes", "output": "{}", "domain": "json"}, *TALES[:3]]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    file = rows_file(tmp_path, rows)
     done = validate(teller(), device="cpu", test_set=file)
     first, *others = done.reached.cases
     assert first.judgement.passed is False

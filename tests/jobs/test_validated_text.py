@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from expert.jobs.export.export import export
 from expert.jobs.validate.validate import CannotValidate, validate
 from tests.jobs.runs import place
 from tests.jobs.trained_runs import finished_characters
-from tests.jobs.validated_runs import as_it_was, learnt, own_run, written
+from tests.jobs.validated_runs import as_it_was, learnt, own_run, rows_file, written
 from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
@@ -64,8 +63,7 @@ def test_the_loss_of_plain_text_is_held_to_that_of_a_baseline(tmp_path):
     assert done.reached.rows.loss < done.baseline.rows.loss
     assert done.gate.passed is True
     assert export(learnt_text(), tmp_path / "out", device="cpu").warnings() == []
-    file = tmp_path / "new.jsonl"
-    file.write_text("\n".join(map(json.dumps, TEXTS)), encoding="utf-8")
+    file = rows_file(tmp_path, TEXTS)
     # What learnt to answer in JSON alone is worse at text than its base.
     worse = validate(learnt(), device="cpu", baseline="base", test_set=file, max_regression=0.0)
     assert worse.gate.passed is False
@@ -87,7 +85,6 @@ def test_another_state_than_the_validated_one_is_told(tmp_path):
 
 
 def test_conversations_are_not_put_to_a_model_that_continues_text(tmp_path):
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"instruction": "a", "output": "b"}', encoding="utf-8")
+    file = rows_file(tmp_path, [{"instruction": "a", "output": "b"}])
     with pytest.raises(CannotValidate, match=wording("character-model-continues-text")):
         validate(finished_characters(), device="cpu", test_set=file)

@@ -20,7 +20,7 @@ from expert.run.stored.choose_checkpoint import NothingTrained
 from expert.run.stored.load import read_plan
 from tests.jobs.runs import base_model, events_of, rewrite_events, run, write_expert
 from tests.jobs.trained_runs import finished
-from tests.jobs.validated_runs import TESTS, as_it_was, learnt, written
+from tests.jobs.validated_runs import TESTS, as_it_was, learnt, rows_file, written
 from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
@@ -154,8 +154,7 @@ def test_the_check_of_a_row_reaches_the_judge(tmp_path):
         {"instruction": "say cat", "output": "{}", "check": {"schema": {"required": ["ok"]}}},
         {"instruction": "say cat", "output": "{}", "check": {"schema": {"required": ["no"]}}},
     ]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    path = rows_file(tmp_path, rows)
     done = validate(learnt(), test_set=path, device="cpu")
     assert [each.judgement.passed for each in done.reached.cases] == [True, False]
     assert done.test_set == str(path)
@@ -168,8 +167,7 @@ def test_a_hostile_row_of_a_test_set_is_judged_by_nobody(tmp_path, monkeypatch):
     nodes = "CREATE NODE TABLE P(id INT64, name STRING, PRIMARY KEY(id))"
     attack = f"COPY (MATCH (p:P) RETURN p.*) TO '{tmp_path}/canary.csv'"
     row = {"instruction": "say cat", "output": "MATCH (a:P) RETURN a.name", "domain": "cypher"}
-    file = tmp_path / "test.jsonl"
-    file.write_text(json.dumps({**row, "check": {"setup": [nodes, attack]}}), encoding="utf-8")
+    file = rows_file(tmp_path, [{**row, "check": {"setup": [nodes, attack]}}])
     assert validate(learnt(), device="cpu", test_set=file).gate.passed is False
     assert (tmp_path / "canary.csv").read_text(encoding="utf-8") == "1,swordfish\n"
     assert len(list(tmp_path.iterdir())) == 2
@@ -188,7 +186,6 @@ def test_packages_that_are_missing_are_told(monkeypatch):
         ({"domain": "cobol"}, UnknownDomain, wording("cobol-is-not-known")),
         ({"checkpoint": "99"}, NothingTrained, wording("there-is-no-checkpoint")),
         ({"checkpoints": "some"}, CannotValidate, "write --checkpoints all"),
-        ({"baseline": "nowhere", "limit": 1}, RunFolderError, wording("nowhere-no-such-folder")),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(given, error, text):
@@ -198,13 +195,13 @@ def test_what_makes_no_sense_is_refused_in_words(given, error, text):
 
 
 def test_rows_that_cannot_be_read_are_named(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"instruction": "a", "output": ""}', encoding="utf-8")
-    with pytest.raises(DataError, match=wording("the-answer-is-empty")):
-        validate(learnt(), test_set=path, device="cpu")
-    path.write_text('{"instruction": "a", "output": "b", "check": 3}', encoding="utf-8")
-    with pytest.raises(DataError, match=wording("column-check-no-json")):
-        validate(learnt(), test_set=path, device="cpu")
+    row = {"instruction": "a", "output": "b"}
+    for bad, text in (
+        ({"output": ""}, wording("the-answer-is-empty")),
+        ({"check": 3}, wording("column-check-no-json")),
+    ):
+        with pytest.raises(DataError, match=text):
+            validate(learnt(), test_set=rows_file(tmp_path, [row | bad]), device="cpu")
 
 
 def test_a_test_set_with_other_columns_is_named(tmp_path):

@@ -56,8 +56,14 @@ def learnt() -> Path:
         dataset={"test_path": "test.jsonl"},
         capabilities=["format:json"],
     )
-    (folder / "test.jsonl").write_text("\n".join(map(json.dumps, TESTS)), encoding="utf-8")
+    rows_file(folder, TESTS, "test.jsonl")
     return run(path).folder
+
+
+def rows_file(folder: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl") -> Path:
+    path = folder / name
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
 
 
 def written(folder: Path) -> dict[str, Any]:
@@ -79,6 +85,6 @@ def _own_expert(asked: str) -> Path:
     config |= {key: dataset.pop(key) for key in ("seed", "max_seq_length") if key in dataset}
     folder = Path(tempfile.mkdtemp(dir=place()))
     manifest = write_expert(folder / "made", base_model(), config, dataset=dataset, rows=rows)
-    (folder / "made" / "test.jsonl").write_text("\n".join(map(json.dumps, TESTS)), encoding="utf-8")
+    rows_file(folder / "made", TESTS, "test.jsonl")
     run(manifest)
     return (folder / "made").rename(folder / "kept")

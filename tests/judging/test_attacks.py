@@ -180,7 +180,8 @@ def test_a_sql_setup_an_answer_and_an_expected_query_stay_in_memory(attacked, ho
     other = "SELECT t.a AS b FROM t"
     assert attacked("sql", question, other, setup=[*tables, attack]).passed is None
     assert attacked("sql", question, other, prompt="; ".join([*tables, attack, ""])).passed is None
-    assert attacked("sql", question, attack, setup=tables).passed is not True
+    assert attacked("sql", question, attack, setup=tables).passed is False
+    assert attacked("sql", "UPDATE t SET a = 0", attack, setup=tables).passed is False
     assert attacked("sql", attack, question, setup=tables).passed is None
 
 
@@ -205,7 +206,7 @@ ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELEC
 )
 def test_a_sql_statement_that_takes_too_much_is_ended(attacked, query):
     tables = ["CREATE TABLE t(a)", "INSERT INTO t VALUES (1)"]
-    assert attacked("sql", "SELECT a FROM t", query, setup=tables).passed is not True
+    assert attacked("sql", "SELECT a FROM t", query, setup=tables).passed is False
     filled = [*tables, f"INSERT INTO t {query}"]
     assert attacked("sql", "SELECT a FROM t", "SELECT 3", setup=filled).passed is not True
 
@@ -238,9 +239,7 @@ def test_a_schema_fetches_nothing(attacked, home, listening, reference, key):
 @pytest.mark.parametrize(
     ("schema", "answer"),
     [
-        ({"pattern": "^(a+)+$"}, '"' + "a" * 40 + 'b"'),
         ({"patternProperties": {"^(a|a)*$": True}}, '{"' + "a" * 40 + 'b": 1}'),
-        ({"$ref": "#"}, "1"),
         (
             {
                 "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
@@ -253,7 +252,7 @@ def test_a_schema_fetches_nothing(attacked, home, listening, reference, key):
         ({"pattern": "(?:a{1000}){1000}{1000}"}, '"x"'),
         ({"multipleOf": 1e-320}, "1e300"),
     ],
-    ids=["plus", "names", "itself", "each other", "no pattern", "deep", "wide", "tiny"],
+    ids=["names", "each other", "no pattern", "deep", "wide", "tiny"],
 )
 def test_a_schema_that_takes_too_much_has_no_oracle(attacked, schema, answer):
     found = attacked("json", "1", answer, schema=schema)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from expert.judging.oracles.cypher_statements import setup_statements
 from tests.each import each
 from tests.judging.asking import judged
 from tests.wording import wording
@@ -56,21 +57,18 @@ def test_a_query_with_another_effect_is_wrong_and_says_why(expected, answer, rea
 
 
 @each(
-    "answer",
+    "table",
     [
-        "LOAD FROM '/etc/passwd' RETURN *",
-        "COPY P TO 'stolen.csv'",
-        "INSTALL httpfs",
-        "ATTACH 'x' AS y (dbtype sqlite)",
-        "EXPORT DATABASE 'here'",
-        "MATCH (a:P) RETURN a.name; COPY P TO 'stolen.csv'",
-        "CALL show_tables() YIELD name RETURN name",
+        "CREATE NODE TABLE IF NOT EXISTS `my t`(id SERIAL PRIMARY KEY, b BOOL DEFAULT true)",
+        "CREATE NODE TABLE Q(id INT64 DEFAULT -1, s STRUCT(a INT64, b STRING[]), PRIMARY KEY(id))",
+        "CREATE NODE TABLE Q(id DOUBLE[3], m MAP(STRING, INT64), d DECIMAL(9, 3), PRIMARY KEY(id))",
+        "CREATE REL TABLE GROUP K(FROM P TO P, FROM P TO Q, MANY_ONE)",
+        "CREATE REL TABLE GROUP(FROM P TO P)",
     ],
 )
-def test_what_is_not_plain_cypher_never_reaches_the_database(answer, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert asked(KNOWN, answer).passed is not True
-    assert list(tmp_path.iterdir()) == []
+def test_tables_of_every_shape_are_understood(table):
+    [found] = setup_statements(table)
+    assert found.safe
 
 
 @each(

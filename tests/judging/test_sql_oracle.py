@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.each import each
 from tests.judging.asking import judged
 from tests.wording import wording
@@ -56,34 +54,6 @@ def test_a_query_with_another_effect_is_wrong_and_says_why(expected, answer, kin
     found = asked(expected, answer)
     assert (found.passed, found.kind) == (False, kind)
     assert reason in found.reason
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "ATTACH DATABASE 'stolen.db' AS s",
-        "PRAGMA writable_schema = 1",
-        "SELECT load_extension('evil')",
-        "SELECT name FROM pragma_table_info('t')",
-        "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c",
-        "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT sum(x) FROM c",
-        "SELECT zeroblob(1000000000)",
-        "SELECT " + "(" * 190 + "1" + ")" * 190,
-        "SELECT 1" + " + 1" * 5_000,
-        "VACUUM INTO 'copy.db'",
-    ],
-)
-def test_a_hostile_query_fails_and_leaves_nothing_behind(answer, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert asked(OLD, answer).passed is False
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("answer", ["ATTACH DATABASE 'x.db' AS s", "PRAGMA user_version = 3"])
-def test_where_changes_are_expected_only_tables_may_be_changed(answer, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert asked("UPDATE t SET age = 0", answer).passed is False
-    assert list(tmp_path.iterdir()) == []
 
 
 @each(

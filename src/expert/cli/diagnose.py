@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from expert.jobs.diagnose.check import Check
     from expert.jobs.diagnose.diagnose import Diagnosis
     from expert.jobs.diagnose.first_fix import Measured, Tried
-    from expert.jobs.diagnose.kernel_trials import Tried as TriedKernel
+    from expert.jobs.diagnose.kernels import Tried as TriedKernel
     from expert.jobs.diagnose.parity import Parity
     from expert.jobs.diagnose.profile import Profile
     from expert.manifest.reader import ReadManifest

@@ -20,9 +20,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from expert.core.files import open_regular
 from expert.core.links import open_plain
 
 KEPT_LINES = 20
+TAIL_BYTES = 4000
+"""Of a log that are read for its last line."""
 LONGEST_LINE = 2**20
 """Characters of one line that is listened to: what a process says goes into memory here."""
 _NEEDED_TO_START = frozenset(
@@ -90,12 +93,7 @@ class Child:
 
     def stop(self) -> int:
         """End it and what it has started; its exit code, below zero for a signal."""
-        if os.name == "posix":
-            # Also where it has ended itself: what it started may still be there.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        else:
-            self._process.kill()
+        _kill(self._process)
         code = self._process.wait()
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # what was never read is lost with its reader
@@ -120,12 +118,67 @@ class Child:
         return [line.strip() for line in told if line.strip()][-KEPT_LINES:]
 
 
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a process and what it has started, which may still be there where it has ended itself."""
+    if os.name == "posix":
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+
+
+def run_program(
+    command: Sequence[str],
+    given: str = "",
+    *,
+    seconds: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    leaves_nothing: bool = False,
+) -> tuple[str, str, int | None]:
+    """What a program says to what it is given, what it complains of, and its exit code; None where
+    it takes longer, and is ended with all that it has started. OSError where it cannot start.
+    `leaves_nothing`: what it has started is ended in any case."""
+    process = subprocess.Popen(
+        list(command),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        env=env,
+        cwd=cwd,
+        start_new_session=os.name == "posix",
+    )
+    try:
+        return *process.communicate(given, timeout=seconds), process.returncode
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        return *process.communicate(), None
+    finally:
+        if leaves_nothing or process.poll() is None:
+            _kill(process)
+        process.wait()
+
+
 def how_it_ended(code: int) -> str:
     """An exit code in words."""
     if code >= 0:
         return f"ended with code {code}"
     known = {each.value: each.name for each in signal.Signals}
     return f"was ended by {known.get(-code, f'signal {-code}')}"
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says something."""
+    try:
+        with open_regular(log) as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = stream.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def clean_environment() -> dict[str, str]:

@@ -47,6 +47,7 @@ def train(
     them may take long. `begin` is called with the run's folder. `group`: the processes that train
     together, of which this is the first; the others call `join`.
     """
+    from expert.core.rundir import RunFolder
     from expert.parallel.group import Group
     from expert.run.open import Opened, open_run
 
@@ -61,8 +62,11 @@ def train(
         if over is not None:
             group.made_by_first(lambda: None)
             return over
-    folder = resumed.folder if resumed is not None else _new_folder(opened.plan)
-    checkpoint = resumed.checkpoint if resumed is not None else None
+    if resumed is not None:
+        folder, checkpoint = resumed.folder, resumed.checkpoint
+    else:
+        plan = opened.plan
+        folder, checkpoint = RunFolder.create(Path(plan.watch.output_dir), plan.expert), None
     with _removed_if_unused(folder), folder.locked():
         begin(folder.path)
         group.made_by_first(lambda: Announced(opened.plan, folder.path, checkpoint))
@@ -195,12 +199,6 @@ def _over_before(opened: Opened, resumed: Resumed) -> RunResult | None:
     if end is None:
         return None
     return replace(already_finished(folder, end, opened.data), warnings=opened.warnings)
-
-
-def _new_folder(plan: RunPlan) -> RunFolder:
-    from expert.core.rundir import RunFolder
-
-    return RunFolder.create(Path(plan.watch.output_dir), plan.expert)
 
 
 @contextmanager

@@ -19,22 +19,30 @@ def unfenced(answer: str) -> str:
     return found[1] if found and "```" not in found[1] else answer
 
 
+def short(text: str, most: int = 60) -> str:
+    """The beginning of what a model or a row says, for a reason."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def normalised(text: str) -> str:
     """The text with every run of white space as one blank."""
     return " ".join(text.split())
 
 
-def unreadable(answer: str) -> str:
-    """Why an answer is not given to a parser; "" where it may be."""
-    if not answer.strip():
-        return "the answer is empty"
-    if len(answer) > MOST_CHARACTERS:
-        return f"the answer has {len(answer):,} characters, more than {MOST_CHARACTERS:,}"
-    if "\x00" in answer:
-        return "the answer has a null character"
-    if depth(answer) > DEEPEST:
-        return f"the answer nests brackets more than {DEEPEST} deep"
-    return ""
+class DoesNotParse(Exception):
+    """Text that its language does not have, and why."""
+
+
+def refuse_unreadable(text: str, what: str = "the answer") -> None:
+    """Raise DoesNotParse where a text is not given to a parser at all."""
+    if not text.strip():
+        raise DoesNotParse(f"{what} is empty")
+    if len(text) > MOST_CHARACTERS:
+        raise DoesNotParse(f"{what} has {len(text):,} characters, more than {MOST_CHARACTERS:,}")
+    if "\x00" in text:
+        raise DoesNotParse(f"{what} has a null character")
+    if depth(text) > DEEPEST:
+        raise DoesNotParse(f"{what} nests brackets more than {DEEPEST} deep")
 
 
 def depth(text: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from expert.core.text import loss
 from expert.judging.judge_command import MIN_SCORE
@@ -46,8 +46,8 @@ class Scores:
 class ModelResult:
     """What a model reached."""
 
-    score: Score
     loss: float | None
+    score: Score = field(default_factory=Score)
     token_accuracy: float | None = None
     scores: Scores | None = None
     """Where a judge command had the word."""

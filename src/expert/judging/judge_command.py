@@ -9,18 +9,16 @@ all cases, as the user and where the user stands, and never because a manifest o
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
 import shutil
-import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from expert.core.errors import ExpertError
+from expert.core.process import run_program
 from expert.judging.cases import Case
 from expert.judging.oracles.oracle import Judgement
 
@@ -99,40 +97,15 @@ def _asked(case: Case, answer: str) -> dict[str, Any]:
 def _run(judge: JudgeCommand, asked: str) -> tuple[str, str]:
     """What the command writes, and what is wrong with how it ended."""
     try:
-        process = subprocess.Popen(
-            judge.parts(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=os.name == "posix",
-        )
+        said, complained, code = run_program(judge.parts(), asked, seconds=judge.seconds)
     except OSError as error:
         return "", f"cannot be started: {error.strerror}"
-    try:
-        said, complained = process.communicate(asked, timeout=judge.seconds)
-    except subprocess.TimeoutExpired:
-        _end(process)
-        said, _ = process.communicate()
-        return said or "", f"took longer than {judge.seconds:g} s  (raise it with --judge-seconds)"
-    except BaseException:
-        _end(process)
-        raise
-    if process.returncode:
+    if code is None:
+        return said, f"took longer than {judge.seconds:g} s  (raise it with --judge-seconds)"
+    if code:
         last = ([line for line in complained.splitlines() if line.strip()] or [""])[-1].strip()
-        return said, f"ended with code {process.returncode}{f': {last[:200]}' if last else ''}"
+        return said, f"ended with code {code}{f': {last[:200]}' if last else ''}"
     return said, ""
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End it with what it started."""
-    if os.name == "posix":
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
 
 
 def _read(said: str, known: set[str]) -> tuple[dict[str, tuple[float, str]], list[str]]:

@@ -14,9 +14,9 @@ Z_95 = 1.959963984540054
 class Score:
     """Answers that were right and wrong; those without an oracle are neither."""
 
-    passed: int
-    failed: int
-    without_oracle: int
+    passed: int = 0
+    failed: int = 0
+    without_oracle: int = 0
     rows: int | None = None
     """Rows that the judged ones are of; None: each is of its own."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +41,17 @@ def request(path: Path, *overrides: str, **more: Any) -> BenchmarkRequest:
         command="expert benchmark",
         quick=True,
         **more,
+    )
+
+
+def a_job(name: str = "x", *, device: str = "cpu", peak: int = 10, limit: float = 30.0) -> Job:
+    """A job whose plan knows its device and its memory alone."""
+    memory = SimpleNamespace(peak_bytes=peak, budget_bytes=100)
+    plan: Any = SimpleNamespace(memory=memory, kernels=SimpleNamespace(device=device))
+    read: Any = None
+    pace_of_it = replace(pace.QUICK, limit_seconds=limit)
+    return Job(
+        name=name, plan=plan, read=read, runs=Path(), pace=pace_of_it, steps=None, judged_in="fp32"
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,24 +9,12 @@ import pytest
 from expert.jobs.benchmark.compare import Timed, Timing
 from expert.jobs.benchmark.pace import QUICK, Clock
 from expert.jobs.benchmark.processes import Job, Ready, SettingLost, Window
+from tests.jobs.benchmark.played import a_job
 from tests.wording import wording
 
 
 def timed(name: str, device: str = "cuda", peak: int = 10) -> Timed:
-    memory = SimpleNamespace(peak_bytes=peak, budget_bytes=100)
-    plan: Any = SimpleNamespace(memory=memory, kernels=SimpleNamespace(device=device))
-    read: Any = None
-    return Timed(
-        Job(
-            name=name,
-            plan=plan,
-            read=read,
-            runs=Path(),
-            pace=QUICK,
-            steps=None,
-            judged_in="fp32",
-        )
-    )
+    return Timed(a_job(name, device=device, peak=peak))
 
 
 class Machine:

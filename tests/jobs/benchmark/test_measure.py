@@ -37,8 +37,12 @@ def brisk(monkeypatch, tmp_path):
     monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
 
 
-def test_settings_that_fail_are_slower_or_disagree_are_left_out_of_later_ones(tmp_path, base):
-    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+@pytest.fixture
+def path(tmp_path, base):
+    return write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+
+
+def test_settings_that_fail_are_slower_or_disagree_are_left_out_of_later_ones(path, tmp_path):
     rate = rising()
 
     def answer(name: str, plan: Any) -> Measured | str:
@@ -70,9 +74,8 @@ def test_settings_that_fail_are_slower_or_disagree_are_left_out_of_later_ones(tm
     assert played.started[-1][:2] == ("baseline", True)
 
 
-def test_a_setting_with_other_rows_is_judged_by_its_own_loss(tmp_path, base):
+def test_a_setting_with_other_rows_is_judged_by_its_own_loss(path, tmp_path):
     """However far its weights are from those below, they must have one loss in both ways."""
-    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
 
     def climb(own_loss: float, place: str) -> SettingResult:
         rate = rising()
@@ -91,8 +94,7 @@ def test_a_setting_with_other_rows_is_judged_by_its_own_loss(tmp_path, base):
     assert wording("when-computed-in-way") in wrong.because
 
 
-def test_an_interrupted_benchmark_ends_its_processes(tmp_path, base):
-    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+def test_an_interrupted_benchmark_ends_its_processes(path, tmp_path):
 
     class Impatient(Watcher):
         def goes_on(self, doing: str, done: int, of: int) -> None:
@@ -106,8 +108,7 @@ def test_an_interrupted_benchmark_ends_its_processes(tmp_path, base):
     assert made.so_far is None  # it was stopped before the first setting was written down
 
 
-def test_what_was_measured_is_at_hand_after_every_setting(tmp_path, base):
-    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+def test_what_was_measured_is_at_hand_after_every_setting(path, tmp_path):
     kept: list[list[str]] = []
 
     class Curious(Watcher):
@@ -121,8 +122,7 @@ def test_what_was_measured_is_at_hand_after_every_setting(tmp_path, base):
     assert len(kept[-1]) == len(kept) - 1
 
 
-def test_a_baseline_that_fails_does_not_end_the_benchmark(tmp_path, base):
-    path = write_expert(tmp_path / "expert", base, {})
+def test_a_baseline_that_fails_does_not_end_the_benchmark(path, tmp_path):
     rate = rising()
 
     def answer(name: str, plan: Any) -> Measured | str:
@@ -139,8 +139,7 @@ def test_a_baseline_that_fails_does_not_end_the_benchmark(tmp_path, base):
     assert by["no checkpointing"].cumulative is None
 
 
-def test_only_measures_a_setting_and_the_one_below(tmp_path, base):
-    path = write_expert(tmp_path / "expert", base, {})
+def test_only_measures_a_setting_and_the_one_below(path, tmp_path):
     found, played, _ = benchmarked(
         path,
         tmp_path / "out",
@@ -154,8 +153,7 @@ def test_only_measures_a_setting_and_the_one_below(tmp_path, base):
     assert by["fused loss"].cumulative is None
 
 
-def test_the_best_is_remembered_with_what_was_measured_and_no_more(tmp_path, base):
-    path = write_expert(tmp_path / "expert", base, {})
+def test_the_best_is_remembered_with_what_was_measured_and_no_more(path, tmp_path):
     rate = rising()
     found, _, made = benchmarked(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
     remember(made, found)
@@ -173,9 +171,8 @@ def test_the_best_is_remembered_with_what_was_measured_and_no_more(tmp_path, bas
     assert all(decision.source != "measurement" for decision in again.top.decisions)
 
 
-def test_a_machine_that_slows_down_rejects_nothing(tmp_path, base):
+def test_a_machine_that_slows_down_rejects_nothing(path, tmp_path):
     """Each window takes longer than the one before; in turns every setting is as fast."""
-    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
     passed: list[str] = []
 
     def slower_and_slower(name: str) -> float:
@@ -199,11 +196,10 @@ def test_a_machine_that_slows_down_rejects_nothing(tmp_path, base):
     ]
 
 
-def test_where_memory_does_not_hold_both_a_doubt_times_the_other_again(tmp_path, base, monkeypatch):
+def test_where_memory_does_not_hold_both_a_doubt_times_the_other_again(path, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "expert.jobs.benchmark.compare.fit_together", lambda *plans: len(plans) == 1
     )
-    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
 
     def answer(name: str, plan: Any) -> Measured | str:
         return measured({"baseline": 100.0, "pre-tokenised": 150.0}.get(name, 75.0))
@@ -230,8 +226,7 @@ def time_for(rungs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clock, "is_up", lambda clock, to_come=0: next(up, True))
 
 
-def test_settings_without_time_are_listed_and_measured_together(tmp_path, base, monkeypatch):
-    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+def test_settings_without_time_are_listed_and_measured_together(path, tmp_path, monkeypatch):
     rate = rising()
     time_for(3, monkeypatch)
     found, played, _ = benchmarked(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
@@ -253,8 +248,7 @@ def test_settings_without_time_are_listed_and_measured_together(tmp_path, base, 
     assert any(note.startswith("the rest: packing, ") for note in found.notes)
 
 
-def test_a_short_benchmark_keeps_what_a_long_one_settled(tmp_path, base, monkeypatch):
-    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+def test_a_short_benchmark_keeps_what_a_long_one_settled(path, tmp_path, monkeypatch):
     rate = rising()
     found, _, made = benchmarked(path, tmp_path / "long", lambda name, plan: measured(rate(name)))
     remember(made, found)
@@ -268,8 +262,7 @@ def test_a_short_benchmark_keeps_what_a_long_one_settled(tmp_path, base, monkeyp
     assert kept.gains == long.gains
 
 
-def test_a_benchmark_without_single_settings_is_not_remembered(tmp_path, base, monkeypatch):
-    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+def test_a_benchmark_without_single_settings_is_not_remembered(path, tmp_path, monkeypatch):
     rate, heard = rising(), Heard()
     time_for(1, monkeypatch)
     played = Played(lambda name, plan: measured(rate(name)))
@@ -281,8 +274,7 @@ def test_a_benchmark_without_single_settings_is_not_remembered(tmp_path, base, m
     assert not (tmp_path / "home" / "measurements.json").exists()
 
 
-def test_the_last_setting_is_measured_by_itself_however_late_it_is(tmp_path, base, monkeypatch):
-    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+def test_the_last_setting_is_measured_by_itself_however_late_it_is(path, tmp_path, monkeypatch):
     monkeypatch.setattr(Clock, "is_up", lambda clock, to_come=0: to_come == 0)
     rate = rising()
     found, _, _ = benchmarked(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
@@ -291,8 +283,7 @@ def test_the_last_setting_is_measured_by_itself_however_late_it_is(tmp_path, bas
     assert "the rest" not in by
 
 
-def test_named_settings_are_measured_however_late_it_is(tmp_path, base, monkeypatch):
-    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+def test_named_settings_are_measured_however_late_it_is(path, tmp_path, monkeypatch):
     time_for(0, monkeypatch)
     found, played, _ = benchmarked(
         path, tmp_path / "out", lambda name, plan: measured(100.0), only=("loader", "attention")
@@ -301,8 +292,7 @@ def test_named_settings_are_measured_however_late_it_is(tmp_path, base, monkeypa
     assert all(setting.measured for setting in found.rungs)
 
 
-def test_a_rest_that_fails_leaves_the_best_as_it_was(tmp_path, base, monkeypatch):
-    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+def test_a_rest_that_fails_leaves_the_best_as_it_was(path, tmp_path, monkeypatch):
     rate = rising()
     time_for(2, monkeypatch)
 
@@ -320,19 +310,17 @@ def test_a_rest_that_fails_leaves_the_best_as_it_was(tmp_path, base, monkeypatch
     ("more", "seconds", "thorough"),
     [({}, 600, True), ({"minutes": 1.2}, 72, False), ({"minutes": 30.0}, 1800, True)],
 )
-def test_a_benchmark_takes_as_long_as_was_asked_for(tmp_path, base, more, seconds, thorough):
-    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+def test_a_benchmark_takes_as_long_as_was_asked_for(path, tmp_path, more, seconds, thorough):
     made = Benchmark(replace(request(path), quick=False, **more), Watcher())
     assert made.clock.total == pytest.approx(seconds)
     assert (made.pace.window_seconds == THOROUGH.window_seconds) is thorough
 
 
 def test_a_first_setting_on_crowded_cores_is_measured_again_with_fewer_threads(
-    tmp_path, base, monkeypatch
+    path, tmp_path, monkeypatch
 ):
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
-    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
     rate, heard = rising(), Heard()
 
     def answer(name: str, plan: Any) -> Measured | str:
@@ -350,8 +338,7 @@ def test_a_first_setting_on_crowded_cores_is_measured_again_with_fewer_threads(
     assert found.doubts == heard.warned
 
 
-def test_the_best_on_a_busy_machine_is_not_remembered(tmp_path, base, monkeypatch):
-    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+def test_the_best_on_a_busy_machine_is_not_remembered(path, tmp_path, monkeypatch):
     rate, heard = rising(), Heard()
     played = Played(lambda name, plan: measured(rate(name), others=1.4, cores=2, threads=1))
     monkeypatch.setattr("expert.jobs.benchmark.benchmark.SettingProcess", played)
@@ -387,8 +374,7 @@ def test_without_validation_rows_some_are_held_out_with_a_note(tmp_path, base):
     assert made.rows.notes[0].startswith(wording("manifest-holds-no-rows"))
 
 
-def test_the_result_is_written_as_data_words_and_a_page(tmp_path, base):
-    path = write_expert(tmp_path / "expert", base, {})
+def test_the_result_is_written_as_data_words_and_a_page(path, tmp_path):
     found, _, _ = benchmarked(path, tmp_path / "out", lambda name, plan: measured(100.0))
     files = write_result(found, tmp_path / "result.json")
     assert [file.name for file in files] == ["result.json", "result.md", "result.html"]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,25 +15,12 @@ from typing import Any
 import pytest
 
 from expert.jobs.benchmark import child, processes
-from expert.jobs.benchmark.pace import QUICK
 from expert.jobs.benchmark.processes import Job, Ready, SettingLost, SettingProcess, Window
+from tests.jobs.benchmark.played import a_job
 from tests.wording import wording
 
 READY = Ready(step_seconds=0.1, steps=5, cores=2, threads=2, environment={"python": "x"})
 WINDOW = Window(first=8, steps=4, tokens=100, examples=9, seconds=2.0, others=0.1)
-
-
-def job(limit: float = 30.0) -> Job:
-    kernels = SimpleNamespace(device="cpu")
-    return Job(
-        name="x",
-        plan=SimpleNamespace(kernels=kernels),  # type: ignore[arg-type]
-        read=None,  # type: ignore[arg-type]
-        runs=Path(),
-        pace=replace(QUICK, limit_seconds=limit),
-        steps=None,
-        judged_in="fp32",
-    )
 
 
 # Targets are functions of a module: a process that starts afresh has to find them.
@@ -82,7 +68,7 @@ def start(tmp_path, monkeypatch):
         told: list[Any] = []
         progress = lambda *words: told.append(words)  # noqa: E731
         process = SettingProcess(
-            job(**more), log=tmp_path / "log.txt", progress=progress, target=target
+            a_job(**more), log=tmp_path / "log.txt", progress=progress, target=target
         )
         made.append(process)
         process.told = told  # type: ignore[attr-defined]
@@ -179,7 +165,7 @@ def test_a_process_whose_cuda_is_spoilt_by_the_fork_starts_afresh(tmp_path, monk
         def stop(self) -> None:
             self.alive = False
 
-    made = Pretending(job(), log=tmp_path / "log", progress=lambda *_: None, target=works)
+    made = Pretending(a_job(), log=tmp_path / "log", progress=lambda *_: None, target=works)
     assert methods == ["forkserver", "spawn"]
     assert made.alive
     assert made.ready == READY

@@ -277,19 +277,20 @@ def test_rows_are_lines_also_of_packed_files_and_unknown_of_broken_ones(tmp_path
     assert count_rows(write(tmp_path / "a.json", "[]")) is None
 
 
-def test_a_saved_data_set_is_one_entry_with_splits_and_rows(tmp_path):
-    import pyarrow as pa
+def arrow_of(path: Path, rows: list[dict[str, Any]]) -> None:
+    """A file as the package datasets caches it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pylist(rows)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
 
-    table = pa.table({"text": ["a", "b", "c"]})
+
+def test_a_saved_data_set_is_one_entry_with_splits_and_rows(tmp_path):
     for split in ("train", "test"):
         folder = tmp_path / "data" / "saved" / split
         write(folder / "state.json", json.dumps({"_data_files": [{"filename": "d.arrow"}]}))
         write(folder / "dataset_info.json", "{}")
-        with (
-            pa.OSFile(str(folder / "d.arrow"), "wb") as sink,
-            pa.ipc.new_stream(sink, table.schema) as writer,
-        ):
-            writer.write_table(table)
+        arrow_of(folder / "d.arrow", [{"text": letter} for letter in "abc"])
     write(tmp_path / "data" / "saved" / "dataset_dict.json", '{"splits": ["train", "test"]}')
     [found] = found_in(tmp_path, tmp_path / "data")
     assert (found.kind, found.name, found.splits) == ("saved", "saved", ("train", "test"))
@@ -420,14 +421,6 @@ def test_folders_are_gathered_whole_and_what_stays_is_told_with_its_reason(tmp_p
 
 def caches_in(tmp_path: Path) -> Caches:
     return Caches(tmp_path / "hf" / "hub", tmp_path / "hf" / "datasets")
-
-
-def arrow_of(path: Path, rows: list[dict[str, Any]]) -> None:
-    """A file as the package datasets caches it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.Table.from_pylist(rows)
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
 
 
 def fill_datasets_cache(caches: Caches) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from expert.jobs.diagnose import kernels
-from expert.jobs.diagnose.kernel_trials import try_kernels
-from expert.jobs.diagnose.kernels import TRIALS, difference
+from expert.jobs.diagnose.kernels import TRIALS, difference, try_kernels
+from tests.each import each
 from tests.wording import wording
 
 CPU = torch.device("cpu")
@@ -19,36 +19,32 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("name", [each for each in TRIALS if each not in ("torch.compile",)])
 def test_every_trial_works_on_a_cpu_or_says_why_it_is_absent(name):
     found = kernels.run_one(name, CPU)
-    assert found["state"] in ("works", "absent"), found["because"]
-    assert found["state"] == "works" or found["because"]
+    assert found.state in ("works", "absent"), found.because
+    assert found.state == "works" or found.because
 
 
-def test_a_kernel_that_computes_something_else_is_wrong(monkeypatch):
-    monkeypatch.setitem(TRIALS, "bf16 matmul", lambda device: (0.5, 0.01))
+def failing(device):
+    raise RuntimeError("no kernel image is available\nmore lines")
+
+
+@each(
+    ("trial", "state", "because"),
+    [
+        (lambda device: (0.5, 0.01), "wrong", "off by 0.5 where 0.01 is allowed"),
+        (lambda device: (float("nan"), 0.01), "wrong", "off by nan where 0.01 is allowed"),
+        (failing, "failed", "RuntimeError: no kernel image is available"),
+    ],
+)
+def test_a_kernel_that_computes_something_else_or_fails_is_told(monkeypatch, trial, state, because):
+    monkeypatch.setitem(TRIALS, "bf16 matmul", trial)
     found = kernels.run_one("bf16 matmul", CPU)
-    assert found["state"] == "wrong"
-    assert found["because"] == "off by 0.5 where 0.01 is allowed"
-
-
-def test_a_result_that_is_no_number_is_wrong(monkeypatch):
-    monkeypatch.setitem(TRIALS, "bf16 matmul", lambda device: (float("nan"), 0.01))
-    assert kernels.run_one("bf16 matmul", CPU)["state"] == "wrong"
+    assert (found.state, found.because) == (state, because)
 
 
 def test_differences_are_relative_and_see_nothing_numbers():
     one = torch.tensor([3.0, 4.0])
     assert difference([one * 1.1], [one]) == pytest.approx(0.1, rel=1e-5)
     assert difference([one * float("nan")], [one]) != 0.0
-
-
-def test_what_a_kernel_raises_is_the_reason(monkeypatch):
-    def failing(device):
-        raise RuntimeError("no kernel image is available\nmore lines")
-
-    monkeypatch.setitem(TRIALS, "bf16 matmul", failing)
-    found = kernels.run_one("bf16 matmul", CPU)
-    assert found["state"] == "failed"
-    assert found["because"] == "RuntimeError: no kernel image is available"
 
 
 STAND_IN = """

@@ -9,7 +9,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from expert.jobs.diagnose.kernel_trials import Trials, Tried
+from expert.jobs.diagnose.kernels import Trials, Tried
 from expert.jobs.diagnose.machine import built_for, check_gpus, check_kernels, check_torch
 from expert.jobs.gpu_memory import gpu_memory
 from expert.planning.machine.machine import Fact, describe_machine

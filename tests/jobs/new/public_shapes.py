@@ -53,6 +53,15 @@ def of_array(*rows: dict[str, Any], **about: Any) -> Shape:
     return Shape("a.json", array(rows), **about)
 
 
+def twice(
+    row: dict[str, Any], said: Said | None = None, kind: str = "jsonl", **about: Any
+) -> Shape:
+    """A file of two equal rows."""
+    write = {"jsonl": jsonl, "json": array, "parquet": parquet, "csv": table}[kind]
+    both = (said,) * 2 if said is not None else ()
+    return Shape(f"a.{kind}", write([row] * 2), both, **about)
+
+
 def table(rows: Rows, delimiter: str = ",", encoding: str = "utf-8") -> Callable[[Path], None]:
     def write(path: Path) -> None:
         text = io.StringIO(newline="")
@@ -232,9 +241,9 @@ INSTRUCTIONS = {
         said=(exchange(ASK, '{"a":1}'), exchange(ASK2, '{"a":2}')),
         options=("--json-values",),
     ),
-    "gsm8k": of_lines(
-        *([{"question": ASK, "answer": "48+24 = <<48+24=72>>72\n#### 72"}] * 2),
-        said=(exchange(ASK, "48+24 = <<48+24=72>>72\n#### 72"),) * 2,
+    "gsm8k": twice(
+        {"question": ASK, "answer": "48+24 = <<48+24=72>>72\n#### 72"},
+        exchange(ASK, "48+24 = <<48+24=72>>72\n#### 72"),
     ),
     "numbers as answers": Shape(
         "a.parquet",
@@ -253,37 +262,32 @@ CHATS = {
         {"conversations": [human(ASK2), gpt(ANSWER2)], "system": "Be brief."},
         said=(BOTH[0], exchange(ASK2, ANSWER2, "Be brief.")),
     ),
-    "sharegpt with a system turn": of_lines(
-        *([{"conversations": [{"from": "system", "value": "S."}, human(ASK), gpt(ANSWER)]}] * 2),
-        said=(exchange(ASK, ANSWER, "S."),) * 2,
+    "sharegpt with a system turn": twice(
+        {"conversations": [{"from": "system", "value": "S."}, human(ASK), gpt(ANSWER)]},
+        exchange(ASK, ANSWER, "S."),
     ),
-    "sharegpt that begins with an answer": of_lines(
-        *([{"conversations": [gpt(ANSWER)]}] * 2), refused=wording("answer-to-no")
+    "sharegpt that begins with an answer": twice(
+        {"conversations": [gpt(ANSWER)]}, refused=wording("answer-to-no")
     ),
-    "sharegpt with tools": of_array(
-        *(
-            [
-                {
-                    "conversations": [
-                        human(ASK),
-                        {"from": "function_call", "value": json.dumps(CALL["function"])},
-                        {"from": "observation", "value": "Rain."},
-                        gpt(ANSWER),
-                    ],
-                    "tools": json.dumps([WEATHER]),
-                }
-            ]
-            * 2
-        ),
-        said=([("user", ASK), ("assistant", "weather"), ("tool", "Rain."), ("assistant", ANSWER)],)
-        * 2,
+    "sharegpt with tools": twice(
+        {
+            "conversations": [
+                human(ASK),
+                {"from": "function_call", "value": json.dumps(CALL["function"])},
+                {"from": "observation", "value": "Rain."},
+                gpt(ANSWER),
+            ],
+            "tools": json.dumps([WEATHER]),
+        },
+        [("user", ASK), ("assistant", "weather"), ("tool", "Rain."), ("assistant", ANSWER)],
+        "json",
     ),
-    "ultrachat": of_lines(
-        *([{"prompt": ASK, "prompt_id": "1", "messages": TALK}] * 2),
-        said=TALK_SAID * 2,
+    "ultrachat": twice(
+        {"prompt": ASK, "prompt_id": "1", "messages": TALK},
+        TALK_SAID[0],
         warned=wording("not-trained-on-prompt"),
     ),
-    "openai": of_lines(*([{"messages": TALK}] * 2), said=TALK_SAID * 2),
+    "openai": twice({"messages": TALK}, TALK_SAID[0]),
     "openai with weights": of_lines(
         {"messages": [user(ASK), assistant("x", weight=0), user(ASK2), assistant(ANSWER2)]},
         said=([("user", ASK), ("context", "x"), ("user", ASK2), ("assistant", ANSWER2)],),
@@ -292,9 +296,9 @@ CHATS = {
         {"messages": [user(ASK), assistant("x", loss_weight=0), user(ASK2), assistant("y")]},
         said=([("user", ASK), ("context", "x"), ("user", ASK2), ("assistant", "y")],),
     ),
-    "openai with a developer": of_lines(
-        *([{"messages": [{"role": "developer", "content": "S."}, *TALK[:2]]}] * 2),
-        said=(exchange(ASK, ANSWER, "S."),) * 2,
+    "openai with a developer": twice(
+        {"messages": [{"role": "developer", "content": "S."}, *TALK[:2]]},
+        exchange(ASK, ANSWER, "S."),
     ),
     "openai with parts": of_lines(
         {"messages": [{**user(""), "content": [{"type": "text", "text": ASK}]}, TALK[1]]},
@@ -325,36 +329,33 @@ CHATS = {
     "messages as JSON in a table": Shape(
         "a.csv", table([{"id": n, "messages": json.dumps(TALK)} for n in (1, 2)]), TALK_SAID * 2
     ),
-    "a conversation in a column of its own name": of_lines(
-        *([{"dialog": TALK}] * 2), said=TALK_SAID * 2, options=("--map", "messages=dialog")
+    "a conversation in a column of its own name": twice(
+        {"dialog": TALK}, TALK_SAID[0], options=("--map", "messages=dialog")
     ),
-    "messages of a tree": of_lines(
-        *([{"message_id": "1", "parent_id": None, "text": ASK, "role": "prompter"}] * 2),
+    "messages of a tree": twice(
+        {"message_id": "1", "parent_id": None, "text": ASK, "role": "prompter"},
         refused=wording("single-message-tree"),
     ),
-    "chatml in text": of_lines(
-        *(
-            [
-                {
-                    "text": f"<|im_start|>user\n{ASK}<|im_end|>\n"
-                    f"<|im_start|>assistant\n{ANSWER}<|im_end|>\n"
-                }
-            ]
-            * 2
-        ),
-        said=(BOTH[0],) * 2,
+    "chatml in text": twice(
+        {"text": f"<|im_start|>user\n{ASK}<|im_end|>\n<|im_start|>assistant\n{ANSWER}<|im_end|>\n"},
+        BOTH[0],
     ),
-    "legacy markers in text": of_lines(
-        *([{"text": f"<|user|>\n{ASK}\n<|end|>\n<|assistant|>\n{ANSWER}\n<|end|>"}] * 2),
-        said=(BOTH[0],) * 2,
+    "legacy markers in text": twice(
+        {"text": f"<|user|>\n{ASK}\n<|end|>\n<|assistant|>\n{ANSWER}\n<|end|>"}, BOTH[0]
     ),
-    "llama's markers in text": of_lines(
-        *([{"text": f"[INST] {ASK} [/INST] {ANSWER}"}] * 2),
-        said=([("text", f"[INST] {ASK} [/INST] {ANSWER}")],) * 2,
+    "llama's markers in text": twice(
+        {"text": f"[INST] {ASK} [/INST] {ANSWER}"},
+        [("text", f"[INST] {ASK} [/INST] {ANSWER}")],
         warned="template remnant [INST]",
     ),
 }
 
+SHAREGPT_PAIR = {"conversations": [human(ASK)], "chosen": gpt(ANSWER), "rejected": gpt("x")}
+OPENAI_PAIR = {
+    "input": {"messages": [user(ASK)], "tools": []},
+    "preferred_output": [assistant(ANSWER)],
+    "non_preferred_output": [assistant("x")],
+}
 PREFERENCES = {
     "dpo": of_lines(*DPO, refused="need DPO"),
     "dpo, preferred": of_lines(*DPO, said=PLAIN_BOTH, options=PREFERRED),
@@ -367,72 +368,31 @@ PREFERENCES = {
         PLAIN_BOTH,
         PREFERRED,
     ),
-    "ultrafeedback, preferred": Shape(
-        "a.parquet",
-        parquet(
-            [
-                {
-                    "prompt": ASK,
-                    "chosen": [user(ASK), assistant(ANSWER)],
-                    "rejected": [user(ASK), assistant("x")],
-                    "score_chosen": 8.0,
-                }
-            ]
-            * 2
-        ),
-        (BOTH[0],) * 2,
-        PREFERRED,
-    ),
-    "hh, preferred": of_lines(
-        *(
-            [
-                {
-                    "chosen": f"\n\nHuman: {ASK}\n\nAssistant: {ANSWER}",
-                    "rejected": f"\n\nHuman: {ASK}\n\nAssistant: x",
-                }
-            ]
-            * 2
-        ),
-        said=(BOTH[0],) * 2,
+    "ultrafeedback, preferred": twice(
+        {
+            "prompt": ASK,
+            "chosen": [user(ASK), assistant(ANSWER)],
+            "rejected": [user(ASK), assistant("x")],
+            "score_chosen": 8.0,
+        },
+        BOTH[0],
+        "parquet",
         options=PREFERRED,
     ),
-    "sharegpt pairs, preferred": of_array(
-        *([{"conversations": [human(ASK)], "chosen": gpt(ANSWER), "rejected": gpt("x")}] * 2),
-        said=(BOTH[0],) * 2,
+    "hh, preferred": twice(
+        {
+            "chosen": f"\n\nHuman: {ASK}\n\nAssistant: {ANSWER}",
+            "rejected": f"\n\nHuman: {ASK}\n\nAssistant: x",
+        },
+        BOTH[0],
         options=PREFERRED,
     ),
-    "sharegpt pairs, mapped": of_array(
-        *([{"conversations": [human(ASK)], "chosen": gpt(ANSWER), "rejected": gpt("x")}] * 2),
-        said=(BOTH[0],) * 2,
-        options=("--map", "response=chosen"),
+    "sharegpt pairs, preferred": twice(SHAREGPT_PAIR, BOTH[0], "json", options=PREFERRED),
+    "sharegpt pairs, mapped": twice(
+        SHAREGPT_PAIR, BOTH[0], "json", options=("--map", "response=chosen")
     ),
-    "openai pairs": of_lines(
-        *(
-            [
-                {
-                    "input": {"messages": [user(ASK)], "tools": []},
-                    "preferred_output": [assistant(ANSWER)],
-                    "non_preferred_output": [assistant("x")],
-                }
-            ]
-            * 2
-        ),
-        refused="need DPO",
-    ),
-    "openai pairs, preferred": of_lines(
-        *(
-            [
-                {
-                    "input": {"messages": [user(ASK)], "tools": []},
-                    "preferred_output": [assistant(ANSWER)],
-                    "non_preferred_output": [assistant("x")],
-                }
-            ]
-            * 2
-        ),
-        said=(BOTH[0],) * 2,
-        options=PREFERRED,
-    ),
+    "openai pairs": twice(OPENAI_PAIR, refused="need DPO"),
+    "openai pairs, preferred": twice(OPENAI_PAIR, BOTH[0], options=PREFERRED),
     "kto": of_lines(*KTO, refused=wording("says-each-answer-whether")),
     "kto with mapped columns": of_lines(
         *KTO,
@@ -447,60 +407,57 @@ PREFERENCES = {
         said=(BOTH[0],),
         options=PREFERRED,
     ),
-    "kto messages mapped twice": of_array(
-        *([{"messages": TALK[:2], "label": True}] * 2),
+    "kto messages mapped twice": twice(
+        {"messages": TALK[:2], "label": True},
+        kind="json",
         options=("--map", "instruction=messages", "--map", "response=messages"),
         refused="are both 'messages'",
     ),
 }
 
+IN_SQL = exchange(f"{ASK}\n\nSchema:\nCREATE TABLE t (a INT)", "SELECT a FROM t")
 QUERIES = {
     "spider": of_array(*SPIDER, said=SPIDER_SAID),
-    "sql with its tables": of_array(
-        *(
-            [{"question": ASK, "context": "CREATE TABLE t (a INT)", "answer": "SELECT a FROM t"}]
-            * 2
-        ),
-        said=(exchange(f"{ASK}\n\nSchema:\nCREATE TABLE t (a INT)", "SELECT a FROM t"),) * 2,
+    "sql with its tables": twice(
+        {"question": ASK, "context": "CREATE TABLE t (a INT)", "answer": "SELECT a FROM t"},
+        IN_SQL,
+        "json",
     ),
-    "gretel's sql": Shape(
-        "a.parquet",
-        parquet(
-            [
-                {
-                    "id": 1,
-                    "domain": "geology",
-                    "sql_prompt": ASK,
-                    "sql_context": "CREATE TABLE t (a INT)",
-                    "sql": "SELECT a FROM t",
-                    "sql_explanation": "All of t.",
-                }
-            ]
-            * 2
-        ),
-        (exchange(f"{ASK}\n\nSchema:\nCREATE TABLE t (a INT)", "SELECT a FROM t"),) * 2,
+    "gretel's sql": twice(
+        {
+            "id": 1,
+            "domain": "geology",
+            "sql_prompt": ASK,
+            "sql_context": "CREATE TABLE t (a INT)",
+            "sql": "SELECT a FROM t",
+            "sql_explanation": "All of t.",
+        },
+        IN_SQL,
+        "parquet",
     ),
-    "wikisql, parsed alone": of_lines(
-        *([{"question": ASK, "sql": {"agg": 0, "sel": 1}, "table": {"header": ["a"]}}] * 2),
+    "wikisql, parsed alone": twice(
+        {"question": ASK, "sql": {"agg": 0, "sel": 1}, "table": {"header": ["a"]}},
         refused="column 'sql' holds an object, not text",
     ),
-    "text2cypher": Shape(
-        "a.csv",
-        table([{"question": ASK, "schema": "(:River)", "cypher": "MATCH (r) RETURN r"}] * 2),
-        (exchange(f"{ASK}\n\nSchema:\n(:River)", "MATCH (r) RETURN r"),) * 2,
+    "text2cypher": twice(
+        {"question": ASK, "schema": "(:River)", "cypher": "MATCH (r) RETURN r"},
+        exchange(f"{ASK}\n\nSchema:\n(:River)", "MATCH (r) RETURN r"),
+        "csv",
     ),
-    "calls as answers": of_array(
-        *([{"query": ASK, "tools": "[]", "answers": '[{"name": "weather"}]'}] * 2),
+    "calls as answers": twice(
+        {"query": ASK, "tools": "[]", "answers": '[{"name": "weather"}]'},
+        kind="json",
         refused=wording("no-column-holds"),
     ),
-    "calls as answers, mapped": of_array(
-        *([{"query": ASK, "tools": "[{}]", "answers": '[{"name": "weather"}]'}] * 2),
-        said=(exchange(ASK, '[{"name": "weather"}]'),) * 2,
+    "calls as answers, mapped": twice(
+        {"query": ASK, "tools": "[{}]", "answers": '[{"name": "weather"}]'},
+        exchange(ASK, '[{"name": "weather"}]'),
+        "json",
         options=("--map", "response=answers"),
         warned=wording("not-trained-on-tools"),
     ),
-    "squad": of_lines(
-        *([{"context": INPUT, "question": ASK, "answers": {"text": ["x"], "start": [0]}}] * 2),
+    "squad": twice(
+        {"context": INPUT, "question": ASK, "answers": {"text": ["x"], "start": [0]}},
         refused=wording("no-column-holds"),
     ),
 }
@@ -511,21 +468,20 @@ TEXTS = {
     "a long text": Shape("a.txt", plain(LONG), ([("text", "Line 0 of")], [("text", "Line 149")])),
     "markdown": Shape("a.md", plain("# Rivers\n\nThey run.\n"), ([("text", "# Rivers")],)),
     "a text in UTF-16": Shape("a.txt", plain("Þjórsá runs.", "utf-16"), ([("text", "Þjórsá")],)),
-    "texts of the web": of_lines(
-        *([{"text": ASK, "url": "a.b", "timestamp": "2024-01-02T03:04:05"}] * 2),
-        said=([("text", ASK)],) * 2,
+    "texts of the web": twice(
+        {"text": ASK, "url": "a.b", "timestamp": "2024-01-02T03:04:05"}, [("text", ASK)]
     ),
-    "texts with calls": of_lines(
-        *([{"text": "It has [Calculator(2+2) → 4] banks."}] * 2),
-        said=([("text", "It has [Calculator(2+2) → 4] banks.")],) * 2,
+    "texts with calls": twice(
+        {"text": "It has [Calculator(2+2) → 4] banks."},
+        [("text", "It has [Calculator(2+2) → 4] banks.")],
     ),
-    "texts with labels": of_lines(*([{"text": ASK, "label": 1}] * 2), said=([("text", ASK)],) * 2),
-    "texts in a column of another name": of_lines(
-        *([{"content": ASK}] * 2), said=([("text", ASK)],) * 2, options=("--map", "text=content")
+    "texts with labels": twice({"text": ASK, "label": 1}, [("text", ASK)]),
+    "texts in a column of another name": twice(
+        {"content": ASK}, [("text", ASK)], options=("--map", "text=content")
     ),
-    "placeholders": of_lines(
-        *([{"prompt": "Greet {{name}}.", "completion": "Hello!"}] * 2),
-        said=(exchange("Greet {{name}}.", "Hello!"),) * 2,
+    "placeholders": twice(
+        {"prompt": "Greet {{name}}.", "completion": "Hello!"},
+        exchange("Greet {{name}}.", "Hello!"),
         warned="placeholder {{name}}",
     ),
 }
@@ -545,8 +501,9 @@ TABLES = {
 }
 
 MEDIA = {
-    "llava": of_array(
-        *([{"image": "1.jpg", "conversations": [human(f"<image>\n{ASK}"), gpt(ANSWER)]}] * 2),
+    "llava": twice(
+        {"image": "1.jpg", "conversations": [human(f"<image>\n{ASK}"), gpt(ANSWER)]},
+        kind="json",
         refused="the column 'image' holds images",
     ),
     "messages with images in later rows": of_array(
@@ -564,8 +521,8 @@ MEDIA = {
         parquet([{"audio": {"path": "1.wav", "bytes": b"x"}, "text": ASK}]),
         refused=wording("column-audio-holds-images"),
     ),
-    "parts with images": of_lines(
-        *([{"messages": [{"role": "user", "content": [{"type": "image_url"}]}, TALK[1]]}] * 2),
+    "parts with images": twice(
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, TALK[1]]},
         refused=wording("a-part-of-type"),
     ),
 }

@@ -12,7 +12,7 @@ import torch
 
 from expert.data.records import Turn
 from expert.jobs.sample import answer_steps
-from expert.jobs.sample.sample import answer, ready
+from expert.jobs.sample.sample import Conversation, ready
 from expert.jobs.serve import lane
 from expert.jobs.serve.engine import Busy, Engine, Finished, Question, Stopped, TimeIsUp
 from expert.jobs.serve.models import load_models
@@ -38,7 +38,9 @@ def alone(kind: str = "lora", **more: Any) -> list[str]:
     """Each prompt by itself, as `expert sample` answers it."""
     loaded = ready(finished(kind), device="cpu", seed=5, decoding=more)
     return [
-        answer(replace(loaded, decoding=replace(loaded.decoding, max_new_tokens=n)), prompt).text
+        Conversation(replace(loaded, decoding=replace(loaded.decoding, max_new_tokens=n)))
+        .ask(prompt)
+        .text
         for prompt, n in zip(PROMPTS, LENGTHS, strict=True)
     ]
 

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from expert.jobs.sample.sample import answer, ready
+from expert.jobs.sample.sample import Conversation, ready
 from tests.jobs.runs import WORDS, run, write_expert
 from tests.jobs.serve.served import served
 
@@ -21,7 +21,7 @@ def test_a_hundred_clients_at_once_get_the_answers_of_expert_sample(tmp_path):
     config = {"max_steps": 30, "learning_rate": 2e-3, "rank": 8}
     folder = run(write_expert(tmp_path, "tiny", config, decoding={"max_new_tokens": 40})).folder
     loaded = ready(folder, device="cpu")
-    expected = [answer(loaded, prompt).text for prompt in PROMPTS]
+    expected = [Conversation(loaded).ask(prompt).text for prompt in PROMPTS]
     assert len(set(expected)) > CLIENTS / 2, "all alike would prove nothing"
     with served(f"demo={folder}") as here:
 

@@ -6,12 +6,9 @@ settings after it where it is faster and the loss agrees.
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import tempfile
-import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,13 +17,13 @@ from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.files import write_text_atomically
 from expert.core.interrupts import Interrupted
 from expert.core.links import refuse_links
+from expert.core.rundir import RunFolder
 from expert.insight.ladder.table import as_markdown
 from expert.insight.page.contents import ladder_page
 from expert.insight.page.html import page_html
 from expert.jobs.benchmark.child import main
-from expert.jobs.benchmark.measure import Benchmark
+from expert.jobs.benchmark.measure import Benchmark, BenchmarkRequest, CannotBenchmark, Watcher
 from expert.jobs.benchmark.processes import SettingProcess
-from expert.jobs.benchmark.request import BenchmarkRequest, CannotBenchmark, Watcher
 from expert.planning.ladder import BASELINE, SETTINGS, THE_REST, value_at
 from expert.planning.machine.target import choose_target
 from expert.planning.measurements import (
@@ -37,7 +34,7 @@ from expert.planning.measurements import (
     remember_rate,
 )
 from expert.planning.models.resolve import basename
-from expert.planning.plan import choose_model, folder_name
+from expert.planning.plan import choose_model
 from expert.run.stored.locate import runs_folder
 
 if TYPE_CHECKING:
@@ -109,16 +106,9 @@ def new_folder(request: BenchmarkRequest) -> Path:
     """A new folder below the output folder; another one for each of two that start at once."""
     read = request.read(())
     runs = runs_folder(read)
-    name = f"{folder_name(read.manifest.name)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    parent = runs / "benchmarks"
-    refuse_links(parent, below=runs, instead="results go elsewhere with --output FOLDER")
-    parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        place = parent / (name if number == 1 else f"{name}-{number}")
-        with suppress(FileExistsError):
-            place.mkdir()
-            return place
-    raise AssertionError("unreachable")
+    place = runs / "benchmarks"
+    refuse_links(place, below=runs, instead="results go elsewhere with --output FOLDER")
+    return RunFolder.create(place, read.manifest.name).path
 
 
 def check_result_file(file: Path) -> None:

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
 from expert.core.secrets import redacted
-from expert.jobs.benchmark.held_out import judged
-from expert.jobs.benchmark.numbers import numbers_of
+from expert.jobs.benchmark.numbers import judged, numbers_of
 from expert.jobs.benchmark.processes import Job, Ready, Window
 from expert.planning.decisions import Remark
 from expert.planning.machine.machine import describe_machine

@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.errors import ManifestError
+from expert.core.errors import ExpertError, ManifestError
 from expert.core.files import write_text_atomically
 from expert.core.version import __version__
 from expert.insight.ladder.ladder import FILE, STAND, Ladder, Measured, crowded, doubts_of
@@ -17,14 +18,8 @@ from expert.insight.ladder.pairs import Paired, spread_of
 from expert.jobs.benchmark.compare import Timed, Timing
 from expert.jobs.benchmark.pace import TRAINING_SHARE, Clock, pace_of
 from expert.jobs.benchmark.processes import Job, Progress, SettingLost, SettingProcess
-from expert.jobs.benchmark.request import (
-    BenchmarkRequest,
-    CannotBenchmark,
-    Watcher,
-    wanted_settings,
-)
 from expert.jobs.benchmark.result import Standing, judged, notes_on, result_of
-from expert.jobs.benchmark.rows import prepare_rows
+from expert.jobs.benchmark.rows import ReadWith, prepare_rows
 from expert.planning.ladder import (
     BASELINE,
     SETTINGS,
@@ -32,6 +27,7 @@ from expert.planning.ladder import (
     Ground,
     Setting,
     as_overrides,
+    find_setting,
     not_comparable,
     not_here,
     together,
@@ -53,15 +49,77 @@ NAMES = tuple(setting.name for setting in (BASELINE, *SETTINGS))
 Starter = Callable[..., SettingProcess]
 
 
+class CannotBenchmark(ExpertError):
+    """A benchmark that cannot start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkRequest:
+    """What is to be measured, and how."""
+
+    read: ReadWith
+    command: str
+    model: str | None = None
+    vram: str | None = None
+    quick: bool = False
+    minutes: float | None = None
+    """About as long as it may take; None: two with `quick`, else ten."""
+    only: tuple[str, ...] = ()
+    """Names of settings; the others are applied without being measured. Empty: all are measured."""
+    remember: bool = True
+    allow_remote_code: bool = False
+
+
+class Watcher:
+    """Follows a benchmark; this one shows nothing."""
+
+    def preparing(self, name: str, rows: int, tokens: int) -> None:
+        """Rows are being tokenised."""
+
+    def begins(self, setting: Setting, number: int, of: int, left: float) -> None:
+        """A setting starts, `number` of `of`; about `left` seconds remain for all."""
+
+    def compares(self, name: str, left: float) -> None:
+        """The best setting is compared with the baseline directly."""
+
+    def crowded(self, words: str) -> None:
+        """Other processes use the cores while settings are timed."""
+
+    def goes_on(self, doing: str, done: int, of: int) -> None:
+        """What the setting is doing, and how far it is."""
+
+    def ends(self, result: SettingResult) -> None:
+        """A setting was measured, or skipped."""
+
+    def cut_off(self, ladder: Ladder) -> None:
+        """Interrupted; this is what was measured by then."""
+
+    def remembered(self, file: Path) -> None:
+        """The best setting is remembered for later plans."""
+
+    def not_remembered(self, because: str) -> None:
+        """The best setting could not be remembered."""
+
+
+def wanted_settings(names: tuple[str, ...]) -> list[str]:
+    """The full names of these settings; an error lists the known ones."""
+    found = []
+    for name in names:
+        setting = find_setting(name)
+        if setting is None:
+            known = ", ".join(setting.name for setting in (BASELINE, *SETTINGS))
+            raise CannotBenchmark(f"--only {name}: no such setting  (settings: {known})")
+        found.append(setting.name)
+    return found
+
+
 class Benchmark:
     """One benchmark: what it is made on, and where it stands."""
 
     def __init__(self, request: BenchmarkRequest, watcher: Watcher) -> None:
         self.request, self.watcher = request, watcher
         self.pace = pace_of(quick=request.quick, minutes=request.minutes)
-        wanted = [
-            setting.name for setting in wanted_settings(request.only)
-        ]  # refused before preparing
+        wanted = wanted_settings(request.only)  # an unknown one is refused before preparing
         first = request.read(())
         if first.manifest.training.dataset.streaming:
             raise CannotBenchmark(
@@ -86,6 +144,8 @@ class Benchmark:
         self.named = {*wanted, *below} if wanted else set(NAMES)
         """Settings to be measured: all, or those that were named and the one below each."""
         self.clock = Clock(self.pace.total_seconds)
+        self.place = Path()
+        """Where runs, logs and the result go."""
         self.results: list[SettingResult] = []
         self.left_out: list[Setting] = []
         """Settings that there was no time for."""
@@ -148,29 +208,31 @@ class Benchmark:
     def run(self, place: Path, start: Starter) -> Ladder:
         """Measure every setting from the baseline on, and the best against the baseline; results
         go to `place` after each of them."""
-        self.clock = Clock(self.pace.total_seconds)
+        self.clock, self.place = Clock(self.pace.total_seconds), place
         (place / "logs").mkdir(parents=True, exist_ok=True)
+        timing = self._timing(start)
         try:
             for setting in (BASELINE, *SETTINGS):
-                result = self._tried(setting, place, start)
-                if result is not None:
-                    self._keep(result, place)
+                self._keep(self._tried(setting, timing))
             if self.left_out:
-                self._keep(self._the_rest(place, start), place)
-            self._against_baseline(place, start)
+                rest = together(self.left_out, self.standing.values, self._ground_of)
+                values = {**self.standing.values, **rest.settings}
+                self._keep(self._measure(rest, values, timing))
+            self._against_baseline(timing)
         finally:
             for process in self.processes:
                 process.stop()
-        return self._write(place)
+        return self._write()
 
-    def _keep(self, result: SettingResult, place: Path) -> None:
-        self.results.append(result)
-        self.watcher.ends(result)
-        self._write(place)
+    def _keep(self, result: SettingResult | None) -> None:
+        if result is not None:
+            self.results.append(result)
+            self.watcher.ends(result)
+            self._write()
 
-    def _write(self, place: Path) -> Ladder:
+    def _write(self) -> Ladder:
         ladder = self._ladder()
-        write_text_atomically(place / FILE, ladder.as_text())
+        write_text_atomically(self.place / FILE, ladder.as_text())
         if any(setting.measured for setting in ladder.rungs):
             self.so_far = ladder
         return ladder
@@ -204,27 +266,24 @@ class Benchmark:
         )
         return ladder.model_copy(update={"doubts": doubts_of(ladder)})
 
-    def _tried(self, setting: Setting, place: Path, start: Starter) -> SettingResult | None:
+    def _tried(self, setting: Setting, timing: Timing) -> SettingResult | None:
         """Measure a setting where that means something; None for one that was not asked for."""
         here = self.standing
         if self.left_out and setting.name in self._to_come(BASELINE):
             return self._no_time(setting)
         ground = self._ground_of(here.values)
         values = {**here.values, **setting.values(ground)}
-        if setting is not BASELINE and (reason := setting.needs(ground)):
-            return self._not_here(setting, reason)
-        try:
-            read, plan = self._planned(values)
-        except ManifestError as error:
-            what = error.problems[0].what
-            return result_of(
-                self.standing, setting, "failed", f"does not combine with the others: {what}"
-            )
-        if here.plan is not None and (reason := not_here(setting, here.plan, plan)):
+        reason, plan = setting.needs(ground) if setting is not BASELINE else "", None
+        with suppress(ManifestError):  # measuring it says why it fails
+            plan = self._planned(values)[1] if not reason else None
+        if here.plan is not None and plan is not None:
+            reason = not_here(setting, here.plan, plan)
             # It changes nothing here, but a later choice may look at it.
-            self.standing = replace(here, values=values)
-            return self._not_here(setting, reason)
-        if setting.name not in self.named:
+            self.standing = replace(here, values=values) if reason else here
+        if reason:
+            asked = setting.name in self.named
+            return result_of(self.standing, setting, "not here", reason) if asked else None
+        if plan is not None and setting.name not in self.named:
             if here.timed is not None:
                 here.timed.close()
             self.standing = replace(here, values=values, plan=plan, result=None, timed=None)
@@ -233,14 +292,7 @@ class Benchmark:
         to_come = len(self._to_come(setting)) - 1
         if to_come > 0 and not self.request.only and self.clock.is_up(to_come):
             return self._no_time(setting)
-        return self._measure(setting, values, read, plan, place, start)
-
-    def _not_here(self, setting: Setting, reason: str) -> SettingResult | None:
-        return (
-            result_of(self.standing, setting, "not here", reason)
-            if setting.name in self.named
-            else None
-        )
+        return self._measure(setting, values, timing)
 
     def _no_time(self, setting: Setting) -> SettingResult:
         self.left_out.append(setting)
@@ -251,34 +303,18 @@ class Benchmark:
         hint = f"  ({more})" if len(self.left_out) == 1 else ""
         return result_of(self.standing, setting, "no time", f"{words}{hint}")
 
-    def _the_rest(self, place: Path, start: Starter) -> SettingResult:
-        """What there was no time for one by one, together."""
-        rest = together(self.left_out, self.standing.values, self._ground_of)
-        values = {**self.standing.values, **rest.settings}
+    def _measure(self, setting: Setting, values: dict[str, Any], timing: Timing) -> SettingResult:
+        """Measure the setting against those that are kept, and keep it where it is worth it."""
+        here, to_come = self.standing, len(self._to_come(setting))
         try:
             read, plan = self._planned(values)
         except ManifestError as error:
-            return result_of(
-                self.standing, rest, "failed", f"do not combine: {error.problems[0].what}"
-            )
-        return self._measure(rest, values, read, plan, place, start)
-
-    def _measure(
-        self,
-        setting: Setting,
-        values: dict[str, Any],
-        read: ReadManifest,
-        plan: RunPlan,
-        place: Path,
-        start: Starter,
-    ) -> SettingResult:
-        """Measure the setting against those that are kept, and keep it where it is worth it."""
-        here, to_come = self.standing, len(self._to_come(setting))
+            what = f"does not combine with the others: {error.problems[0].what}"
+            return result_of(here, setting, "failed", what)
         number = len([r for r in self.results if r.measured or r.status == "failed"]) + 1
         self.watcher.begins(setting, number, number + to_come - 1, self.clock.left(to_come + 1))
         share = self.clock.start_setting(to_come + 1)
-        new = Timed(self._job(setting, read, plan, place, share))
-        timing = self._timing(place, start)
+        new = Timed(self._job(setting, read, plan, share))
         try:
             paired = timing.compare(here.timed, new)
             if self._fewer_threads(new):
@@ -288,34 +324,38 @@ class Benchmark:
                 paired = timing.compare(here.timed, new)
         except SettingLost as lost:
             new.close()
-            result = result_of(
-                self.standing, setting, "failed", str(lost), plan, self.clock.end_setting()
-            )
             if here.result is None:
                 # Nothing before it could be measured, so this setting cannot be blamed.
                 self.standing = replace(here, values=values, plan=plan, result=None, timed=None)
-            return result
-        result = judged(
-            self.standing, setting, plan, self._measured(new), paired, self.clock.end_setting()
-        )
+            seconds = self.clock.end_setting()
+            return result_of(here, setting, "failed", str(lost), plan, seconds)
+        measured = self._measured(new)
+        result = judged(here, setting, plan, measured, paired, self.clock.end_setting())
         if setting is BASELINE:
             self.baseline = new
-        if result.status in STAND:
-            self._stand_on(setting, result, values, plan, new)
-        elif new is not self.baseline:
-            new.close()
+        if result.status not in STAND:
+            if new is not self.baseline:
+                new.close()
+            return result
+        if here.timed is not None:
+            here.timed.close()
+        gains = dict(here.gains)
+        if result.gain is not None and result.status == "kept":
+            gains |= dict.fromkeys(setting.about, result.gain)
+        self.steps = measured.updates_learnt
+        self.standing = replace(
+            here, values=values, plan=plan, result=result, gains=gains, timed=new
+        )
         return result
 
-    def _job(
-        self, setting: Setting, read: ReadManifest, plan: RunPlan, place: Path, share: float
-    ) -> Job:
+    def _job(self, setting: Setting, read: ReadManifest, plan: RunPlan, share: float) -> Job:
         before = self.standing.plan
         seconds = min(self.pace.learn_seconds, TRAINING_SHARE * share)
         return Job(
             name=setting.name.replace(" ", "-").replace("+", "and"),
             plan=plan,
             read=read,
-            runs=place / "runs",
+            runs=self.place / "runs",
             pace=replace(self.pace, learn_seconds=seconds),
             steps=self.steps,
             judged_in=self.top.kernels.precision,
@@ -324,11 +364,11 @@ class Benchmark:
             allow_remote_code=self.request.allow_remote_code,
         )
 
-    def _timing(self, place: Path, start: Starter) -> Timing:
+    def _timing(self, start: Starter) -> Timing:
         progress: Progress = self.watcher.goes_on
 
         def started(job: Job) -> SettingProcess:
-            process = start(job, log=place / "logs" / f"{job.name}.txt", progress=progress)
+            process = start(job, log=self.place / "logs" / f"{job.name}.txt", progress=progress)
             self.processes.append(process)
             self.environment = self.environment or process.ready.environment
             return process
@@ -369,26 +409,7 @@ class Benchmark:
             self.watcher.crowded(words)
         return measured
 
-    def _stand_on(
-        self,
-        setting: Setting,
-        result: SettingResult,
-        values: dict[str, Any],
-        plan: RunPlan,
-        timed: Timed,
-    ) -> None:
-        assert result.measured is not None
-        if self.standing.timed is not None:
-            self.standing.timed.close()
-        gains = dict(self.standing.gains)
-        if result.gain is not None and result.status == "kept":
-            gains |= dict.fromkeys(setting.about, result.gain)
-        self.steps = result.measured.updates_learnt
-        self.standing = replace(
-            self.standing, values=values, plan=plan, result=result, gains=gains, timed=timed
-        )
-
-    def _against_baseline(self, place: Path, start: Starter) -> None:
+    def _against_baseline(self, timing: Timing) -> None:
         """Compare the best with the baseline directly: a product of gains multiplies errors."""
         best, base, result = self.standing.timed, self.baseline, self.standing.result
         if best is None or base is None or best is base or result is None:
@@ -399,7 +420,7 @@ class Benchmark:
         self.watcher.compares(result.name, self.clock.left(1))
         self.clock.start_setting(1)
         try:
-            self.against_baseline = self._timing(place, start).compare(base, best, again=True)
+            self.against_baseline = timing.compare(base, best, again=True)
         except SettingLost:
             return
         if self.against_baseline is not None:

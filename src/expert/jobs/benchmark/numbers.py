@@ -1,18 +1,28 @@
-"""What was measured of a setting: its windows, and what the log lines of its run add to them."""
+"""What was measured of a setting: its windows, what the log lines of its run add to them, and its
+loss on the held-out rows, computed in one way whatever trained the weights."""
 
 from __future__ import annotations
 
+import math
 import statistics
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from expert.jobs.benchmark.processes import Window
+from expert.data.pack.packing import is_padded
+from expert.jobs.benchmark.processes import Job, Window
+from expert.manifest.schema.manifest import CHAR_GPT
+from expert.run.build import build
 from expert.telemetry.cpu import peak_memory_bytes
 
 if TYPE_CHECKING:
     from expert.data.feed.order import DataOrder
+    from expert.data.feed.run_data import RunData
     from expert.data.pack.pack_index import PackIndex
+    from expert.data.prepared import PreparedSplit
+    from expert.parallel.engine import Groups
     from expert.planning.run_plan import RunPlan
     from expert.run.session.session import Session
+    from expert.training.evaluation import EvalSums
 
 FIRST_STEPS = 3
 """Not settled: they compile and fill caches."""
@@ -95,18 +105,95 @@ def _share(steps: list[dict[str, Any]], key: str) -> float | None:
 
 def _mfu(plan: RunPlan, tokens_per_second: float) -> tuple[float | None, str]:
     why = {decision.path: decision.because for decision in plan.decisions}
-    for path, value in (
-        ("length.peak_flops", plan.length.peak_flops),
-        ("length.flops_per_token", plan.length.flops_per_token),
-    ):
-        if value is None:
-            return None, why.get(path, "unknown")
-    assert plan.length.peak_flops is not None
-    assert plan.length.flops_per_token is not None
-    return tokens_per_second * plan.length.flops_per_token / plan.length.peak_flops, ""
+    flops, peak = plan.length.flops_per_token, plan.length.peak_flops
+    if peak is None or flops is None:
+        unknown = "peak_flops" if peak is None else "flops_per_token"
+        return None, why.get(f"length.{unknown}", "unknown")
+    return tokens_per_second * flops / peak, ""
 
 
 def _peak_memory(events: list[dict[str, Any]]) -> int | None:
     """Of the card as the allocator holds it before the loss is judged; on a CPU of the process."""
     held = [e["peak_reserved_bytes"] for e in events if e.get("peak_reserved_bytes") is not None]
     return int(max(held)) if held else peak_memory_bytes()
+
+
+# --- the loss ------------------------------------------------------------------------------------
+
+BECAUSE = "all settings are judged in the same way"
+
+
+def judged(run: Session, weights: Groups, job: Job) -> dict[str, Any]:
+    """Loss of the weights on the first held-out rows: not packed, SDPA, nothing compiled. Where it
+    is asked for, also as the setting trains. The model is built again beside the trained one."""
+    if run.data.validation is None:
+        return {"loss": None, "held_out_rows": 0, "held_out_tokens": 0}
+    own = {
+        # That these compute the same is a setting of its own.
+        "kernels.compile": False,
+        "kernels.fused_blocks": False,
+        "kernels.loss_scaling": False,
+        "kernels.checkpointing": "none",
+    }
+    common = {
+        "data.packing": "none",
+        "kernels.attention": "sdpa",
+        "kernels.fused_loss": True,
+        "kernels.precision": job.judged_in,
+    }
+    sums = _evaluated(run.plan.with_values(own | common, BECAUSE, "preset"), run, weights, job)
+    found = {
+        "loss": _mean(sums),
+        "held_out_rows": sums.examples,
+        "held_out_tokens": sums.targets,
+    }
+    if job.own_way:
+        other = _evaluated(run.plan.with_values(own, BECAUSE, "preset"), run, weights, job)
+        found["own_loss"] = _mean(other)
+    return found
+
+
+def _mean(sums: EvalSums) -> float | None:
+    """None also where it is not finite: JSON has no word for that, and it agrees with nothing."""
+    loss = sums.loss_sum.item() / sums.targets if sums.targets else math.nan
+    return loss if math.isfinite(loss) else None
+
+
+def _evaluated(plan: RunPlan, run: Session, weights: Groups, job: Job) -> EvalSums:
+    """The held-out rows under a plan, with a model that is gone again afterwards."""
+    from itertools import islice
+
+    from expert.data.feed.run_data import split_batches
+    from expert.training.evaluation import evaluate
+
+    split, rows, batches_of = _held_out(plan, run.data, job.pace.held_out)
+    built = build(plan, run.data.encoder, device=run.device)
+    built.load(weights)
+    built.loaded.module.eval()
+    with split_batches(plan, split, rows=rows, device=run.device) as batches:
+        sums = evaluate(built.engine, islice(batches, batches_of))
+    assert sums is not None
+    return sums
+
+
+def _held_out(plan: RunPlan, data: RunData, most: int) -> tuple[PreparedSplit, int, int]:
+    """The first validation rows as the plan lays them out, the batch size, and the batches."""
+    import numpy as np
+
+    from expert.data.pack.pack import pack_best_fit, pack_none
+
+    split = data.validation
+    assert split is not None
+    rows = max(1, min(8, plan.batch.eval_batch, most))
+    if plan.model.name == CHAR_GPT:  # blocks of one document, not rows
+        return split, rows, math.ceil(min(most, split.index.bins) / rows)
+    documents = np.unique(split.index.piece_document)[:most]
+    lengths = split.open().lengths[documents]
+    soft, overlong = split.index.soft_tokens, plan.data.overlong
+    length = plan.data.max_seq_length
+    if is_padded(plan):
+        index = pack_none(lengths, length, overlong=overlong, soft_tokens=soft)
+    else:
+        index = pack_best_fit(lengths, length, 0, overlong=overlong, soft_tokens=soft)
+    index = replace(index, piece_document=documents[index.piece_document].astype("int32"))
+    return replace(split, index=index), rows, math.ceil(index.bins / rows)

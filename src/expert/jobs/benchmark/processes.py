@@ -17,8 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.files import read_bytes
-from expert.core.process import how_it_ended
+from expert.core.process import how_it_ended, last_line
 from expert.jobs.benchmark.pace import Pace
 
 if TYPE_CHECKING:
@@ -206,8 +205,9 @@ class SettingProcess:
         code = self._process.exitcode
         self.stop()
         ended = how_it_ended(code) if code is not None else "ended"
-        words = f": {_last_words(self._log)}" if code is not None and code >= 0 else ""
-        return SettingLost(f"its process {ended}{words}")
+        if code is not None and code >= 0:
+            ended += f": {last_line(self._log) or 'it printed nothing'}"
+        return SettingLost(f"its process {ended}")
 
 
 def _track_quietly() -> None:
@@ -224,11 +224,3 @@ def _track_quietly() -> None:
             del os.environ["PYTHONWARNINGS"]
         else:
             os.environ["PYTHONWARNINGS"] = before
-
-
-def _last_words(log: Path) -> str:
-    try:
-        lines = read_bytes(log).decode("utf-8", "replace").splitlines()
-    except OSError:
-        lines = []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")

@@ -8,10 +8,10 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from expert.core.errors import ManifestError
-from expert.core.files import read_json
+from expert.core.stored_json import object_in
 from expert.core.text import counted
 from expert.data.read.folders import SPLIT_NAMES, saved_files, saved_splits
 from expert.data.read.rows import is_markdown, suffix_format
@@ -254,15 +254,6 @@ def _splits_in_names(names: Iterable[str]) -> tuple[str, ...]:
     words = {word for name in names for word in re.split(r"[^a-z]+", name.lower())}
     named = {SPLIT_NAMES[word] for word in words & SPLIT_NAMES.keys()}
     return tuple(split for split in ("train", "validation", "test") if split in named)
-
-
-def object_in(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is none."""
-    try:
-        data = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 def same_id(one: str, other: str) -> bool:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from expert.core.files import read_text
+from expert.core.stored_json import object_in
 from expert.data.read.sources import find_source, first_row
 from expert.data.records import DataError
-from expert.jobs.datasets.find import object_in, same_id
+from expert.jobs.datasets.find import same_id
 from expert.manifest.schema.dataset import DatasetSpec
 
 _PLAIN = re.compile(r"[\w.+\-]*[\w+\-][\w.+\-]*")

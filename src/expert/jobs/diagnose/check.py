@@ -17,8 +17,7 @@ from expert.insight.findings.finding import Finding, worst_first
 from expert.insight.findings.table import REPEATED, find, looked_at
 from expert.insight.step.bands import Band, expected_band
 from expert.jobs.diagnose.data import DataFacts, check_data
-from expert.jobs.diagnose.kernel_trials import Trials, not_tried, try_kernels
-from expert.jobs.diagnose.kernels import TRIALS
+from expert.jobs.diagnose.kernels import TRIALS, Trials, not_tried, try_kernels
 from expert.jobs.diagnose.machine import check_gpus, check_kernels, check_torch
 from expert.jobs.gpu_memory import GpuMemory, gpu_memory
 from expert.manifest.schema.manifest import CHAR_GPT

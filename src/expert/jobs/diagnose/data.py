@@ -5,7 +5,7 @@ Nothing is prepared here. Where tokens are ready they are counted; else the firs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from expert.run.open import Opened
 
 SAMPLED_ROWS = 256
+TO_FIX = "fix what the message names"
 NOT_PACKED = "the tokens are prepared, and not packed for this plan yet"
 # What a run reads a second at most: 4 bytes a token. The fastest run measured (char-gpt on an H200,
 # 3.9 million tokens/s) reads 16 MB/s; raw text that is tokenised once comes at 10 to 40 MB/s.
@@ -51,15 +52,16 @@ def check_data(opened: Opened) -> DataFacts:
     try:
         sources = opened.named.first
     except ExpertError as error:
-        return DataFacts(findings=[unusable("data-missing", str(error))])
+        return DataFacts(findings=[_told("data-missing", str(error), TO_FIX)])
     except OSError as error:
-        return DataFacts(findings=[unusable("data-missing", f"{error.filename}: {error.strerror}")])
+        missing = f"{error.filename}: {error.strerror}"
+        return DataFacts(findings=[_told("data-missing", missing, TO_FIX)])
     files = sorted({path for source in sources.every for path in source.files if path.is_file()})
     size = sum(path.stat().st_size for path in files)
     try:
         looked = _look(opened)
     except ExpertError as error:
-        looked = DataFacts(findings=[unusable("data-unusable", str(error))])
+        looked = DataFacts(findings=[_told("data-unusable", str(error), TO_FIX)])
     return DataFacts(
         findings=[*looked.findings, *_storage(plan, files), *_size(plan, files, size)],
         mean_tokens=looked.mean_tokens,
@@ -67,17 +69,12 @@ def check_data(opened: Opened) -> DataFacts:
     )
 
 
-def unusable(name: str, error: str) -> Finding:
-    """An error that keeps a run from starting; messages end with what to do."""
-    evidence, fix = _parts(error.partition("\n")[0])
-    rest = " ".join(error.partition("\n")[2].split())
-    return looked_at(name, evidence, fix=fix or rest or "fix what the message names")
-
-
-def _parts(text: str) -> tuple[str, str]:
-    """A message and what to do about it: `…  (…)`."""
-    first, _, fix = text.partition("  (")
-    return first, fix.removesuffix(")")
+def _told(name: str, text: str, otherwise: str = "") -> Finding:
+    """A finding of a message, which ends with what to do: `…  (…)`."""
+    first, _, rest = text.partition("\n")
+    evidence, _, fix = first.partition("  (")
+    fix = fix.removesuffix(")") or " ".join(rest.split()) or otherwise
+    return looked_at(name, evidence, fix=fix)
 
 
 # --- prepared or not -----------------------------------------------------------------------------
@@ -96,12 +93,10 @@ def _look(opened: Opened) -> DataFacts:
     reason = _why_not_prepared(line)
     found = None if reason else _prepared(line)
     found = found or _sampled(line, reason or NOT_PACKED)
-    return replace(found, findings=[*map(_of_tokens, remarks_on_tokens(line)), *found.findings])
-
-
-def _of_tokens(remark: Remark) -> Finding:
-    evidence, fix = _parts(remark.text)
-    return looked_at("token-folder", evidence, fix=fix or f"look at {remark.path}")
+    folders = [
+        _told("token-folder", each.text, f"look at {each.path}") for each in remarks_on_tokens(line)
+    ]
+    return replace(found, findings=[*folders, *found.findings])
 
 
 def _why_not_prepared(line: Line) -> str:
@@ -142,7 +137,7 @@ def _prepared(line: Line) -> DataFacts | None:
         ),
         *_left_out(total.rows_in, total.bad_rows, sum(total.dropped.values()), exact=True),
         *_overlong(plan, total.documents, over.cut, over.split, over.dropped, exact=True),
-        *map(_unlearnt, remarks_on_length(plan, *made.splits(), cut=False)),
+        *_unlearnt(remarks_on_length(plan, *made.splits(), cut=False)),
         *map(_shared, made.shared),
     ]
     return DataFacts(
@@ -194,7 +189,7 @@ def _sampled(line: Line, reason: str) -> DataFacts:
         of = f"the first {len(lengths):,} rows"
         longest = max(lengths, default=0)
         left_out = remark_on_unlearnt(plan, unlearnt, len(lengths), longest=longest, of=of)
-        findings += map(_unlearnt, left_out)
+        findings += _unlearnt(left_out)
     return DataFacts(
         findings=findings,
         mean_tokens=sum(lengths) / len(lengths) if lengths else None,
@@ -264,9 +259,8 @@ def _overlong(
     ]
 
 
-def _unlearnt(remark: Remark) -> Finding:
-    evidence, fix = _parts(remark.text)
-    return looked_at("rows-not-learnt", evidence, fix=fix)
+def _unlearnt(remarks: Iterable[Remark]) -> list[Finding]:
+    return [_told("rows-not-learnt", remark.text) for remark in remarks]
 
 
 def _shared(rows: SharedRows) -> Finding:

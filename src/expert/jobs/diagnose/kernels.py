@@ -1,9 +1,9 @@
 """Kernels run once, forward and backward, and compared with the same arithmetic in float32.
 
-A trial returns how far a kernel is off and how far it may be, or why it is absent. As a program
-(`python -m expert.jobs.diagnose.kernels DEVICE NAME…`) it runs trials in a process of its own,
-because a kernel may take its process with it: each line it writes is one JSON object, "begin"
-before a trial and "result" after it.
+A trial returns how far a kernel is off and how far it may be, or why it is absent. `try_kernels`
+runs them in a process of its own (`python -m expert.jobs.diagnose.kernels DEVICE NAME…`), because a
+kernel may take its process with it: each line that it writes is one JSON object, "begin" before a
+trial and "result" after it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from expert.core.process import Child, how_it_ended
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +39,50 @@ NF4 = 1e-2
 ADAM8 = 0.1
 TIMED = 3
 """Runs of a trial after the first, which loads or compiles."""
+
+
+State = Literal["works", "wrong", "failed", "crashed", "too slow", "absent", "not tried"]
+
+SECONDS_A_TRIAL = 120.0
+"""One trial may take this long: compiling for the first time takes 20 s, on a busy machine more."""
+SECONDS_TO_START = 180.0
+"""Importing torch from a cold network disk has been seen to take minutes."""
+KEPT_ERROR_LINES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """How a kernel did."""
+
+    name: str
+    state: State
+    because: str = ""
+    off_by: float | None = None
+    """Largest relative difference of outputs and gradients from float32."""
+    tolerance: float | None = None
+    first_seconds: float | None = None
+    """The first time, with whatever had to be loaded or compiled."""
+    seconds: float | None = None
+    """Once more, forward, backward and the comparison."""
+
+    @property
+    def bad(self) -> bool:
+        return self.state in ("wrong", "failed", "crashed", "too slow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """All trials, and what torch was built for."""
+
+    device: str
+    tried: tuple[Tried, ...]
+    torch: dict[str, Any] = field(default_factory=dict)
+    """version, cuda (that torch was built for), available, architectures, capability."""
+    note: str = ""
+    """Why nothing was run; empty where something was."""
+
+    def of(self, name: str) -> Tried | None:
+        return next((each for each in self.tried if each.name == name), None)
 
 
 class NotHere(Exception):
@@ -58,17 +106,16 @@ def _numbers(device: torch.device, *shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=generator).to(device)
 
 
-def _product(left: Tensor, right: Tensor, weight: Tensor) -> list[Tensor]:
-    """A product with its gradients."""
+def _trained(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], weight: Tensor | None = None
+) -> list[Tensor]:
+    """What a function gives, and its gradients; `weight`: what stands before it in the chain."""
     import torch
 
-    left, right = left.detach().requires_grad_(), right.detach().requires_grad_()
-    output = left @ right
-    return [output.detach(), *torch.autograd.grad(output, (left, right), weight.to(output.dtype))]
-
-
-def _operands(device: torch.device, size: int = SIZE) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(_numbers(device, size, size, seed=seed) for seed in range(3))  # type: ignore[return-value]
+    own = [each.detach().requires_grad_() for each in inputs]
+    output = function(*own)
+    weight = torch.ones_like(output) if weight is None else weight.to(output.dtype)
+    return [output.detach(), *torch.autograd.grad(output, own, weight)]
 
 
 def _emulates_bf16(device: torch.device) -> bool:
@@ -78,24 +125,23 @@ def _emulates_bf16(device: torch.device) -> bool:
     return device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def _in_float32(device: torch.device, size: int = SIZE) -> list[Tensor]:
-    """What the products are compared with, without TF32."""
+def _product(device: torch.device, size: int, precision: str, dtype: str) -> list[Tensor]:
+    """A product of matrices, with as much TF32 as this precision allows."""
     import torch
 
+    parts = [_numbers(device, size, size, seed=seed).to(getattr(torch, dtype)) for seed in range(3)]
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision(precision)
     try:
-        return _product(*_operands(device, size))
+        return _trained(torch.matmul, parts[:2], parts[2])
     finally:
         torch.set_float32_matmul_precision(before)
 
 
 def bf16_matmul(device: torch.device) -> tuple[float, float]:
-    import torch
-
     size = SMALL if _emulates_bf16(device) else SIZE
-    operands = [each.to(torch.bfloat16) for each in _operands(device, size)]
-    return difference(_product(*operands), _in_float32(device, size)), BF16
+    right = _product(device, size, "highest", "float32")
+    return difference(_product(device, size, "highest", "bfloat16"), right), BF16
 
 
 def tf32_matmul(device: torch.device) -> tuple[float, float]:
@@ -105,12 +151,8 @@ def tf32_matmul(device: torch.device) -> tuple[float, float]:
         raise NotHere("TF32 is arithmetic of NVIDIA cards from 8.0 on")
     if torch.cuda.get_device_capability(device) < (8, 0):
         raise NotHere("the card is older than 8.0 and has no TF32")
-    right = _in_float32(device)
-    torch.set_float32_matmul_precision("high")
-    try:
-        return difference(_product(*_operands(device)), right), TF32
-    finally:
-        torch.set_float32_matmul_precision("highest")
+    right = _product(device, SIZE, "highest", "float32")
+    return difference(_product(device, SIZE, "high", "float32"), right), TF32
 
 
 def sdpa(device: torch.device) -> tuple[float, float]:
@@ -124,39 +166,28 @@ def sdpa(device: torch.device) -> tuple[float, float]:
         dtype = torch.float16
     tokens = 64 if _emulates_bf16(device) else 256
     parts = [_numbers(device, 2, 8, tokens, 64, seed=seed).to(dtype) for seed in range(4)]
-
-    def attended(to: torch.dtype) -> list[Tensor]:
-        query, key, value, weight = (each.to(to) for each in parts)
-        inputs = [each.detach().requires_grad_() for each in (query, key, value)]
-        q, k, v = inputs
-        output = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return [output.detach(), *torch.autograd.grad(output, inputs, weight)]
-
-    ours = attended(dtype)
+    causal = partial(F.scaled_dot_product_attention, is_causal=True)
+    ours = _trained(causal, parts[:3], parts[3])
     with sdpa_kernel(SDPBackend.MATH):
-        return difference(ours, attended(torch.float32)), 2 * BF16
+        right = _trained(causal, [each.float() for each in parts[:3]], parts[3])
+    return difference(ours, right), 2 * BF16
 
 
-def _packed(device: torch.device, kind: Any) -> tuple[float, float]:
+def packed_attention(kind: Any, device: torch.device) -> tuple[float, float]:
     import torch
 
+    from expert.core.install import pip_install
     from expert.model.attention import attention_errors, attention_tolerance
+    from expert.planning.machine.host import package_version
 
+    if kind == "flash4" and package_version("flash-attn-4").value is None:
+        raise NotHere(f"flash-attn-4 is not installed ({pip_install('flash4')})")
     if device.type != "cuda":
         raise NotHere("runs on NVIDIA cards only; a CPU uses SDPA with a document mask")
     dtype = torch.bfloat16
     errors = attention_errors(kind, device, dtype, 64, 8, 4)
     worst = max(errors.values(), key=lambda size: float("inf") if size != size else size)
     return worst, attention_tolerance(dtype)
-
-
-def flash4(device: torch.device) -> tuple[float, float]:
-    from expert.core.install import pip_install
-    from expert.planning.machine.host import package_version
-
-    if package_version("flash-attn-4").value is None:
-        raise NotHere(f"flash-attn-4 is not installed ({pip_install('flash4')})")
-    return _packed(device, "flash4")
 
 
 def compile_small(device: torch.device) -> tuple[float, float]:
@@ -166,27 +197,36 @@ def compile_small(device: torch.device) -> tuple[float, float]:
     def small(left: Tensor, right: Tensor) -> Tensor:
         return F.silu(left @ right).sum(-1) * 2.0
 
-    left, right = _numbers(device, 64, 64, seed=1), _numbers(device, 64, 64, seed=2)
-
-    def trained(function: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
-        inputs = [each.detach().requires_grad_() for each in (left, right)]
-        output = function(*inputs)
-        return [output.detach(), *torch.autograd.grad(output.sum(), inputs)]
-
+    inputs = [_numbers(device, 64, 64, seed=seed) for seed in (1, 2)]
     compiled = torch.compile(small, dynamic=False)
-    return difference(trained(compiled), trained(small)), FP32
+    return difference(_trained(compiled, inputs), _trained(small, inputs)), FP32
+
+
+def _stepped(device: torch.device, optimizer: Callable[..., Any], **options: Any) -> list[Tensor]:
+    """How two steps change a weight; two, so that what the first has stored is read."""
+    import torch
+
+    # Fewer than 4096 numbers are kept in 32 bits by bitsandbytes.
+    weight = torch.nn.Parameter(_numbers(device, 128, 128, seed=1))
+    made = optimizer([weight], lr=1e-2, weight_decay=0.0, **options)
+    for seed in (2, 3):
+        weight.grad = _numbers(device, 128, 128, seed=seed)
+        made.step()
+    return [weight.detach() - _numbers(device, 128, 128, seed=1)]
 
 
 def fused_adamw(device: torch.device) -> tuple[float, float]:
-    import torch
+    from torch.optim import AdamW
 
-    def stepped(**options: Any) -> Tensor:
-        weight = torch.nn.Parameter(_numbers(device, SIZE, seed=1))
-        weight.grad = _numbers(device, SIZE, seed=2)
-        torch.optim.AdamW([weight], lr=1e-2, **options).step()
-        return weight.detach() - _numbers(device, SIZE, seed=1)
+    right = _stepped(device, AdamW, foreach=False)
+    return difference(_stepped(device, AdamW, fused=True), right), 1e-4
 
-    return difference([stepped(fused=True)], [stepped(foreach=False)]), 1e-4
+
+def adam_8bit(device: torch.device) -> tuple[float, float]:
+    from torch.optim import AdamW
+
+    ours = _stepped(device, _bitsandbytes().optim.AdamW8bit)
+    return difference(ours, _stepped(device, AdamW)), ADAM8
 
 
 def _bitsandbytes() -> Any:
@@ -204,44 +244,15 @@ def nf4_linear(device: torch.device) -> tuple[float, float]:
 
     bnb = _bitsandbytes()
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    layer = bnb.nn.Linear4bit(
-        SIZE, SIZE, bias=False, compute_dtype=dtype, compress_statistics=True, quant_type="nf4"
-    )
-    layer.weight = bnb.nn.Params4bit(
-        _numbers(torch.device("cpu"), SIZE, SIZE, seed=1),
-        requires_grad=False,
-        compress_statistics=True,
-        quant_type="nf4",
-    )
+    how = {"compress_statistics": True, "quant_type": "nf4"}
+    layer = bnb.nn.Linear4bit(SIZE, SIZE, bias=False, compute_dtype=dtype, **how)
+    numbers = _numbers(torch.device("cpu"), SIZE, SIZE, seed=1)
+    layer.weight = bnb.nn.Params4bit(numbers, requires_grad=False, **how)
     layer = layer.to(device)
-    taken_back = bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
-    rows = _numbers(device, 64, SIZE, seed=2).to(dtype).requires_grad_()
-    output = layer(rows)
-    weight = _numbers(device, 64, SIZE, seed=3).to(dtype)
-    ours = [output.detach(), *torch.autograd.grad(output, rows, weight)]
-    plain = taken_back.float()
-    right = [rows.detach().float() @ plain.t(), weight.float() @ plain]
-    return difference(ours, right), NF4
-
-
-def adam_8bit(device: torch.device) -> tuple[float, float]:
-    import torch
-
-    bnb = _bitsandbytes()
-    # Fewer than 4096 numbers are kept in 32 bits; two steps, so that the stored state is read.
-    shape = (128, 128)
-
-    def stepped(make: Callable[[list[Any]], Any]) -> Tensor:
-        weight = torch.nn.Parameter(_numbers(device, *shape, seed=1))
-        optimizer = make([weight])
-        for seed in (2, 3):
-            weight.grad = _numbers(device, *shape, seed=seed)
-            optimizer.step()
-        return weight.detach() - _numbers(device, *shape, seed=1)
-
-    ours = stepped(lambda weights: bnb.optim.AdamW8bit(weights, lr=1e-2, weight_decay=0.0))
-    right = stepped(lambda weights: torch.optim.AdamW(weights, lr=1e-2, weight_decay=0.0))
-    return difference([ours], [right]), ADAM8
+    plain = bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
+    rows, weight = (_numbers(device, 64, SIZE, seed=seed).to(dtype) for seed in (2, 3))
+    right = _trained(lambda rows: rows @ plain.t(), [rows.float()], weight)
+    return difference(_trained(layer, [rows], weight), right), NF4
 
 
 def fused_loss(device: torch.device) -> tuple[float, float]:
@@ -258,16 +269,15 @@ def fused_loss(device: torch.device) -> tuple[float, float]:
     labels[::5] = NO_LABEL
     places = (labels != NO_LABEL).nonzero().flatten().to(torch.int32)
 
-    def trained(*, fused: bool) -> list[Tensor]:
-        hidden = _numbers(device, rows, width, seed=1).requires_grad_()
-        head = _numbers(device, words, width, seed=2).requires_grad_()
-        loss = summed_loss(
-            hidden, head, labels, places, len(places), fused=fused, chunk=32,
-            kernel=kernel_for(device),
-        )  # fmt: skip
-        return [loss.detach().reshape(1), *torch.autograd.grad(loss, (hidden, head))]
+    def loss(hidden: Tensor, head: Tensor, *, fused: bool) -> Tensor:
+        kernel = kernel_for(device)
+        return summed_loss(
+            hidden, head, labels, places, len(places), fused=fused, chunk=32, kernel=kernel
+        ).reshape(1)
 
-    return difference(trained(fused=True), trained(fused=False)), 1e-4
+    inputs = [_numbers(device, rows, width, seed=1), _numbers(device, words, width, seed=2)]
+    ours, right = (_trained(partial(loss, fused=fused), inputs) for fused in (True, False))
+    return difference(ours, right), 1e-4
 
 
 Trial = Callable[["torch.device"], tuple[float, float]]
@@ -275,9 +285,9 @@ TRIALS: dict[str, Trial] = {
     "bf16 matmul": bf16_matmul,
     "TF32 matmul": tf32_matmul,
     "SDPA": sdpa,
-    "varlen attention": lambda device: _packed(device, "flash"),
-    "FlashAttention 4": flash4,
-    "FlexAttention": lambda device: _packed(device, "flex"),
+    "varlen attention": partial(packed_attention, "flash"),
+    "FlashAttention 4": partial(packed_attention, "flash4"),
+    "FlexAttention": partial(packed_attention, "flex"),
     "fused loss": fused_loss,
     "fused AdamW": fused_adamw,
     "torch.compile": compile_small,
@@ -289,8 +299,8 @@ TRIALS: dict[str, Trial] = {
 # --- the process that runs them ------------------------------------------------------------------
 
 
-def run_one(name: str, device: torch.device) -> dict[str, Any]:
-    """One trial: what came out of it, as JSON has it."""
+def run_one(name: str, device: torch.device) -> Tried:
+    """One trial, and what came out of it."""
     import torch
 
     times = []
@@ -302,21 +312,21 @@ def run_one(name: str, device: torch.device) -> dict[str, Any]:
                 torch.cuda.synchronize(device)
             times.append(time.perf_counter() - start)
     except NotHere as reason:
-        return {"name": name, "state": "absent", "because": str(reason)}
+        return Tried(name=name, state="absent", because=str(reason))
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises here is the answer
         lines = [line for line in str(error).splitlines() if line.strip()]
-        text = lines[0] if lines else ""
-        return {"name": name, "state": "failed", "because": f"{type(error).__name__}: {text}"}
+        because = f"{type(error).__name__}: {lines[0] if lines else ''}"
+        return Tried(name=name, state="failed", because=because)
     right = off_by <= tolerance
-    return {
-        "name": name,
-        "state": "works" if right else "wrong",
-        "because": "" if right else f"off by {off_by:.2g} where {tolerance:.2g} is allowed",
-        "off_by": off_by if off_by == off_by else None,
-        "tolerance": tolerance,
-        "first_seconds": times[0],
-        "seconds": sorted(times[1:])[TIMED // 2],
-    }
+    return Tried(
+        name=name,
+        state="works" if right else "wrong",
+        because="" if right else f"off by {off_by:.2g} where {tolerance:.2g} is allowed",
+        off_by=off_by if off_by == off_by else None,
+        tolerance=tolerance,
+        first_seconds=times[0],
+        seconds=sorted(times[1:])[TIMED // 2],
+    )
 
 
 def torch_facts() -> dict[str, Any]:
@@ -343,14 +353,85 @@ def main() -> None:
     for name in names:
         _say({"begin": name})
         result = run_one(name, device)
-        _say({"result": result})
-        if result["state"] == "failed" and "CUDA error" in result["because"]:
+        _say({"result": asdict(result)})
+        if result.state == "failed" and "CUDA error" in result.because:
             return  # the card's context is lost for this process; the rest runs in another
 
 
 def _say(line: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
+
+
+# --- from outside --------------------------------------------------------------------------------
+
+
+def not_tried(device: str, because: str) -> Trials:
+    """No trials, and why not."""
+    return Trials(device=device, tried=(), note=because)
+
+
+def try_kernels(
+    device: Literal["cuda", "cpu"],
+    names: Sequence[str] | None = None,
+    *,
+    command: Sequence[str] = (sys.executable, "-m", "expert.jobs.diagnose.kernels"),
+    seconds: float = SECONDS_A_TRIAL,
+    tell: Callable[[str], None] = lambda name: None,
+) -> Trials:
+    """Run the named trials, or all; after one that ends its process the rest run in a new one."""
+    left = list(TRIALS if names is None else names)
+    done: list[Tried] = []
+    facts: dict[str, Any] = {}
+    note = ""
+    while left:
+        before = len(done)
+        note = _run([*command, device, *left], seconds, tell, done, facts)
+        if len(done) == before:
+            break
+        left = [name for name in left if name not in {each.name for each in done}]
+    done += [Tried(name=name, state="not tried", because=note) for name in left]
+    return Trials(device=device, tried=tuple(done), torch=facts, note=note if not facts else "")
+
+
+def _run(
+    command: list[str],
+    seconds: float,
+    tell: Callable[[str], None],
+    done: list[Tried],
+    facts: dict[str, Any],
+) -> str:
+    """One process of trials, until it has run all of them or one has ended it; why it started
+    none."""
+    # A kernel that fails without a synchronous launch is blamed on a later one.
+    child = Child(command, env={"CUDA_LAUNCH_BLOCKING": "1", "PYTHONFAULTHANDLER": "1"})
+    begun: str | None = None
+    limit = time.monotonic() + SECONDS_TO_START
+    try:
+        while (said := child.next(limit)) is not None:
+            if "facts" in said:
+                facts |= said["facts"]
+            elif "begin" in said:
+                begun = str(said["begin"])
+                tell(begun)
+                limit = time.monotonic() + seconds
+            elif "result" in said:
+                done.append(Tried(**said["result"]))
+                begun = None
+        if time.monotonic() >= limit:
+            if begun is not None:
+                because = f"not done after {seconds:.0f} s"
+                done.append(Tried(name=begun, state="too slow", because=because))
+            return f"no answer for {SECONDS_TO_START:.0f} s"
+        code = child.wait()
+        words = child.last_words(KEPT_ERROR_LINES)
+        if begun is not None:
+            last = f": {child.last_words()}" if code >= 0 and words else ""
+            because = f"the process {how_it_ended(code)}{last}"
+            done.append(Tried(name=begun, state="crashed", because=because))
+        return words or "the trials did not start"
+    finally:
+        child.stop()
 
 
 if __name__ == "__main__":

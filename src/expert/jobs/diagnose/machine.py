@@ -10,7 +10,7 @@ from expert.insight.findings.finding import Finding
 from expert.insight.findings.table import looked_at
 
 if TYPE_CHECKING:
-    from expert.jobs.diagnose.kernel_trials import Trials, Tried
+    from expert.jobs.diagnose.kernels import Trials, Tried
     from expert.jobs.gpu_memory import CardMemory
     from expert.planning.machine.machine import Machine
     from expert.planning.machine.nvml import Gpu

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -252,25 +253,22 @@ class _Comparison:
         """Change the first document of every sequence: the losses of the others must stay."""
         claim = "documents are isolated"
         self._tell(claim)
-        before = after = 0.0
-        own_before = own_after = 0.0
-        targets = 0
+        sums, targets = [0.0] * 4, 0
         for batch in self.batches(rows=1):
-            first = first_document(batch)
-            if first is None:
+            if (parts := apart(batch)) is None:
                 continue
-            others, own, spoilt_others, spoilt_own = spoilt(batch, first)
+            others, first, turned = parts
+            changed = replace(others, tokens=turned), replace(first, tokens=turned)
             targets += others.targets
-            before += float(built.engine.evaluate(others)[0])
-            after += float(built.engine.evaluate(spoilt_others)[0])
-            own_before += float(built.engine.evaluate(own)[0])
-            own_after += float(built.engine.evaluate(spoilt_own)[0])
+            for place, part in enumerate((others, changed[0], first, changed[1])):
+                sums[place] += float(built.engine.evaluate(part)[0])
         if not targets:
             return skipped(claim, "no sequence holds two documents")
-        changed = abs(own_after - own_before) / max(abs(own_before), 1e-30)
-        off_by = abs(after - before) / max(abs(before), 1e-30)
-        why = "the first document of each sequence was changed, and its own loss by "
-        return self.judged(claim, loss=off_by, because=f"{why}{changed:.0%}; ")
+        off_by, own = (
+            abs(after - before) / max(abs(before), 1e-30) for before, after in (sums[:2], sums[2:])
+        )
+        why = f"the first document of each sequence was changed, and its own loss by {own:.0%}; "
+        return self.judged(claim, loss=off_by, because=why)
 
     def kernels(self, whole: Trained) -> list[Compared]:
         """Every kernel switch of the plan that is on against the baseline without it."""
@@ -305,18 +303,17 @@ class _Comparison:
         straight, broken = self.two_steps_and_resumed()
         pairs = [(straight[name], broken[name]) for name in sorted(straight)]
         off_by = relative([a.float() for a, _ in pairs], [b.float() for _, b in pairs])
+        if self.device.type == "cpu":
+            because = "bit for bit: the same numbers in the same order"
+            allowed = Tolerance(loss=0.0, gradient=0.0, because=because)
+        else:
+            allowed = replace(self.allowed, gradient=self.allowed.loss)
         what = "all trained weights after two steps; "
-        if self.device.type != "cpu":
-            return self.judged(claim, gradient=off_by, because=what, of_gradient=self.allowed.loss)
-        why = f"{what}bit for bit: the same numbers in the same order"
-        return replace(
-            self.judged(claim, gradient=off_by, of_gradient=0.0, because=""), because=why
-        )
+        return self.judged(claim, gradient=off_by, because=what, allowed=allowed)
 
     def other(self, claim: str, values: dict[str, Any], whole: Trained) -> Compared:
         """The same sequences through a model that is built as the baseline."""
         self._tell(claim)
-
         plain, trouble = None, ""
         try:
             plain = self.plain(values)
@@ -343,20 +340,19 @@ class _Comparison:
         *,
         loss: float | None = None,
         gradient: float | None = None,
-        of_gradient: float | None = None,
+        allowed: Tolerance | None = None,
         because: str = "",
     ) -> Compared:
-        """A claim held to the tolerances; `of_gradient`: one that takes the place of the usual."""
-        allowed = self.allowed
-        most = allowed.gradient if of_gradient is None else of_gradient
-        right = (loss is None or loss <= allowed.loss) and (gradient is None or gradient <= most)
+        """A claim held to the usual tolerances, or to its own."""
+        allowed = allowed or self.allowed
+        right = (loss or 0.0) <= allowed.loss and (gradient or 0.0) <= allowed.gradient
         return Compared(
             claim=claim,
             state="equal" if right else "differs",
             loss=loss,
             loss_tolerance=allowed.loss if loss is not None else None,
             gradient=gradient,
-            gradient_tolerance=most if gradient is not None else None,
+            gradient_tolerance=allowed.gradient if gradient is not None else None,
             because=because + allowed.because,
         )
 
@@ -369,20 +365,12 @@ class _Comparison:
         built.loaded.module.eval()  # no dropout; gradients are computed all the same
         return built
 
-    def batches(self, *, rows: int) -> Any:
+    def batches(self, *, rows: int) -> Generator[Batch]:
         """The first sequences as training would get them; valid until the next is taken."""
         from expert.data.feed.run_data import split_batches
 
-        def made() -> Any:
-            taken = 0
-            with split_batches(self.plan, self.first, rows=rows, device=self.device) as batches:
-                for batch in batches:
-                    yield batch
-                    taken += rows
-                    if taken >= self.count:
-                        return
-
-        return made()
+        with split_batches(self.plan, self.first, rows=rows, device=self.device) as batches:
+            yield from batches
 
     @property
     def first(self) -> PreparedSplit:
@@ -400,13 +388,13 @@ class _Comparison:
         pieces = self._pieces()
         index = replace(self.split.index, rule="none", bin_offsets=np.arange(pieces + 1))
         store = self.split.open()
-        bins = [np.array([number]) for number in range(pieces)]
         # A compiled model is compiled once for every width.
         width = self.split.index.length if self.plan.kernels.compile else None
-        rows = (padded_rows(index, Dealt(some), store, self.device, width) for some in bins)
+        bins = (Dealt(np.array([number])) for number in range(pieces))
+        rows = (padded_rows(index, some, store, self.device, width) for some in bins)
         return self.trained(built, rows)
 
-    def trained(self, built: Built, batches: Any) -> Trained:
+    def trained(self, built: Built, batches: Iterable[Batch]) -> Trained:
         loss, targets = 0.0, 0
         for batch in batches:
             loss += float(built.engine.accumulate(batch, divisor=self.divisor))
@@ -419,15 +407,14 @@ class _Comparison:
         from expert.training.step import seed_step, train_step
 
         seed_step(self.plan.optim.seed, number)
-        batches = self.batches(rows=1)
-        train_step(
-            built.engine,
-            [next(batches)],
-            step=number + 1,
-            rate=self.plan.optim.learning_rate,
-            max_norm=self.plan.optim.max_grad_norm,
-        )
-        batches.close()
+        with closing(self.batches(rows=1)) as batches:
+            train_step(
+                built.engine,
+                [next(batches)],
+                step=number + 1,
+                rate=self.plan.optim.learning_rate,
+                max_norm=self.plan.optim.max_grad_norm,
+            )
 
     def two_steps_and_resumed(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The weights after two steps at once, and after a checkpoint on disk between them."""
@@ -457,46 +444,34 @@ class _Comparison:
 # --- one document changed ------------------------------------------------------------------------
 
 
-def first_document(batch: Batch) -> tuple[int, int] | None:
-    """The first document of a one-row batch, if both it and a later one are trained on."""
-    edges = [int(edge) for edge in batch.boundaries.tolist()]
-    end = edges[1]
-    targets = [int(place) for place in batch.target_places[: batch.targets].tolist()]
-    if not any(place >= end for place in targets) or not any(place < end for place in targets):
+def apart(batch: Batch) -> tuple[Batch, Batch, Tensor] | None:
+    """A batch of one row with the labels of all documents but the first, and with those of the
+    first; and its tokens with the first document changed. None where one of both has no label."""
+    import torch
+
+    places = batch.target_places[: batch.targets].long()
+    own = torch.arange(batch.labels.numel(), device=places.device) < batch.boundaries[1]
+    if not own[places].any() or own[places].all():
         return None
-    return 0, end
-
-
-def spoilt(batch: Batch, document: tuple[int, int]) -> tuple[Batch, Batch, Batch, Batch]:
-    """(others, own) with labels of the others and of the document alone, and both once more with
-    every token of the document changed."""
-    start, end = document
-    others = with_labels(batch, lambda place: place >= end)
-    own = with_labels(batch, lambda place: place < end)
-    tokens = batch.tokens.clone()
-    flat = tokens.view(-1)
+    tokens, end = batch.tokens.clone(), int(batch.boundaries[1])
     # Turned round: every token is one of the vocabulary, and few stay where they were.
-    flat[start:end] = flat[start:end].flip(0)
-    return others, own, replace(others, tokens=tokens), replace(own, tokens=tokens)
+    tokens.view(-1)[:end] = tokens.view(-1)[:end].flip(0)
+    return _labelled(batch, ~own), _labelled(batch, own), tokens
 
 
-def with_labels(batch: Batch, keep: Callable[[int], bool]) -> Batch:
+def _labelled(batch: Batch, where: Tensor) -> Batch:
     """The batch with the labels of some places only."""
     import torch
 
     from expert.data.feed.batches import IGNORED
 
-    labels = batch.labels.clone().view(-1)
-    places = [int(each) for each in batch.target_places[: batch.targets].tolist()]
-    kept = [place for place in places if keep(place)]
-    for place in places:
-        if not keep(place):
-            labels[place] = IGNORED
-    target_places = torch.full_like(batch.target_places, labels.numel() - 1)
-    target_places[: len(kept)] = torch.tensor(kept, dtype=target_places.dtype)
+    places = batch.target_places[: batch.targets].long()
+    kept = places[where[places]]
+    target_places = torch.full_like(batch.target_places, batch.labels.numel() - 1)
+    target_places[: len(kept)] = kept.to(target_places.dtype)
     return replace(
         batch,
-        labels=labels.view_as(batch.labels),
+        labels=batch.labels.masked_fill(~where.view_as(batch.labels), IGNORED),
         target_places=target_places,
         counts=replace(batch.counts, targets=len(kept)),
     )

@@ -127,9 +127,12 @@ def profile(
         place / f"{folder_name(done.plan.expert)}-{datetime.now(UTC):%Y%m%d-%H%M%S}.trace.json.gz"
     )
     _write(seen, trace)
-    spans = device_spans(seen) if on_gpu else host_spans(seen)
     return summed(
-        spans, trace=str(trace), device=done.plan.target, on_gpu=on_gpu, updates=looking.seen
+        spans_of(seen, on_gpu=on_gpu),
+        trace=str(trace),
+        device=done.plan.target,
+        on_gpu=on_gpu,
+        updates=looking.seen,
     )
 
 
@@ -139,41 +142,41 @@ class _Looking:
     def __init__(self, updates: int) -> None:
         self._wanted = updates
         self._profiler: Any = None
-        self._stopped = False
         self.seen = 0
 
     def through(self, updates: Iterable[Any]) -> Iterator[Any]:
-        from torch.profiler import ProfilerActivity, profile
-
         for number, fed in enumerate(updates):
             if number == SETTLING and self._profiler is None:
-                _wait()
-                self._profiler = profile(
-                    activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]
-                    if _cuda()
-                    else [ProfilerActivity.CPU]
-                )
-                with without_lines(KINETO):
-                    self._profiler.start()
+                self._start()
             yield fed
-            if number >= SETTLING and self._running:
+            if self._profiler is not None and self.seen < self._wanted:
                 self.seen += 1
                 if self.seen == self._wanted:
                     self._stop()
 
-    @property
-    def _running(self) -> bool:
-        return self._profiler is not None and not self._stopped
+    def _start(self) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = profile(activities=activities)
+        with without_lines(KINETO):
+            self._profiler.start()
 
     def _stop(self) -> None:
-        _wait()
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         with without_lines(KINETO):
             self._profiler.stop()
-        self._stopped = True
 
     def finish(self) -> Any:
         """The profiler with what it saw; an error where the data has too few steps."""
-        if self._running:
+        if self._profiler is not None and self.seen < self._wanted:
             self._stop()
         if not self.seen:
             raise ExpertError(
@@ -181,19 +184,6 @@ class _Looking:
                 "at  (more epochs, or a smaller batch_size)"
             )
         return self._profiler
-
-
-def _cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _wait() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def _write(profiler: Any, trace: Path) -> None:
@@ -212,37 +202,25 @@ def _write(profiler: Any, trace: Path) -> None:
 # --- what was seen -------------------------------------------------------------------------------
 
 
-def device_spans(profiler: Any) -> list[Span]:
-    """Kernels and copies on the card."""
+def spans_of(profiler: Any, *, on_gpu: bool) -> list[Span]:
+    """Kernels and copies on the card; operators on the CPU, of which what one calls counts for what
+    was called."""
     found = []
     for event in profiler.events():
-        if not str(event.device_type).endswith("CUDA") or getattr(
-            event, "is_user_annotation", False
-        ):
-            continue
-        start, end = float(event.time_range.start), float(event.time_range.end)
-        found.append(Span(name=event.name, start=start, end=end, own=end - start))
-    return found
-
-
-def host_spans(profiler: Any) -> list[Span]:
-    """Operators on the CPU; what an operator calls counts for what was called."""
-    found = []
-    for event in profiler.events():
-        if getattr(event, "is_user_annotation", False) or not event.name.startswith("aten::"):
-            continue
-        start, end = float(event.time_range.start), float(event.time_range.end)
-        own = float(event.self_cpu_time_total)
-        found.append(Span(name=event.name, start=start, end=end, own=own))
+        ours = (
+            str(event.device_type).endswith("CUDA") if on_gpu else event.name.startswith("aten::")
+        )
+        if ours and not getattr(event, "is_user_annotation", False):
+            start, end = float(event.time_range.start), float(event.time_range.end)
+            own = end - start if on_gpu else float(event.self_cpu_time_total)
+            found.append(Span(name=event.name, start=start, end=end, own=own))
     return found
 
 
 def purpose_of(name: str) -> str:
     """What a kernel is for, by its name."""
-    for purpose, pattern in PURPOSES:
-        if re.search(pattern, name, re.IGNORECASE):
-            return purpose
-    return OTHER
+    fitting = (each for each, pattern in PURPOSES if re.search(pattern, name, re.IGNORECASE))
+    return next(fitting, OTHER)
 
 
 def summed(

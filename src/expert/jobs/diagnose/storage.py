@@ -1,7 +1,7 @@
 """How fast the disk gives what training reads, with the page cache left out where that is possible.
 
 A file that was read before comes from memory, which says nothing about the disk. O_DIRECT goes past
-the cache; where a file system has none, the pages of the file are dropped first.
+the cache, where a file system has it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from expert.core.files import open_regular
-
 BLOCK = 4 * 2**20
 SECONDS = 1.0
 MOST_BYTES = 2 * 2**30
@@ -24,7 +22,7 @@ MOST_BYTES = 2 * 2**30
 LEAST_BYTES = 2**20
 """Less is read in a moment that is mostly waiting for the first byte."""
 
-How = Literal["direct", "cache dropped", "through the cache"]
+How = Literal["direct", "through the cache"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +62,8 @@ def _read_one(path: Path, seconds: float, most: int) -> tuple[int, float, How]:
         count, took = _read(path, os.O_RDONLY | direct, seconds, most) if direct else (0, 0.0)
         if count:
             return count, took, "direct"
-    dropped = _drop_pages(path)
     count, took = _read(path, os.O_RDONLY | getattr(os, "O_BINARY", 0), seconds, most)
-    return count, took, "cache dropped" if dropped else "through the cache"
+    return count, took, "through the cache"
 
 
 def _read(path: Path, flags: int, seconds: float, most: int) -> tuple[int, float]:
@@ -82,16 +79,3 @@ def _read(path: Path, flags: int, seconds: float, most: int) -> tuple[int, float
             if got < BLOCK:
                 break
     return count, time.perf_counter() - start
-
-
-def _drop_pages(path: Path) -> bool:
-    """Ask the system to forget the pages of a file; only what is on the disk can be forgotten."""
-    if not hasattr(os, "posix_fadvise"):
-        return False
-    try:
-        with open_regular(path) as stream:
-            os.fsync(stream.fileno())
-            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    except OSError:
-        return False
-    return True

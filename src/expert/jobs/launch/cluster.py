@@ -18,30 +18,54 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
 
 System = Literal["slurm", "kubernetes", "skypilot"]
-_ONLY_OF: dict[str, tuple[System, ...]] = {
-    "time": ("slurm",),
-    "partition": ("slurm",),
-    "account": ("slurm",),
-    "qos": ("slurm",),
-    "namespace": ("kubernetes",),
-    "claim": ("kubernetes",),
-    "image": ("kubernetes", "skypilot"),
-    "accelerator": ("skypilot",),
-    "bucket": ("skypilot",),
-    "infra": ("skypilot",),
-    "spot": ("skypilot",),
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduler:
+    """What a scheduler takes, and what submits to it."""
+
+    options: tuple[str, ...]
+    """That others do not all have."""
+    needed: Mapping[str, str]
+    """Options that must be given, and what they are."""
+    ending: str
+    """Of the file."""
+    submitted_by: tuple[str, ...]
+    install: str
+    """How to get the program that submits."""
+
+
+SCHEDULERS: dict[System, Scheduler] = {
+    "slurm": Scheduler(
+        options=("time", "partition", "account", "qos"),
+        needed={},
+        ending=".sbatch",
+        submitted_by=("sbatch",),
+        install="sbatch belongs to Slurm: run this on a login node of the cluster",
+    ),
+    "kubernetes": Scheduler(
+        options=("namespace", "claim", "image"),
+        needed={
+            "image": "a container image that has expert installed",
+            "claim": "a PersistentVolumeClaim that all machines can mount (ReadWriteMany)",
+        },
+        ending=".kubernetes.yaml",
+        submitted_by=("kubectl", "apply", "-f"),
+        install="install kubectl: https://kubernetes.io/docs/tasks/tools",
+    ),
+    "skypilot": Scheduler(
+        options=("image", "accelerator", "bucket", "infra", "spot"),
+        needed={
+            "accelerator": "a GPU as SkyPilot calls it, such as H100  (sky show-gpus)",
+            "bucket": "a bucket for prepared data and runs, such as s3://my-bucket",
+        },
+        ending=".skypilot.yaml",
+        submitted_by=("sky", "jobs", "launch", "--yes", "--detach-run"),
+        install="pip install skypilot, then: sky check",
+    ),
 }
-_NEEDED: dict[System, dict[str, str]] = {
-    "slurm": {},
-    "kubernetes": {
-        "image": "a container image that has expert installed",
-        "claim": "a PersistentVolumeClaim that all machines can mount (ReadWriteMany)",
-    },
-    "skypilot": {
-        "accelerator": "a GPU as SkyPilot calls it, such as H100  (sky show-gpus)",
-        "bucket": "a bucket for prepared data and runs, such as s3://my-bucket",
-    },
-}
+PORT = 29500
+"""Where ranks meet the first."""
 _DURATION = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
 _PLAIN = re.compile(r"[\w.,+:/@-]+")
 """What a scheduler takes as a name; anything else would end its line."""
@@ -106,15 +130,17 @@ def make_job(read: ReadManifest, on: System, **asked: Any) -> ClusterJob:
     """The job, with defaults for what was not asked; raises with everything that is missing or
     does not belong there."""
     given = {name: value for name, value in asked.items() if value not in (None, (), False)}
+    special = dict.fromkeys(name for each in SCHEDULERS.values() for name in each.options)
     problems = [
-        f"--{name} is for {' and '.join(systems)}  (leave it out)"
-        for name, systems in _ONLY_OF.items()
-        if name in given and on not in systems
+        f"--{name} is for {' and '.join(s for s in SCHEDULERS if name in SCHEDULERS[s].options)}  "
+        "(leave it out)"
+        for name in special
+        if name in given and name not in SCHEDULERS[on].options
     ]
     on_cpu = read.manifest.training.config.device == "cpu"
     problems += [
         f"--{name} is needed: {what}"
-        for name, what in _NEEDED[on].items()
+        for name, what in SCHEDULERS[on].needed.items()
         if name not in given and not (on_cpu and name == "accelerator")
     ]
     if on == "skypilot" and not given.get("setup") and "image" not in given:
@@ -127,7 +153,7 @@ def make_job(read: ReadManifest, on: System, **asked: Any) -> ClusterJob:
         problems.append(f"--time {given['time']}: expected D-HH:MM:SS, HH:MM:SS or minutes")
     problems += [
         f"--{name} {given[name]!r}: expected a name without spaces"
-        for name in (*_ONLY_OF, "memory")
+        for name in (*special, "memory")
         if isinstance(given.get(name), str) and not _PLAIN.fullmatch(given[name])
     ]
     name = job_name(given.get("name") or read.manifest.name)
@@ -161,13 +187,18 @@ def job_name(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:NAME_LENGTH].strip("-") or "expert"
 
 
-def torchrun_words(job: ClusterJob, *, node: str, address: str, port: int) -> list[str]:
-    """`torchrun …` for one machine of several, up to what it runs."""
-    return [
-        *("torchrun", "--nnodes", str(job.nodes), "--nproc-per-node", str(job.gpus)),
-        *("--node-rank", node, "--master-addr", address, "--master-port", str(port)),
-        *("-m", "expert"),
-    ]
+def start_line(job: ClusterJob, words: Sequence[str], *, node: str, address: str) -> str:
+    """The line that starts the ranks of one machine. Of a single one without torchrun: the exit
+    code is that of the rank that failed."""
+    start = [job.python, "-P", "-m", "expert", *words, "--gpus", str(job.gpus)]
+    if job.nodes > 1:
+        start = [
+            *(job.python, "-m", "torch.distributed.run"),
+            *("--nnodes", str(job.nodes), "--nproc-per-node", str(job.gpus)),
+            *("--node-rank", node, "--master-addr", address, "--master-port", str(PORT)),
+            *("-m", "expert", *words),
+        ]
+    return f"exec {shell_words(start)}"
 
 
 def shell_words(words: Sequence[str]) -> str:

@@ -29,16 +29,14 @@ from expert.core.errors import (
     EXIT_USAGE,
     EXIT_WARNED,
 )
-from expert.core.files import open_regular, read_json
+from expert.core.files import read_json
 from expert.core.interrupts import WARNING, passing_on
-from expert.core.process import how_it_ended
+from expert.core.process import how_it_ended, last_line
 from expert.core.world import ERROR_FILE, recorded_failure
 from expert.jobs.launch.local_ranks import PROGRAM
 from expert.parallel.launch import PARENT_PIPE
 
 SECONDS_BETWEEN_LOOKS = 0.2
-TAIL_BYTES = 4000
-"""Of a log that are read for its last line."""
 WORST_FIRST = (
     *(EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_HANGUP, EXIT_WARNED),
     *(EXIT_HUNG, EXIT_RUN_FAILED, EXIT_NO_SPACE),
@@ -194,17 +192,6 @@ class _Queue:
     def close(self) -> None:
         for end in self._pipe:
             os.close(end)
-
-
-def last_line(log: Path) -> str:
-    """The last line of a log that says something."""
-    try:
-        with open_regular(log) as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = stream.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _names(manifests: Sequence[Path]) -> list[str]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from expert.core.errors import EXIT_DOES_NOT_FIT, EXIT_NO_SPACE, EXIT_USAGE
-from expert.jobs.launch.cluster import ClusterJob, shell_words, torchrun_words, yaml_text
+from expert.jobs.launch.cluster import PORT, ClusterJob, start_line, yaml_text
 
-PORT = 29500
 _SECONDS_TO_END = 10
 """Of the time to save, for ranks to end after it."""
 
@@ -41,6 +40,8 @@ def text(job: ClusterJob) -> str:
 
 
 def _job(job: ClusterJob, meta: dict[str, str]) -> dict[str, Any]:
+    again = sorted([EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_NO_SPACE])  # would fail again
+    codes = {"containerName": "ranks", "operator": "In", "values": again}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -53,7 +54,7 @@ def _job(job: ClusterJob, meta: dict[str, str]) -> dict[str, Any]:
             "podFailurePolicy": {
                 "rules": [
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
-                    {"action": "FailJob", "onExitCodes": _not_worth_a_restart()},
+                    {"action": "FailJob", "onExitCodes": codes},
                 ]
             },
             "template": {
@@ -70,11 +71,6 @@ def _job(job: ClusterJob, meta: dict[str, str]) -> dict[str, Any]:
             },
         },
     }
-
-
-def _not_worth_a_restart() -> dict[str, Any]:
-    codes = sorted([EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_NO_SPACE])
-    return {"containerName": "ranks", "operator": "In", "values": codes}
 
 
 def _container(job: ClusterJob) -> dict[str, Any]:
@@ -104,10 +100,6 @@ def _container(job: ClusterJob) -> dict[str, Any]:
 
 def _script(job: ClusterJob) -> str:
     words = job.train_words(f"{job.shared}/runs/{job.name}")
-    if job.nodes == 1:  # no torchrun: the exit code is that of the rank that failed
-        start = [job.python, "-P", "-m", "expert", *words, "--gpus", str(job.gpus)]
-    else:
-        address = f"{job.name}-0.{job.name}"
-        node = torchrun_words(job, node="$JOB_COMPLETION_INDEX", address=address, port=PORT)
-        start = [job.python, "-m", "torch.distributed.run", *node[1:], *words]
-    return "\n".join(["set -e", *job.setup, f"exec {shell_words(start)}", ""])
+    address = f"{job.name}-0.{job.name}"
+    start = start_line(job, words, node="$JOB_COMPLETION_INDEX", address=address)
+    return "\n".join(["set -e", *job.setup, start, ""])

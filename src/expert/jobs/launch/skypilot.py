@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from expert.jobs.launch.cluster import ClusterJob, shell_words, torchrun_words, yaml_text
-
-PORT = 29500
+from expert.jobs.launch.cluster import ClusterJob, start_line, yaml_text
 
 
 def text(job: ClusterJob) -> str:
@@ -50,11 +48,6 @@ def _script(job: ClusterJob) -> str:
     runs, cache = f"{job.shared}/runs/$SKYPILOT_TASK_ID", f"{job.shared}/cache/{job.name}"
     words = job.train_words(runs)
     words += ["--set", f"training.config.pretokenized_cache={cache}"]
-    if job.nodes == 1:
-        start = [job.python, "-P", "-m", "expert", *words, "--gpus", str(job.gpus)]
-        lines = []
-    else:
-        node = torchrun_words(job, node="$SKYPILOT_NODE_RANK", address="$first", port=PORT)
-        start = [job.python, "-m", "torch.distributed.run", *node[1:], *words]
-        lines = ['first=$(head -n 1 <<< "$SKYPILOT_NODE_IPS")']
-    return "\n".join(["set -e", *lines, f"exec {shell_words(start)}", ""])
+    lines = ['first=$(head -n 1 <<< "$SKYPILOT_NODE_IPS")'] if job.nodes > 1 else []
+    start = start_line(job, words, node="$SKYPILOT_NODE_RANK", address="$first")
+    return "\n".join(["set -e", *lines, start, ""])

@@ -10,23 +10,7 @@ from pathlib import Path
 from expert.core.errors import EXIT_RUN_FAILED
 from expert.core.files import write_text_atomically
 from expert.jobs.launch import kubernetes, skypilot, slurm
-from expert.jobs.launch.cluster import ClusterJob, LaunchError, System
-
-ENDINGS: dict[System, str] = {
-    "slurm": ".sbatch",
-    "kubernetes": ".kubernetes.yaml",
-    "skypilot": ".skypilot.yaml",
-}
-_SUBMITTED_BY: dict[System, tuple[str, ...]] = {
-    "slurm": ("sbatch",),
-    "kubernetes": ("kubectl", "apply", "-f"),
-    "skypilot": ("sky", "jobs", "launch", "--yes", "--detach-run"),
-}
-_INSTALL: dict[System, str] = {
-    "slurm": "sbatch belongs to Slurm: run this on a login node of the cluster",
-    "kubernetes": "install kubectl: https://kubernetes.io/docs/tasks/tools",
-    "skypilot": "pip install skypilot, then: sky check",
-}
+from expert.jobs.launch.cluster import SCHEDULERS, ClusterJob, LaunchError, System
 
 
 class SubmitFailed(LaunchError):
@@ -43,7 +27,7 @@ def text_of(job: ClusterJob) -> str:
 
 def write_job(job: ClusterJob, to: Path | None) -> Path:
     """Write the file; beside the manifest where no other place was named."""
-    file = to or job.source.parent / f"{job.name}{ENDINGS[job.on]}"
+    file = to or job.source.parent / f"{job.name}{SCHEDULERS[job.on].ending}"
     if file.is_relative_to(Path.cwd()):
         file = file.relative_to(Path.cwd())
     write_text_atomically(file, text_of(job))
@@ -53,7 +37,7 @@ def write_job(job: ClusterJob, to: Path | None) -> Path:
 def submit_command(job: ClusterJob, file: Path) -> list[str]:
     """The command that submits the file."""
     more = ["--name", job.name] if job.on == "skypilot" else []
-    return [*_SUBMITTED_BY[job.on], *more, str(file)]
+    return [*SCHEDULERS[job.on].submitted_by, *more, str(file)]
 
 
 def submit(job: ClusterJob, file: Path) -> str:
@@ -72,6 +56,6 @@ def submit(job: ClusterJob, file: Path) -> str:
 
 def refuse_absent_program(on: System) -> None:
     """Raise where the program that submits is not installed, before anything is written."""
-    program = _SUBMITTED_BY[on][0]
+    program, install = SCHEDULERS[on].submitted_by[0], SCHEDULERS[on].install
     if shutil.which(program) is None:
-        raise LaunchError(f"--submit: {program} is not installed here  ({_INSTALL[on]})")
+        raise LaunchError(f"--submit: {program} is not installed here  ({install})")

@@ -86,7 +86,10 @@ def sample(
     `how`: what `ready` takes. `begin` and `tell` follow the work.
     """
     loaded = ready(run, prompts, system=system, **how)
-    done = [answer(loaded, prompt, system=system, begin=begin, tell=tell) for prompt in prompts]
+    done = [
+        Conversation(loaded, system=system).ask(prompt, begin=begin, tell=tell)
+        for prompt in prompts
+    ]
     return Samples(
         run=loaded.run,
         checkpoint=loaded.trained.choice.name,
@@ -155,22 +158,6 @@ def _offered(first: FirstRow, file: Path | None, *, continues: bool) -> tuple[st
     return first.tools, [
         f"asked with the tools of the first row: {names}  (--tools FILE for others)"
     ]
-
-
-def answer(
-    loaded: Ready,
-    prompt: str,
-    *,
-    system: str = "",
-    begin: Begin = lambda prompt, plain: None,
-    tell: Tell = lambda piece: None,
-) -> Sample:
-    """One prompt answered; the same seed gives the same text on the same machine."""
-    template = loaded.trained.template
-    if template is None:
-        return _continue_characters(loaded, prompt, begin, tell)
-    text = prompt_text(template, prompt, system=system, plain=loaded.plain, tools=loaded.tools)
-    return generate(loaded, prompt, text, begin=begin, tell=tell)
 
 
 def prompt_text(
@@ -252,7 +239,16 @@ def generate(
     writer = AnswerWriter(encoder.tokenizer, ends, stops, tell, strip=not plain)
     begin(prompt, plain)
     with torch.inference_mode():
-        _say(speaker, ids, fitting, loaded.seed, writer)
+        steps = speaker.begin([[ids]], fitting.max_new_tokens)
+        tokens = TokenChoice(fitting, {0: ids}, loaded.seed, speaker)
+        while True:
+            chosen = tokens.of(steps.scores)
+            writer.take(int(chosen))
+            if writer.ended or len(writer.ids) >= fitting.max_new_tokens:
+                break
+            tokens.took(chosen)
+            steps.go_on(chosen)
+    writer.end()
     if not writer.ended and room < how.max_new_tokens:
         notes.append(f"cut after {counted(room, 'token')}: the model's context is full")
     return Sample(
@@ -262,22 +258,6 @@ def generate(
         ended=writer.ended,
         note="; ".join(notes),
     )
-
-
-def _say(
-    speaker: Speaker, ids: list[int], how: DecodingSettings, seed: int, writer: AnswerWriter
-) -> None:
-    """Token by token until the answer has ended, or is as long as it may be."""
-    steps = speaker.begin([[ids]], how.max_new_tokens)
-    tokens = TokenChoice(how, {0: ids}, seed, speaker)
-    while True:
-        chosen = tokens.of(steps.scores)
-        writer.take(int(chosen))
-        if writer.ended or len(writer.ids) >= how.max_new_tokens:
-            break
-        tokens.took(chosen)
-        steps.go_on(chosen)
-    writer.end()
 
 
 def _room_left(speaker: Speaker, prompt_tokens: int, model: str) -> int:
@@ -348,10 +328,14 @@ class Conversation:
         begin: Begin = lambda prompt, plain: None,
         tell: Tell = lambda piece: None,
     ) -> Sample:
-        """The answer to a prompt after all turns so far; a failed one does not become a turn."""
+        """The answer to a prompt after all turns so far; a failed one does not become a turn. The
+        same seed gives the same text on the same machine."""
         loaded, template = self._loaded, self._loaded.trained.template
-        if loaded.plain or template is None:
-            return answer(loaded, prompt, begin=begin, tell=tell)
+        if template is None:
+            return _continue_characters(loaded, prompt, begin, tell)
+        if loaded.plain:
+            text = prompt_text(template, prompt, plain=True)
+            return generate(loaded, prompt, text, begin=begin, tell=tell)
         asked = [*self._turns, Turn("user", prompt)]
         text = template.prompt(asked, loaded.tools)
         said = generate(loaded, prompt, text, begin=begin, tell=tell)

@@ -26,18 +26,24 @@ class TokenChoice:
         speaker: Speaker,
     ) -> None:
         """For rows with these numbers and prompts."""
-        device = speaker.device
-        self._choose: Likeliest | SampledToken = Likeliest()
+        self._how, self._step = how, 0
+        self._draws: Tensor | None = None
+        """Drawn before, so that what a row draws does not depend on its neighbours."""
         if how.temperature > 0:
-            self._choose = SampledToken(how, row_draws(how, prompts, seed).to(device))
+            self._draws = row_draws(how, prompts, seed).to(speaker.device)
         self._penalty: Penalty | None = None
         if how.repetition_penalty != 1.0:
-            seen = seen_tokens(list(prompts.values()), speaker.vocabulary).to(device)
+            seen = seen_tokens(list(prompts.values()), speaker.vocabulary).to(speaker.device)
             self._penalty = Penalty(how.repetition_penalty, seen)
 
     def of(self, scores: Tensor) -> Tensor:
-        """The tokens that these scores lead to."""
-        return self._choose(scores if self._penalty is None else self._penalty(scores))
+        """The tokens that these scores lead to: the likeliest, or drawn ones."""
+        if self._penalty is not None:
+            scores = self._penalty(scores)
+        if self._draws is None:
+            return scores.argmax(-1)
+        self._step += 1
+        return drawn(scores, self._how, self._draws[:, self._step - 1])
 
     def took(self, tokens: Tensor) -> None:
         """Every row has one token more."""
@@ -46,33 +52,10 @@ class TokenChoice:
 
     def keep(self, index: Tensor) -> None:
         """Only these rows are left."""
-        self._choose.keep(index)
+        if self._draws is not None:
+            self._draws = self._draws[index]
         if self._penalty is not None:
             self._penalty.keep(index)
-
-
-class Likeliest:
-    """The token of the highest score."""
-
-    def __call__(self, scores: Tensor) -> Tensor:
-        return scores.argmax(-1)
-
-    def keep(self, index: Tensor) -> None:
-        """Nothing to do: it knows nothing of rows."""
-
-
-class SampledToken:
-    """Tokens drawn with numbers that were drawn before: a row's do not depend on its neighbours."""
-
-    def __init__(self, how: DecodingSettings, draws: Tensor) -> None:
-        self._how, self._draws, self._step = how, draws, 0
-
-    def __call__(self, scores: Tensor) -> Tensor:
-        self._step += 1
-        return drawn(scores, self._how, self._draws[:, self._step - 1])
-
-    def keep(self, index: Tensor) -> None:
-        self._draws = self._draws[index]
 
 
 def drawn(scores: Tensor, how: DecodingSettings, draws: Tensor) -> Tensor:

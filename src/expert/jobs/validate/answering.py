@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.data.records import Example, Segment
 from expert.jobs.sample.answer_steps import CACHE_SHARE, MOST_ROWS, Speaker
-from expert.jobs.sample.answer_writer import cut_at
+from expert.jobs.sample.answer_writer import AnswerWriter
 from expert.jobs.sample.decoding import DecodingSettings, end_tokens
 from expert.jobs.sample.token_choice import TokenChoice
 from expert.run.session.failures import is_out_of_memory
@@ -24,8 +24,6 @@ WORTH_A_PASS = 8192
 launched, too."""
 READING_SHARE = 0.2
 """The same for reading prompts: what their layers compute, and a mask of each."""
-TAIL_TOKENS = 32
-"""Last tokens that are searched for a stop: a stop of more tokens is found at the end."""
 
 Tell = Callable[[int, int], None]
 """Told of the answers that are done, and of how many."""
@@ -62,8 +60,6 @@ def answer_all(
     may come out otherwise. `numbers`: of the questions, where they are some of several; what is
     drawn for an answer depends on its number. `rows`: so many at once; None: as many as fit.
     """
-    from expert.model.attention import without_cudnn
-
     work = _Work(trained, questions, how, seed, note, numbers)
     done = len(questions) - len(work.order)
     most = rows or MOST_ROWS.get(trained.device.type, MOST_ROWS["cpu"])
@@ -76,13 +72,7 @@ def answer_all(
                 done += 1
                 tell(done, len(questions))
         except RuntimeError as error:
-            if told := without_cudnn(error):
-                note(told)
-                again = at_once
-            elif is_out_of_memory(error) and at_once > 1:
-                again = at_once // 2
-            else:
-                raise
+            again = rows_after(error, at_once, note)
         if again:  # out here, where the traceback holds no tensors any more
             done -= work.forget(some)
             most = again
@@ -90,6 +80,19 @@ def answer_all(
             continue
         left = left[at_once:]
     return work.answers()
+
+
+def rows_after(error: RuntimeError, rows: int, note: Callable[[str], None]) -> int:
+    """How many rows to try again with: as many without cuDNN's attention where that failed, half of
+    them where memory did not hold them; the error itself where neither helps."""
+    from expert.model.attention import without_cudnn
+
+    if told := without_cudnn(error):
+        note(told)
+        return rows
+    if is_out_of_memory(error) and rows > 1:
+        return rows // 2
+    raise error
 
 
 class _Work:
@@ -113,9 +116,9 @@ class _Work:
         self.numbers = range(len(questions)) if numbers is None else numbers
         self.tokenizer: Any = encoder.tokenizer
         self.ends = frozenset(end_tokens(encoder, template))
-        self.stops = list(how.stop_sequences)
+        self._stops = list(how.stop_sequences)
         if self.tokenizer.token_to_id(template.stop) is None:
-            self.stops.append(template.stop)
+            self._stops.append(template.stop)
         self.speaker = speaker = Speaker(trained, note)
         asked = [template.prompt(question.turns, question.tools) for question in questions]
         self.prompts = _encoded(asked, encoder)
@@ -126,105 +129,70 @@ class _Work:
         # Longest first: what does not fit shows at once, and rows of one length pad each other.
         answerable = [row for row, room in enumerate(self.room) if room > 0]
         self.order = sorted(answerable, key=lambda row: -len(self.prompts[row]))
-        self.said: list[list[int]] = [[] for _ in self.prompts]
-        self.ended = [False] * len(self.prompts)
+        self._said = [self._writer() for _ in self.prompts]
+
+    def _writer(self) -> AnswerWriter:
+        return AnswerWriter(self.tokenizer, sorted(self.ends), self._stops, None, strip=True)
 
     def forget(self, rows: Sequence[int]) -> int:
         """Start over with these rows; returns how many of them were done."""
         count = sum(self._is_over(row) for row in rows)
         for row in rows:
-            self.said[row], self.ended[row] = [], False
+            self._said[row] = self._writer()
         return count
 
     def answers(self) -> list[GivenAnswer]:
+        full = GivenAnswer(
+            text="", marked="", tokens=0, ended=False, refused="the prompt fills the context"
+        )
         return [
             GivenAnswer(
-                text=self._text(row, special=bool(self.stops)),
-                marked=self._text(row, special=True),
-                tokens=len(said),
-                ended=self.ended[row],
+                text=said.text(),
+                marked=said.text(special=True),
+                tokens=len(said.ids),
+                ended=said.ended,
             )
-            if self.room[row] > 0
-            else GivenAnswer(
-                text="", marked="", tokens=0, ended=False, refused="the prompt fills the context"
-            )
-            for row, said in enumerate(self.said)
+            if room > 0
+            else full
+            for said, room in zip(self._said, self.room, strict=True)
         ]
 
     def answer(self, rows: Sequence[int]) -> Iterator[int]:
-        """Answer these rows together; yields each as it ends."""
+        """Answer these rows together; yields each as it ends. Rows that have ended are taken out of
+        the batch when they are many."""
         import torch
 
+        own = [self.prompts[row] for row in rows]
+        prompts = {self.numbers[row]: prompt for row, prompt in zip(rows, own, strict=True)}
+        live = list(rows)
+        """The row at each place of the batch; -1 where it has ended."""
         with torch.inference_mode():
-            batch = _Batch(self, rows)
-            while batch.rows:
-                tokens = batch.next_tokens()
-                over = []
-                for place, row in enumerate(batch.rows):
+            choice = TokenChoice(self.how, prompts, self.seed, self.speaker)
+            groups = _groups(self, own) if self.speaker.fixed else [own]
+            steps = self.speaker.begin(groups, max(self.room[row] for row in rows))
+            while True:
+                tokens = choice.of(steps.scores)
+                for place, token in enumerate(tokens.tolist()):
+                    row = live[place]
                     if row < 0:
                         continue
-                    self._take(row, tokens[place])
+                    self._said[row].take(token)
                     if self._is_over(row):
-                        over.append(place)
-                yield from (batch.rows[place] for place in over)
-                batch.go_on(tokens, over)
-
-    def _take(self, row: int, token: int) -> None:
-        said = self.said[row]
-        said.append(token)
-        self.ended[row] = token in self.ends or bool(self.stops and self._has_stop(said))
-
-    def _has_stop(self, said: list[int]) -> bool:
-        text = self.tokenizer.decode(said[-TAIL_TOKENS:], skip_special_tokens=False)
-        return any(stop in text for stop in self.stops)
+                        live[place] = -1
+                        yield row
+                kept = [place for place, row in enumerate(live) if row >= 0]
+                if not kept:
+                    return
+                if len(kept) <= steps.clear_below * len(live):
+                    index = torch.tensor(kept, device=tokens.device)
+                    live, tokens = [live[place] for place in kept], tokens[index]
+                    steps.keep(index)
+                    choice.keep(index)
+                choice.took(tokens)
+                steps.go_on(tokens)
 
     def _is_over(self, row: int) -> bool:
-        return self.ended[row] or len(self.said[row]) >= self.room[row]
-
-    def _text(self, row: int, *, special: bool) -> str:
-        """What was said, without what ended it."""
-        kept = [token for token in self.said[row] if token not in self.ends]
-        text = str(self.tokenizer.decode(kept, skip_special_tokens=not special))
-        place = cut_at(text, self.stops)
-        return (text if place is None else text[:place]).strip()
-
-
-class _Batch:
-    """Some rows on the device, and who of them is still speaking."""
-
-    def __init__(self, work: _Work, rows: Sequence[int]) -> None:
-        speaker, self._device = work.speaker, work.trained.device
-        self.rows = list(rows)
-        """The row at each place of the batch; -1 where it has ended."""
-        own = [work.prompts[row] for row in rows]
-        prompts = {work.numbers[row]: prompt for row, prompt in zip(rows, own, strict=True)}
-        self._tokens = TokenChoice(work.how, prompts, work.seed, speaker)
-        room = max(work.room[row] for row in rows)
-        self._steps = speaker.begin(_groups(work, own) if speaker.fixed else [own], room)
-
-    def next_tokens(self) -> list[int]:
-        """The next token of every place."""
-        found: list[int] = self._tokens.of(self._steps.scores).tolist()
-        return found
-
-    def go_on(self, tokens: list[int], over: Sequence[int]) -> None:
-        """Take up the tokens; places that are over are marked, and taken out when they are many."""
-        import torch
-
-        for place in over:
-            self.rows[place] = -1
-        kept = [place for place, row in enumerate(self.rows) if row >= 0]
-        if not kept:
-            self.rows = []
-            return
-        chosen = torch.tensor(tokens, device=self._device)
-        if len(kept) <= self._steps.clear_below * len(self.rows):
-            index = torch.tensor(kept, device=self._device)
-            self.rows, chosen = [self.rows[place] for place in kept], chosen[index]
-            self._steps.keep(index)
-            self._tokens.keep(index)
-        self._tokens.took(chosen)
-        self._steps.go_on(chosen)
+        return self._said[row].ended or len(self._said[row].ids) >= self.room[row]
 
 
 def _encoded(texts: Sequence[str], encoder: Any) -> list[list[int]]:

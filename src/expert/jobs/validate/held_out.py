@@ -24,8 +24,6 @@ from expert.run.stored.load import manifest_of_run
 from expert.run.stored.trained_rows import learnt_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from expert.core.rundir import RunFolder
     from expert.data.line import Line
     from expert.data.prepared import PreparedData, PreparedSplit
@@ -45,6 +43,15 @@ class NoTestSet(ExpertError):
 
 class CannotBeTold(Exception):
     """Which rows a run was trained on is unknown; the text says why."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, and where the paths of its manifest start from; None where its data is not there."""
+
+    folder: RunFolder
+    plan: RunPlan
+    place: Path | None
 
 
 @dataclass(frozen=True)
@@ -80,9 +87,7 @@ class DrawnAgain:
             first += count
 
 
-def draw_again(
-    folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path, *, make: bool = True
-) -> DrawnAgain:
+def draw_again(run: Run, *, make: bool = True) -> DrawnAgain:
     """The rows of a run, from the data as it is now; CannotBeTold where that is another, or where
     its tokens are gone and not to be made again."""
     from expert.data.line import open_line, recipe_of
@@ -90,6 +95,10 @@ def draw_again(
     from expert.data.splits import prepare_splits
     from expert.data.tokens.prepare import look
 
+    folder, plan, place = run.folder, run.plan, run.place
+    if place is None:
+        raise CannotBeTold("its data was moved or deleted")
+    spec = DatasetSpec.model_validate(plan.data.dataset)
     read = ReadManifest(manifest_of_run(folder), str(folder.manifest), place)
     learnt = learnt_rows(folder)
     named = sources_of(spec, place, read.manifest.training.config.pretokenized_cache)
@@ -106,15 +115,6 @@ def draw_again(
     if not (learnt.has_index(made.train.index_file.name) or made.train.packed_before):
         raise CannotBeTold("other rows would be held out now than in the run")
     return DrawnAgain(line, trains, made)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run, and where the paths of its manifest start from; None where its data is not there."""
-
-    folder: RunFolder
-    plan: RunPlan
-    place: Path | None
 
 
 def refuse_rows_of_the_baseline(judged: Sequence[Example], name: str, run: Run, other: Run) -> None:
@@ -143,10 +143,7 @@ def refuse_rows_of_the_baseline(judged: Sequence[Example], name: str, run: Run, 
 
 def _learnt_among(judged: frozenset[Example], run: Run) -> frozenset[Example]:
     """Those of the judged rows that the run was trained on."""
-    if run.place is None:
-        raise CannotBeTold("its data was moved or deleted")
-    spec = DatasetSpec.model_validate(run.plan.data.dataset)
-    drawn = draw_again(run.folder, run.plan, spec, run.place)
+    drawn = draw_again(run)
     found = set()
     for group, columns in drawn.rows_of(drawn.made.train):
         for _, example in understood(group, columns):
@@ -167,10 +164,10 @@ def understood(
 
 
 def learnt_cases(
-    rows: Sequence[tuple[tuple[Case, ...], Example]], run: Run, *, make: bool
+    rows: Iterable[tuple[tuple[Case, ...], Example]], run: Run, *, make: bool
 ) -> tuple[frozenset[str], str]:
-    """The ids of the cases trained on, and why that is unknown where it is; without
-    `make` tokens that are gone are not made again.
+    """The ids of the cases trained on; where that is unknown, a note that says why. Without `make`
+    tokens that are gone are not made again.
 
     Cases are written and tokenised as the rows of the run were, and recognised by their tokens:
     what is compared is what the model really saw.
@@ -184,19 +181,17 @@ def learnt_cases(
     spec = DatasetSpec.model_validate(run.plan.data.dataset)
     if not asked or run.plan.model.name == CHAR_GPT:
         return frozenset(), ""
-    if spec.streaming:
-        return frozenset(), "its rows were streamed"
-    if run.place is None:
-        return frozenset(), "its data was moved or deleted"
     try:
-        drawn = draw_again(run.folder, run.plan, spec, run.place, make=make)
+        if spec.streaming:
+            raise CannotBeTold("its rows were streamed")
+        drawn = draw_again(run, make=make)
         train = drawn.made.train
         known = keys_of(drawn.line, train.folders)
         assert known is not None
         segments = _written(drawn.line, [example for _, example in asked])
         keys = keys_of_batch(drawn.line.encoder.encode(segments)).whole
     except (CannotBeTold, ExpertError, OSError) as why:
-        return frozenset(), str(why)
+        return frozenset(), f"unknown whether the run was trained on these cases: {why}"
     found = np.isin(keys, known.whole[np.unique(train.index.piece_document)])
     learnt = (cases for (cases, _), known in zip(asked, found, strict=True) if known)
     return frozenset(case.id for cases in learnt for case in cases), ""

@@ -1,9 +1,9 @@
-"""The models that a validation asks: what it wants of them, and those loaded in this process."""
+"""Models that a validation asks, loaded in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from expert.jobs.validate.answering import GivenAnswer, answer_all
 from expert.jobs.validate.row_losses import row_losses
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import torch
 
     from expert.data.records import Example
-    from expert.data.template.templates import Template
     from expert.jobs.sample.decoding import DecodingSettings
     from expert.jobs.validate.held_out import Run
     from expert.run.stored.choose_checkpoint import Choice
@@ -24,74 +23,43 @@ Tell = Callable[[int, int], None]
 Note = Callable[[str], None]
 
 
-class AskedModel(Protocol):
-    """A state of a run, or its base, ready to be asked."""
-
-    name: str
-    step: int | None
-    template: Template | None
-    """None for the character model, which answers nothing."""
-
-    def losses(self, rows: Sequence[Example], *, tell: Tell, note: Note) -> EvalResult:
-        """Loss and token accuracy on rows."""
-
-    def answers(
-        self,
-        questions: Sequence[Example],
-        how: DecodingSettings,
-        *,
-        seed: int,
-        tell: Tell,
-        note: Note,
-    ) -> list[GivenAnswer]:
-        """What it says to every question, in their order."""
-
-
-class Models(Protocol):
-    """Where models are loaded; one of them at a time is in use."""
-
-    device: str
-    """As torch calls it; known once a model was loaded."""
-
-    def trained(self, run: Run, choice: Choice) -> AskedModel:
-        """Load a state of a run."""
-
-    def base(self, run: Run) -> AskedModel:
-        """Load the untrained base of a run."""
-
-
 class ModelsHere:
-    """Models in this process."""
+    """Where models are loaded; one of them at a time is in use."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.device = str(device)
 
-    def trained(self, run: Run, choice: Choice) -> AskedModel:
+    def trained(self, run: Run, choice: Choice) -> ModelHere:
+        """Load a state of a run."""
         return ModelHere(load_trained(run.folder, run.plan, choice, device=self._device))
 
-    def base(self, run: Run) -> AskedModel:
+    def base(self, run: Run) -> ModelHere:
+        """Load the untrained base of a run."""
         return ModelHere(load_base(run.plan, device=self._device))
 
 
 class ModelHere:
-    """A model in this process."""
+    """A state of a run, or its base, ready to be asked."""
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
         self.name, self.step = trained.choice.name, trained.choice.step
         self.template = trained.template
+        """None for the character model, which answers nothing."""
 
     def losses(self, rows: Sequence[Example], *, tell: Tell, note: Note) -> EvalResult:
+        """Loss and token accuracy on rows."""
         return row_losses(self._trained, rows, tell=tell, note=note)
 
     def answers(
         self,
         questions: Sequence[Example],
         how: DecodingSettings,
-        *,
         seed: int,
+        *,
         tell: Tell,
         note: Note,
     ) -> list[GivenAnswer]:
+        """What it says to every question, in their order."""
         return answer_all(self._trained, questions, how, seed=seed, tell=tell, note=note)

@@ -1,37 +1,35 @@
 """A validation on several cards: one process for each, which loads the model and does its share.
 
-No process needs to know of the others. Rows and results go through files, progress through pipes;
-what the processes found is put together here, in the order of the rows.
+No process needs to know of the others. Rows and results go through files of this user's alone,
+progress through pipes; what the processes found is put together here, in the order of the rows.
 """
 
 from __future__ import annotations
 
 import contextlib
+import pickle
 import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
-from expert.core.files import read_json
 from expert.core.process import Child, how_it_ended
-from expert.jobs.validate.answering import GivenAnswer
-from expert.jobs.validate.child import write_rows
-from expert.jobs.validate.row_losses import BatchSums, mean_losses
+from expert.jobs.validate.row_losses import mean_losses
 from expert.run.stored.choose_checkpoint import BASE
 
 if TYPE_CHECKING:
     from expert.data.records import Example
     from expert.data.template.templates import Template
     from expert.jobs.sample.decoding import DecodingSettings
+    from expert.jobs.validate.answering import GivenAnswer
     from expert.jobs.validate.held_out import Run
-    from expert.jobs.validate.models import AskedModel, Note, Tell
+    from expert.jobs.validate.models import Note, Tell
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.choose_checkpoint import Choice
     from expert.training.evaluation import EvalResult
@@ -104,55 +102,36 @@ class ModelsOnCards:
     def __init__(self, processes: Sequence[_Process], folder: Path, device: str) -> None:
         self._processes, self._folder, self._asked_device = processes, folder, device
         self.device = device
+        """As torch calls it once a model was loaded."""
+        self.count = len(processes)
 
-    @property
-    def count(self) -> int:
-        return len(self._processes)
+    def trained(self, run: Run, choice: Choice) -> ModelOnCards:
+        return self._load(run, choice, choice.name, choice.step)
 
-    def trained(self, run: Run, choice: Choice) -> AskedModel:
-        chosen = {"name": choice.name, "path": str(choice.path), "step": choice.step}
-        template = self._load(run, chosen)
-        return ModelOnCards(self, choice.name, choice.step, template)
+    def base(self, run: Run) -> ModelOnCards:
+        return self._load(run, None, BASE, None)
 
-    def base(self, run: Run) -> AskedModel:
-        return ModelOnCards(self, BASE, None, self._load(run, None))
-
-    def _load(self, run: Run, choice: dict[str, Any] | None) -> Template | None:
-        request = {"do": "load", "run": str(run.folder.path), "choice": choice}
-        request |= {"device": self._asked_device}
-        first, *_ = self.ask([request] * self.count)
+    def _load(self, run: Run, choice: Choice | None, name: str, step: int | None) -> ModelOnCards:
+        asked = {"run": run.folder.path, "choice": choice, "device": self._asked_device}
+        first, *_ = self.ask("load", [asked] * self.count)
         self.device = first["device"]
-        return _template(run.plan, first["tokenizer"])
-
-    def ask_about(
-        self,
-        rows: Sequence[Example],
-        requests: Sequence[Mapping[str, Any]],
-        tell: Tell,
-        note: Note,
-    ) -> list[Any]:
-        """What every process finds about rows, each for a request of its own."""
-        file = self._folder / "rows.json"
-        write_rows(list(rows), file)
-        found = self.ask(
-            [{**request, "rows": str(file)} for request in requests],
-            lambda done: tell(min(done, len(rows)), len(rows)),
-            note,
-        )
-        file.unlink()
-        return found
+        return ModelOnCards(self, name, step, _template(run.plan, first["tokenizer"]))
 
     def ask(
         self,
-        requests: Sequence[Mapping[str, Any]],
+        do: str,
+        asked: Sequence[Mapping[str, Any]],
         tell: Callable[[int], None] = lambda done: None,
         note: Note = lambda text: None,
     ) -> list[Any]:
-        """Their results, in their order. `tell` is given what all of them have done together; what
-        several of them note is noted once."""
-        results = [self._folder / f"result-{number}.json" for number in range(self.count)]
-        for process, request, to in zip(self._processes, requests, results, strict=True):
-            process.child.ask({**request, "to": str(to)})  # where it has ended, it is noticed below
+        """What the processes answer, each to arguments of its own. `tell` is given what all of them
+        have done together; what several of them note is noted once."""
+        results = [self._folder / f"result-{number}" for number in range(self.count)]
+        for process, arguments, to in zip(self._processes, asked, results, strict=True):
+            file = to.with_suffix(".ask")  # a line may be too long for a pipe
+            file.write_bytes(pickle.dumps((do, arguments)))
+            # Where it has ended, it is noticed below.
+            process.child.ask({"ask": str(file), "to": str(to)})
         done, noted = [0] * self.count, dict[str, None]()
         waiting = dict(enumerate(self._processes))
         while waiting:
@@ -174,7 +153,7 @@ class ModelsOnCards:
                     raise process.lost()
         for text in noted:
             note(text)
-        return [read_json(file) for file in results]
+        return [pickle.loads(file.read_bytes()) for file in results]
 
 
 class ModelOnCards:
@@ -187,31 +166,38 @@ class ModelOnCards:
 
     def losses(self, rows: Sequence[Example], *, tell: Tell, note: Note) -> EvalResult:
         count = self._models.count
-        requests = [{"do": "losses", "share": (place, count)} for place in range(count)]
-        found = self._models.ask_about(rows, requests, tell, note)
+        asked = [{"rows": rows, "place": place, "of": count} for place in range(count)]
+        found = self._models.ask("losses", asked, _share(tell, len(rows)), note)
         # Batches were dealt in turn: so they are put back, and added up as one process does.
-        turns = zip_longest(*found)
-        return mean_losses(BatchSums(*each) for turn in turns for each in turn if each is not None)
+        return mean_losses(
+            each for turn in zip_longest(*found) for each in turn if each is not None
+        )
 
     def answers(
         self,
         questions: Sequence[Example],
         how: DecodingSettings,
-        *,
         seed: int,
+        *,
         tell: Tell,
         note: Note,
     ) -> list[GivenAnswer]:
         shares = dealt_by_size([_size(question) for question in questions], self._models.count)
-        asked = {"do": "answers", "decoding": asdict(how), "seed": seed}
-        requests = [{**asked, "numbers": numbers} for numbers in shares]
-        found = self._models.ask_about(questions, requests, tell, note)
+        asked = [
+            {"questions": [questions[n] for n in own], "numbers": own, "how": how, "seed": seed}
+            for own in shares
+        ]
+        found = self._models.ask("answers", asked, _share(tell, len(questions)), note)
         by_number = {
-            number: GivenAnswer(**answer)
+            number: answer
             for numbers, answers in zip(shares, found, strict=True)
             for number, answer in zip(numbers, answers, strict=True)
         }
         return [by_number[number] for number in range(len(questions))]
+
+
+def _share(tell: Tell, of: int) -> Callable[[int], None]:
+    return lambda done: tell(min(done, of), of)
 
 
 def dealt_by_size(sizes: Sequence[int], parts: int) -> list[list[int]]:
@@ -230,10 +216,10 @@ def _size(question: Example) -> int:
     return len(question.tools) + sum(len(turn.text) + len(turn.extra) for turn in question.turns)
 
 
-def _template(plan: RunPlan, tokenizer: str | None) -> Template | None:
+def _template(plan: RunPlan, tokenizer: Path | None) -> Template | None:
     from expert.data.template.text_tools import text_tools
 
     if tokenizer is None:
         return None
-    _, template = text_tools(Path(tokenizer), plan.model.prompt_template)
+    _, template = text_tools(tokenizer, plan.model.prompt_template)
     return template

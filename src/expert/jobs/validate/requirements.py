@@ -74,8 +74,6 @@ class JudgeChoice:
     """Of the cases that do not name their own."""
     because: str
     judge: JudgeCommand | None
-    is_open: bool
-    """Some answers are open text, and no judge command scores them."""
     has_cases: bool
     is_held: bool
     """Some answers are judged by an oracle or by the expected text."""
@@ -100,7 +98,7 @@ def way_of(
     """By what was asked for, else what the cases say, else the manifest, else the expected answers
     themselves."""
     whole = test.part_of or test  # a part is judged as the whole would be
-    cases = [case for own in whole.cases for case in own]
+    cases = whole.every_case
     judge = asked.judge()
     name, because = _decided(folder, plan, whole, domain)
     for each in {name, *(case.domain for case in cases if case.domain)}:
@@ -112,7 +110,6 @@ def way_of(
         domain=name,
         because=f"scored by --judge-command {judge.command}" if judge is not None else because,
         judge=judge,
-        is_open=is_open,
         has_cases=bool(cases),
         is_held=bool(kinds - {OPEN}) and judge is None,
         to_base=is_open or (not cases and loss_asked),
@@ -133,10 +130,12 @@ def _decided(
     written = domain_of(named, plan.decoding)
     if written:
         return written, "the manifest names it (decoding or capabilities)"
-    own = [case for cases in test.cases for case in cases]
-    undecided = [case.expected for case in own if not case.domain]
+    undecided = [case.expected for case in test.every_case if not case.domain]
     if not undecided:
-        return TEXT, "every case names its own" if own else "there is no answer to judge"
+        return (
+            TEXT,
+            "every case names its own" if test.every_case else "there is no answer to judge",
+        )
     return kind_of_answers(undecided)
 
 

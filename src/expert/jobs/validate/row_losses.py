@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from expert.data.prepared import PreparedSplit
 from expert.data.records import BadRow, Example, Row, Segment, Unread
 from expert.data.template.templates import TemplateError
+from expert.jobs.validate.answering import rows_after
 from expert.run.build import evaluation_engine
-from expert.run.session.failures import is_out_of_memory
 
 if TYPE_CHECKING:
     from expert.model.load import LoadedModel
@@ -74,7 +74,6 @@ def batch_sums(
 
     from expert.data.feed.order import micro_batches
     from expert.data.feed.run_data import evaluation_order, split_batches
-    from expert.model.attention import without_cudnn
     from expert.training.evaluation import evaluate
 
     plan = trained.plan
@@ -100,13 +99,7 @@ def batch_sums(
                     counted = _counted(batches, len(examples), tell)
                     found = [evaluate(engine, [batch]) for batch in counted]
             except RuntimeError as error:
-                if told := without_cudnn(error):
-                    note(told)
-                    again = rows
-                elif is_out_of_memory(error) and rows > 1:
-                    again = rows // 2
-                else:
-                    raise
+                again = rows_after(error, rows, note)
             if not again:
                 break
             rows = again

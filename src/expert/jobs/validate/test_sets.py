@@ -68,6 +68,11 @@ class TestSet:
         whole = self.part_of
         return {"test_set": whole.name, "of": whole.count} if whole is not None else None
 
+    @property
+    def every_case(self) -> tuple[Case, ...]:
+        """The cases of all rows."""
+        return tuple(case for own in self.cases for case in own)
+
     def asked(self) -> list[tuple[Case, Example]]:
         """Every case with its row as far as the answer that is asked for."""
         return [
@@ -136,7 +141,7 @@ def find_test_set(run: Run, *, named: Path | None) -> TestSet:
     if found:
         names = ", ".join(each.name for each in found)
         return _of_sources(found, spec, f"validation rows: {names}")
-    return _of_split(run.folder, run.plan, spec, place)
+    return _of_split(run, spec)
 
 
 def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path | None:
@@ -185,21 +190,21 @@ def _of_sources(sources: Sequence[Source], spec: DatasetSpec, name: str) -> Test
     return _of_rows(groups, spec, name)
 
 
-def _of_split(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path) -> TestSet:
+def _of_split(run: Run, spec: DatasetSpec) -> TestSet:
     """The share of the training rows that was held out, found again by the seed of the run."""
     nothing = NoTestSet(
-        f"{folder.path}: the manifest holds out no rows  (name rows with --test-set FILE, or "
+        f"{run.folder.path}: the manifest holds out no rows  (name rows with --test-set FILE, or "
         "set training.dataset.test_path)"
     )
     if spec.streaming or not spec.validation_split:
         raise nothing
     name = spec.path or "the tasks"
     try:
-        drawn = draw_again(folder, plan, spec, place)
+        drawn = draw_again(run)
     except CannotBeTold as why:
         raise NoTestSet(
-            f"{folder.path}: the rows it held out of {name} are not known: {why}  (name rows it "
-            "was not trained on with --test-set FILE, or restore the data as it was)"
+            f"{run.folder.path}: the rows it held out of {name} are not known: {why}  (name rows "
+            "it was not trained on with --test-set FILE, or restore the data as it was)"
         ) from why
     split = drawn.made.validation
     if split is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from expert.core.rundir import weights_of
 from expert.jobs.sample.decoding import DecodingSettings, settle_decoding
 from expert.jobs.validate.answering import GivenAnswer
 from expert.jobs.validate.held_out import Run, learnt_cases, refuse_rows_of_the_baseline
-from expert.jobs.validate.models import AskedModel, Models, ModelsHere
+from expert.jobs.validate.models import ModelsHere
 from expert.jobs.validate.processes import models_on_cards
 from expert.jobs.validate.requirements import CannotValidate, JudgeChoice, Requirements, way_of
 from expert.jobs.validate.saved_verdict import place_for
@@ -24,11 +24,18 @@ from expert.jobs.validate.validation import Judged, Reached, Validation, few_cas
 from expert.judging.answers import normalised, unfenced
 from expert.judging.court import judge_all
 from expert.judging.domain import is_strict
-from expert.judging.gate import ENOUGH_NEW_CASES, MAX_REGRESSION, Demands, ModelResult, gate_of
+from expert.judging.gate import (
+    ENOUGH_NEW_CASES,
+    MAX_REGRESSION,
+    Demands,
+    Gate,
+    ModelResult,
+    gate_of,
+)
 from expert.judging.judge_command import Scored, score_all
 from expert.judging.oracles.open_text import OPEN_KIND
 from expert.judging.oracles.oracle import Judgement, wrong
-from expert.judging.score import Score, compare
+from expert.judging.score import Comparison, compare
 from expert.run.stored.choose_checkpoint import BASE, choose, states
 from expert.run.stored.load import base_remark, pick_device, read_plan
 from expert.run.stored.locate import find_expert
@@ -37,9 +44,14 @@ if TYPE_CHECKING:
     import torch
 
     from expert.data.records import Example
+    from expert.jobs.validate.models import ModelHere
+    from expert.jobs.validate.processes import ModelOnCards, ModelsOnCards
     from expert.judging.cases import Case
     from expert.run.stored.choose_checkpoint import Choice
     from expert.training.evaluation import EvalResult
+
+    AskedModel = ModelHere | ModelOnCards
+    Models = ModelsHere | ModelsOnCards
 
 __all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
 
@@ -54,15 +66,14 @@ class _Task:
     """What every model of a validation is asked, and how."""
 
     test: TestSet
-    cases: tuple[Case, ...]
-    learnt: frozenset[str]
-    """Ids of the cases that the run was trained on."""
     way: JudgeChoice
     strict: bool
     decoding: DecodingSettings
-    seed: int
     models: Models
     tell: Tell
+    seed: int = 0
+    learnt: frozenset[str] = frozenset()
+    """Ids of the cases that the run was trained on."""
     found: list[str] = field(default_factory=list)
     """What was noticed while they were asked."""
 
@@ -120,7 +131,7 @@ def validate(
         judge_seconds=judge_seconds,
         min_score=min_score,
     )
-    places = _places(gpus, device) if gpus is not None else None
+    loading = _models(gpus, device)
     began, run = time.monotonic(), _run_at(expert)
     other = _run_at(baseline) if baseline is not None and str(baseline) != BASE else None
     against = (other, _choice(other)) if other is not None else None  # before anything is loaded
@@ -129,27 +140,39 @@ def validate(
     remark = base_remark(run.folder, run.plan)
     test = _rows(run, test_set, limit, other, tell)
     way = way_of(run.folder, run.plan, test, domain, asked)
-    with _models(device, places) as models:
-        task, unknown = _task(run, test, way, seed=seed, models=models, tell=tell)
-        found = _answered(
-            run,
-            chosen,
-            task,
-            baseline=baseline is not None,
-            against=against,
-            every=bool(checkpoints),
-        )
+    with loading as models:
+        pairs = zip(test.cases, test.examples, strict=True)
+        learnt, unknown = learnt_cases(pairs, run, make=test.drawn)
+        task = _task(run, test, way, models=models, tell=tell, seed=seed, learnt=learnt)
+        reached = _reach(run, chosen, task)
+        every = _reach_all(run, task, {chosen.path: reached}) if checkpoints else ()
+        before = None
+        if against is not None:
+            before = _reach(*against, task)
+        elif baseline is not None:
+            before = _ask(_base(run, task), str(run.folder.path), task)
+        base = _base_rows(run, task, before) if way.to_base else None
     file, kept = place_for(run.folder, chosen, test)
-    done = _verdict(
-        run,
-        task,
-        found,
-        asked.demands(),
-        limit=limit,
+    done = Validation(
+        folder=run.folder.path,
+        expert=run.plan.expert,
+        model=run.plan.model.name,
+        domain=way.domain,
+        test_set=test.name,
         weights=weights,
+        reached=reached,
+        baseline=before,
+        comparison=_compared(reached, before),
+        base=base,
+        gate=_gate(asked.demands(), reached, before, base),
+        because=way.because,
+        judge=way.judge.command if way.judge is not None else "",
+        checkpoints=every,
+        settings=_settings(asked.demands(), task, limit),
+        partial=test.partial,
         file=file,
-        remarks=(remark, unknown, kept),
-        began=began,
+        notes=tuple(filter(None, (*_notes(task, reached), *task.found, remark, unknown, kept))),
+        seconds=time.monotonic() - began,
     )
     run.folder.write_json(file.name, done.as_dict())
     return done
@@ -159,114 +182,38 @@ def reach(
     run: Run, model: AskedModel, test: TestSet, *, device: torch.device, tell: Tell
 ) -> Reached:
     """What a model that is loaded already reaches on rows of its run: no gate, nothing written."""
-    how, _ = settle_decoding(run.plan, {})
-    task = _Task(
-        test=test,
-        cases=tuple(case for own in test.cases for case in own),
-        learnt=frozenset(),
-        way=way_of(run.folder, run.plan, test, None, Requirements()),
-        strict=is_strict(run.plan.decoding),
-        decoding=how,
-        seed=0,
-        models=ModelsHere(device),
-        tell=tell,
-    )
+    way = way_of(run.folder, run.plan, test, None, Requirements())
+    task = _task(run, test, way, models=ModelsHere(device), tell=tell)
     return _ask(model, str(run.folder.path), task)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Answered:
-    """What the models of a validation reached."""
-
-    reached: Reached
-    checkpoints: tuple[Reached, ...]
-    """All states of the run, where they are compared."""
-    baseline: Reached | None
-    base: EvalResult | None
-    """The untrained base, where open text is compared with it."""
+def _compared(reached: Reached, before: Reached | None) -> Comparison | None:
+    if before is None:
+        return None
+    return compare(reached.verdicts(), before.verdicts(), reached.rows_of_cases())
 
 
-def _answered(
-    run: Run,
-    chosen: Choice,
-    task: _Task,
-    *,
-    baseline: bool,
-    against: tuple[Run, Choice] | None,
-    every: bool,
-) -> _Answered:
-    """Ask all models. `baseline`: another one too, the base where it is not `against` a run."""
-    reached = _reach(run, chosen, task)
-    others = _reach_all(run, task, {chosen.path: reached}) if every else ()
-    before = None
-    if against is not None:
-        before = _reach(*against, task)
-    elif baseline:
-        before = _ask(_base(run, task), str(run.folder.path), task)
-    base = _base_rows(run, task, before) if task.way.to_base else None
-    return _Answered(reached=reached, checkpoints=others, baseline=before, base=base)
-
-
-def _verdict(
-    run: Run,
-    task: _Task,
-    found: _Answered,
-    demands: Demands,
-    *,
-    limit: int | None,
-    weights: str,
-    file: Path,
-    remarks: tuple[str, ...],
-    began: float,
-) -> Validation:
-    """All of it held to what is asked for."""
-    reached, before, test, way = found.reached, found.baseline, task.test, task.way
+def _gate(
+    demands: Demands, reached: Reached, before: Reached | None, base: EvalResult | None
+) -> Gate:
+    """What was reached held to what is asked for."""
+    rows = None
+    if base is not None:
+        rows = ModelResult(loss=base.loss, token_accuracy=base.token_accuracy)
     theirs = before.standing if before is not None else None
-    return Validation(
-        folder=run.folder.path,
-        expert=run.plan.expert,
-        model=run.plan.model.name,
-        domain=way.domain,
-        test_set=test.name,
-        weights=weights,
-        reached=reached,
-        baseline=before,
-        comparison=compare(reached.verdicts(), before.verdicts(), reached.rows_of_cases())
-        if before is not None
-        else None,
-        base=found.base,
-        gate=gate_of(demands, reached.standing, theirs, base=_as_standing(found.base)),
-        because=way.because,
-        judge=way.judge.command if way.judge is not None else "",
-        checkpoints=found.checkpoints,
-        settings=_settings(demands, task, limit),
-        partial=test.partial,
-        file=file,
-        notes=tuple(filter(None, (*_notes(task, reached), *task.found, *remarks))),
-        seconds=time.monotonic() - began,
-    )
+    return gate_of(demands, reached.standing, theirs, base=rows)
 
 
-Places = Sequence[Mapping[str, str]]
-"""The environment of each process."""
-
-
-def _places(gpus: str, device: str) -> Places:
+def _models(gpus: str | None, device: str) -> AbstractContextManager[Models]:
+    """Where models are loaded: here, or in a process for each card, which it starts when entered.
+    Cards that are not there are refused at once."""
     from expert.jobs.launch.cards import choose_cards
     from expert.planning.machine.machine import describe_machine
 
+    if gpus is None:
+        return nullcontext(ModelsHere(pick_device(device)))
     cards = choose_cards(gpus, describe_machine(), device=device, env=os.environ)
-    return cards.one_by_one(os.environ)
-
-
-@contextmanager
-def _models(device: str, places: Places | None) -> Iterator[Models]:
-    """Where models are loaded: here, or in a process for each of the places."""
-    if places is None:
-        yield ModelsHere(pick_device(device))
-        return
-    with models_on_cards(places, device) as models:
-        yield models
+    return models_on_cards(cards.one_by_one(os.environ), device)
 
 
 def _run_at(expert: str | Path | None) -> Run:
@@ -291,30 +238,13 @@ def _rows(
     return test
 
 
-def _task(
-    run: Run, test: TestSet, way: JudgeChoice, *, seed: int, models: Models, tell: Tell
-) -> tuple[_Task, str]:
-    """What the models are asked; and, where it is unknown which cases the run was trained on, a
-    note that says why."""
-    pairs = list(zip(test.cases, test.examples, strict=True))
-    learnt, why = learnt_cases(pairs, run, make=test.drawn)
+def _task(run: Run, test: TestSet, way: JudgeChoice, **more: Any) -> _Task:
     how, _ = settle_decoding(run.plan, {})  # it speaks of characters that are drawn; here none are
-    task = _Task(
-        test=test,
-        cases=tuple(case for own in test.cases for case in own),
-        learnt=learnt,
-        way=way,
-        strict=is_strict(run.plan.decoding),
-        decoding=how,
-        seed=seed,
-        models=models,
-        tell=tell,
-    )
-    return task, f"unknown whether the run was trained on these cases: {why}" if why else ""
+    return _Task(test=test, way=way, strict=is_strict(run.plan.decoding), decoding=how, **more)
 
 
 def _notes(task: _Task, reached: Reached) -> list[str]:
-    known = notes_on(task.cases, task.way.domain, left_out=task.test.left_out)
+    known = notes_on(task.test.every_case, task.way.domain, left_out=task.test.left_out)
     return [*known, "" if reached.is_scored else few_cases(reached.standing.score)]
 
 
@@ -351,7 +281,7 @@ def _base(run: Run, task: _Task) -> AskedModel:
 def _ask(model: AskedModel, run: str, task: _Task) -> Reached:
     """Loss on the rows, answers to the cases, and what becomes of them."""
     name, step = model.name, model.step
-    if task.cases and model.template is None:
+    if task.test.every_case and model.template is None:
         raise CannotValidate(
             f"{run}: the character model only continues text, and the rows are "
             f"conversations ({task.test.name})  (name a text file with --test-set FILE)"
@@ -418,21 +348,14 @@ def _base_rows(run: Run, task: _Task, before: Reached | None) -> EvalResult:
     return _new_rows(base, task) or task.losses(base, task.test.examples)
 
 
-def _as_standing(rows: EvalResult | None) -> ModelResult | None:
-    if rows is None:
-        return None
-    none = Score(passed=0, failed=0, without_oracle=0)
-    return ModelResult(score=none, loss=rows.loss, token_accuracy=rows.token_accuracy)
-
-
 def _answers(model: AskedModel, task: _Task) -> list[GivenAnswer]:
-    if not task.cases:
+    if not task.test.every_case:
         return []
     name = model.name
     return model.answers(
         [replace(example, turns=example.turns[:-1]) for _, example in task.test.asked()],
         task.decoding,
-        seed=task.seed,
+        task.seed,
         tell=lambda done, of: task.tell(f"{name}: answering", done, of),
         note=task.found.append,
     )

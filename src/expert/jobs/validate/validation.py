@@ -20,7 +20,6 @@ from expert.judging.score import Comparison, Score, score_of
 
 if TYPE_CHECKING:
     from expert.judging.cases import Case
-    from expert.judging.score import Score
     from expert.training.evaluation import EvalResult
 
 VERSION = 1

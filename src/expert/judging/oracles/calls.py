@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from expert.core.text import counted
+from expert.judging.answers import DoesNotParse, short
 from expert.judging.cases import Case
 from expert.judging.oracles import text
-from expert.judging.oracles.json_values import NotJson, difference, parse, short
+from expert.judging.oracles.json_values import difference, parse
 from expert.judging.oracles.oracle import Judgement, JudgeOptions, right, unknown, wrong
 
 CALLS = "calls"
@@ -51,7 +52,7 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     given = case.check.get("calls")
     try:
         wanted = _given(given) if given else calls_in(case.expected, marks)
-    except (NotACall, NotJson) as fault:
+    except (NotACall, DoesNotParse) as fault:
         return unknown(f"the expected answer: {fault}")
     if given and not _writes(wanted, case.expected, marks):
         return unknown(NOT_UNDERSTOOD)
@@ -82,7 +83,7 @@ def calls_in(answer: str, marks: CallMarks) -> list[Call]:
             raise NotACall(f"{where}: {marks.closing} is missing")
         try:
             value = parse(body.strip())
-        except NotJson as fault:
+        except DoesNotParse as fault:
             raise NotACall(f"{where}: not JSON: {fault}") from None
         for each in value if isinstance(value, list) else [value]:
             found.append(_call(each, marks.arguments, f"call {len(found) + 1}"))
@@ -139,7 +140,7 @@ def _call(value: Any, field: str, where: str) -> Call:
     if isinstance(arguments, str):  # some templates write them as JSON in a text
         try:
             arguments = parse(arguments)
-        except NotJson as fault:
+        except DoesNotParse as fault:
             raise NotACall(f"{where}: the {field} of {short(name)} are not JSON: {fault}") from None
     if not isinstance(arguments, Mapping):
         raise NotACall(f"{where}: {short(name)} has no {field}")

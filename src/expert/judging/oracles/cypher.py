@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
+from expert.judging.answers import DoesNotParse, normalised
 from expert.judging.cases import Case
-from expert.judging.oracles.cypher_statements import NotCypher, Parsed, parse, setup_statements
+from expert.judging.oracles.cypher_statements import Parsed, parse, setup_statements
 from expert.judging.oracles.oracle import (
     Judgement,
     JudgeOptions,
@@ -51,9 +53,9 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
         wanted = parse(case.expected)
     except NoOracle as fault:
         return unknown(str(fault))
-    except NotCypher as fault:
+    except DoesNotParse as fault:
         how.begin()
-        same = " ".join(own.split()) == " ".join(case.expected.split())
+        same = normalised(own) == normalised(case.expected)
         why = f"the expected query is not in the grammar: {fault}"
         return right("equal") if same else unknown(why)
     given = case.check.get("setup") or ()
@@ -66,7 +68,7 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     how.begin()
     try:
         found = parse(own)
-    except NotCypher as fault:
+    except DoesNotParse as fault:
         return wrong("parse", str(fault))
     if found.canonical() == wanted.canonical():
         return right("equal")
@@ -76,7 +78,7 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
 def _expected_result(wanted: Parsed, setup: Sequence[str], seconds: float) -> list[list[Any]]:
     if not setup:
         raise NoOracle("the case has no graph to run the query on")
-    with Graph(setup, seconds) as graph:
+    with closing(Graph(setup, seconds)) as graph:
         try:
             return graph.result_of(wanted)
         except Refused as fault:
@@ -90,7 +92,7 @@ def _held_to(
     if found.reads != wanted.reads:
         what = "a query" if wanted.reads else "a statement that changes the graph"
         return wrong("run", f"is not {what}")
-    with Graph(setup, seconds) as graph:
+    with closing(Graph(setup, seconds)) as graph:
         try:
             rows = graph.result_of(found)
         except Refused as fault:
@@ -126,16 +128,10 @@ class Graph:
             for text in setup:
                 for statement in setup_statements(text):
                     self._rows(statement.safe)
-        except (NotCypher, Refused) as fault:
+        except (DoesNotParse, Refused) as fault:
             self.close()
             raise NoOracle(f"the graph of the case cannot be made: {fault}") from None
         self._before: list[list[Any]] | None = None
-
-    def __enter__(self) -> Graph:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._connection.close()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from expert.judging.answers import unreadable
+from expert.judging.answers import DoesNotParse, refuse_unreadable, short
 from expert.judging.oracles.oracle import needed
 
 WRITING = frozenset({"CREATE", "DELETE", "DETACH", "MERGE", "REMOVE", "SET", "DROP", "ADD"})
@@ -67,10 +67,6 @@ Token = tuple[str, str]
 """(kind, text)."""
 
 
-class NotCypher(Exception):
-    """Text that is not a Cypher query, and why."""
-
-
 class _Ambiguous(Exception):
     """A token that another lexer may read otherwise."""
 
@@ -108,11 +104,9 @@ class Parsed:
 
 
 def parse(text: str) -> Parsed:
-    """One query by openCypher's grammar, or NotCypher. What does something else than to read or to
-    build a graph is `refused`: it can be compared, and not run."""
-    fault = unreadable(text)
-    if fault:
-        raise NotCypher(fault)
+    """One query by openCypher's grammar, or DoesNotParse. What does something else than to read or
+    to build a graph is `refused`: it can be compared, and not run."""
+    refuse_unreadable(text)
     # The simpler prediction is several times faster; where it fails, the full one has the word.
     modes = needed("antlr4.atn.PredictionMode").PredictionMode
     for mode in (modes.SLL, modes.LL):
@@ -120,17 +114,15 @@ def parse(text: str) -> Parsed:
         if not complaint:
             break
     else:
-        raise NotCypher(f"does not parse: {complaint}")
+        raise DoesNotParse(f"does not parse: {complaint}")
     return _statement([token for token in tokens if token[0] != "SEMI"], _foreign_part(tree))
 
 
 @lru_cache(maxsize=256)
 def setup_statements(text: str) -> tuple[Parsed, ...]:
-    """The statements of a setup: tables, and what fills them. NotCypher names the first that is
+    """The statements of a setup: tables, and what fills them. DoesNotParse names the first that is
     anything else."""
-    fault = unreadable(text)
-    if fault:
-        raise NotCypher(fault.replace("the answer", "the statement"))
+    refuse_unreadable(text, "the statement")
     found = []
     for part in _split(_lexed(text)):
         words = [token for token in part if token[0] not in _SPACE | _COMMENT]
@@ -143,16 +135,17 @@ def setup_statements(text: str) -> tuple[Parsed, ...]:
 def _setup_statement(part: Sequence[Token], words: Sequence[Token]) -> Parsed:
     try:
         if [word.upper() for _, word in words[:3]] in _TABLES:
-            _Table(words).read()
+            _check_table(words)
             found = _statement(part)
         else:
             found = parse("".join(word for _, word in part))
         why = found.refused
-    except NotCypher as fault:
+    except DoesNotParse as fault:
         why = str(fault)
     if why:
-        raise NotCypher(
-            f"{_shown(words)}: not allowed in a setup, which builds a graph by CREATE NODE TABLE, "
+        begins = short(" ".join(word for _, word in words[:3]))
+        raise DoesNotParse(
+            f"{begins}: not allowed in a setup, which builds a graph by CREATE NODE TABLE, "
             f"CREATE REL TABLE, CREATE, MERGE and clauses around them: {why[:160]}"
         )
     return found
@@ -214,11 +207,6 @@ def _value(literal: str) -> str:
     return _ESCAPE.sub(one, literal[1:-1])
 
 
-def _shown(words: Sequence[Token]) -> str:
-    text = " ".join(word for _, word in words[:3])
-    return text if len(text) <= 60 else text[:59] + "…"
-
-
 def _split(tokens: Sequence[Token]) -> Iterator[list[Token]]:
     """Statement by statement: a semicolon in a string is not a token."""
     part: list[Token] = []
@@ -233,39 +221,39 @@ def _split(tokens: Sequence[Token]) -> Iterator[list[Token]]:
 
 def _lexed(text: str) -> list[Token]:
     """The tokens of a text, blanks and comments with them."""
-    antlr, grammar = needed("antlr4"), needed("antlr4_cypher")
-    listener = _listener()
-    lexer = grammar.CypherLexer(antlr.InputStream(text))
-    lexer.removeErrorListeners()
-    lexer.addErrorListener(listener)
-    stream = antlr.CommonTokenStream(lexer)
+    stream, listener = _stream(text)
     stream.fill()
     if listener.first:
-        raise NotCypher(f"does not parse: {listener.first}")
-    return _named(stream, grammar)
+        raise DoesNotParse(f"does not parse: {listener.first}")
+    return _named(stream)
 
 
-def _named(stream: Any, grammar: Any) -> list[Token]:
-    names = grammar.CypherLexer.symbolicNames
+def _stream(text: str) -> tuple[Any, Any]:
+    """The tokens to come of a text, and who hears complaints."""
+    antlr, listener = needed("antlr4"), _listener()
+    lexer = needed("antlr4_cypher").CypherLexer(antlr.InputStream(text))
+    lexer.removeErrorListeners()
+    lexer.addErrorListener(listener)
+    return antlr.CommonTokenStream(lexer), listener
+
+
+def _named(stream: Any) -> list[Token]:
+    names = needed("antlr4_cypher").CypherLexer.symbolicNames
     return [(names[token.type], token.text) for token in stream.tokens if token.type > 0]
 
 
 def _parsed(text: str, mode: Any) -> tuple[Any, list[Token], str]:
     """The tree of a text, its tokens, and the first complaint about it."""
-    antlr, grammar = needed("antlr4"), needed("antlr4_cypher")
-    listener = _listener()
-    lexer = grammar.CypherLexer(antlr.InputStream(text))
-    stream = antlr.CommonTokenStream(lexer)
-    parser = grammar.CypherParser(stream)
+    stream, listener = _stream(text)
+    parser = needed("antlr4_cypher").CypherParser(stream)
     parser._interp.predictionMode = mode
-    for part in (lexer, parser):
-        part.removeErrorListeners()
-        part.addErrorListener(listener)
+    parser.removeErrorListeners()
+    parser.addErrorListener(listener)
     try:
         tree = parser.script()
     except RecursionError:
         return None, [], "it is nested too deep"
-    return tree, _named(stream, grammar), str(listener.first)
+    return tree, _named(stream), str(listener.first)
 
 
 def _listener() -> Any:
@@ -302,113 +290,37 @@ def _foreign_part(tree: Any) -> str:
     return ""
 
 
-class _Table:
-    """Reads a table of Ladybug's dialect:
+_BODY = re.compile(r"n\((?:[nd(),\[\]]|D[+-]?[dl])*\)")
+_LETTERS = {
+    **dict.fromkeys(("Integer", "DIGIT"), "d"),
+    **dict.fromkeys((*_STRINGS, "FLOAT", "TRUE", "FALSE", "NULL_W"), "l"),
+    "ESC_LITERAL": "n",
+}
+
+
+def _check_table(words: Sequence[Token]) -> None:
+    """Raise unless this is a table of Ladybug's dialect and nothing more:
 
     CREATE NODE TABLE [IF NOT EXISTS] name (column type [DEFAULT literal] [PRIMARY KEY], …,
         [PRIMARY KEY (column)])
     CREATE REL TABLE [GROUP] [IF NOT EXISTS] name (FROM name TO name, …, column type …, [MANY_ONE])
 
-    Nothing behind it: AS takes rows of a file, and WITH names a storage.
+    Between the brackets are names, whole numbers and brackets, and literals after DEFAULT alone:
+    no text that could name a file, no call. Nothing behind: AS takes rows of a file, and WITH names
+    a storage. The database refuses the rest.
     """
+    upper = [word.upper() for _, word in words]
+    at = 3 + (upper[1] == "REL" and upper[3:4] == ["GROUP"] and upper[4:5] != ["("])
+    at += 3 * (upper[at : at + 3] == ["IF", "NOT", "EXISTS"])
+    shape = "".join(map(_letter, words[at:]))
+    inside = [shape[:end].count("(") - shape[:end].count(")") for end in range(2, len(shape))]
+    if not _BODY.fullmatch(shape) or shape.count("(") != shape.count(")") or 0 in inside:
+        raise DoesNotParse("a table has a name, columns with types, and literals as defaults")
 
-    def __init__(self, words: Sequence[Token]) -> None:
-        self._words, self._at = words, 0
 
-    def read(self) -> None:
-        self._take("CREATE")
-        of_nodes = self._peek() == "NODE"
-        self._at += 1
-        self._take("TABLE")
-        if not of_nodes and self._peek() == "GROUP" and self._peek(1) != "(":
-            self._at += 1
-        if self._peek() == "IF":
-            for word in ("IF", "NOT", "EXISTS"):
-                self._take(word)
-        self._name()
-        self._take("(")
-        self._entry()
-        while self._peek() == ",":
-            self._at += 1
-            self._entry()
-        self._take(")")
-        if self._at != len(self._words):
-            self._fail("the end of the table")
-
-    def _entry(self) -> None:
-        """A column, a pair of tables, the key, or how many there may be."""
-        if self._peek() == "FROM" and self._peek(2) == "TO":
-            self._at += 1
-            self._name()
-            self._take("TO")
-            self._name()
-        elif self._peek() == "PRIMARY" and self._peek(1) == "KEY":
-            self._at += 2
-            self._take("(")
-            self._name()
-            self._take(")")
-        elif self._peek() in {"MANY_ONE", "ONE_MANY", "ONE_ONE", "MANY_MANY"}:
-            self._at += 1
-        else:
-            self._name()
-            self._type()
-            if self._peek() == "DEFAULT":
-                self._at += 1
-                self._literal()
-            if self._peek() == "PRIMARY":
-                self._at += 1
-                self._take("KEY")
-
-    def _type(self) -> None:
-        """INT64, DECIMAL(18, 3), STRING[], STRUCT(a INT64, b STRING), MAP(STRING, INT64), …"""
-        self._name()
-        if self._peek() == "(":
-            self._at += 1
-            self._part_of_type()
-            while self._peek() == ",":
-                self._at += 1
-                self._part_of_type()
-            self._take(")")
-        while self._peek() == "[":
-            self._at += 1
-            if self._kind() in {"Integer", "DIGIT"}:
-                self._at += 1
-            self._take("]")
-
-    def _part_of_type(self) -> None:
-        if self._kind() in {"Integer", "DIGIT"}:
-            self._at += 1
-            return
-        if self._peek(1) not in {",", ")", "(", "["}:
-            self._name()
-        self._type()
-
-    def _literal(self) -> None:
-        if self._peek() in {"-", "+"}:
-            self._at += 1
-        if self._kind() in {*_STRINGS, "Integer", "DIGIT", "FLOAT", "TRUE", "FALSE", "NULL_W"}:
-            self._at += 1
-        else:
-            self._fail("a literal")
-
-    def _name(self) -> None:
-        text = self._words[self._at][1] if self._at < len(self._words) else ""
-        if self._kind() != "ESC_LITERAL" and not re.fullmatch(r"[^\W\d]\w*", text):
-            self._fail("a name")
-        self._at += 1
-
-    def _kind(self) -> str:
-        return self._words[self._at][0] if self._at < len(self._words) else ""
-
-    def _peek(self, ahead: int = 0) -> str:
-        place = self._at + ahead
-        return self._words[place][1].upper() if place < len(self._words) else ""
-
-    def _take(self, word: str) -> None:
-        if self._peek() != word:
-            self._fail(word)
-        self._at += 1
-
-    def _fail(self, wanted: str) -> None:
-        found = self._words[self._at][1][:40] if self._at < len(self._words) else "the end"
-        raise NotCypher(f"{found} where {wanted} is expected")
+def _letter(token: Token) -> str:
+    kind, text = token
+    if kind in _LETTERS or text in "(),[]+-":
+        return _LETTERS.get(kind, text)
+    name = re.fullmatch(r"[^\W\d]\w*", text)
+    return "D" if text.upper() == "DEFAULT" else "n" if name else "?"

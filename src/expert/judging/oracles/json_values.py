@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal, DecimalException
 from typing import Any
 
-from expert.judging.answers import unreadable
+from expert.judging.answers import DoesNotParse, refuse_unreadable, short
 from expert.judging.cases import Case
 from expert.judging.oracles.oracle import (
     Judgement,
@@ -21,12 +21,6 @@ from expert.judging.oracles.oracle import (
     unknown,
     wrong,
 )
-
-SHOWN = 60
-
-
-class NotJson(Exception):
-    """Text that is not JSON, and why."""
 
 
 class _TooLong(Exception):
@@ -40,14 +34,14 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     try:
         expected = parse(case.expected) if equals else None
         validator = _validator(schema, how.seconds) if schema is not None else None
-    except NotJson as fault:
+    except DoesNotParse as fault:
         return unknown(f"the expected answer is not JSON: {fault}")
     except NoOracle as none:
         return unknown(str(none))
     how.begin()
     try:
         value = parse(how.inside(answer))
-    except NotJson as fault:
+    except DoesNotParse as fault:
         return wrong("parse", f"not JSON: {fault}")
     if equals:
         place = difference(expected, value)
@@ -78,17 +72,15 @@ def parse(text: str) -> Any:
 
     Numbers with a point or an exponent are Decimal, so that none is rounded.
     """
-    fault = unreadable(text)
-    if fault:
-        raise NotJson(fault)
+    refuse_unreadable(text)
     try:
         return json.loads(
             text, object_pairs_hook=_object, parse_float=_number, parse_constant=_refuse
         )
     except json.JSONDecodeError as error:
-        raise NotJson(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
+        raise DoesNotParse(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits
-        raise NotJson(short(str(error))) from None
+        raise DoesNotParse(short(str(error))) from None
 
 
 def difference(expected: Any, value: Any, path: str = "$") -> str | None:
@@ -202,8 +194,3 @@ def _without_decimals(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     return short(json.dumps(value, ensure_ascii=False, default=str))
-
-
-def short(text: str) -> str:
-    """The beginning of what a model wrote, for a reason."""
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from expert.judging.answers import unreadable
+from expert.judging.answers import DoesNotParse, refuse_unreadable
 from expert.judging.cases import Case
 from expert.judging.oracles.made_rows import Rows, rows_around
 from expert.judging.oracles.oracle import (
@@ -28,10 +28,6 @@ _UNDERLINES = re.compile(r"\x1b\[\d*m")  # with which sqlglot marks a place in a
 MADE = 3
 """Sets of rows that are made for empty tables: on one alone two maxima agree by chance."""
 _WORST = (False, True, None)  # a set of rows that decides nothing does not count against the others
-
-
-class NotSql(Exception):
-    """Text that is not one SQL statement, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +51,10 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     try:
         wanted = parse(case.expected, dialect)
         setup = setup_of(case)
-    except (NoOracle, NotSql) as fault:
-        return unknown(f"the expected query: {fault}" if isinstance(fault, NotSql) else f"{fault}")
+    except (NoOracle, DoesNotParse) as fault:
+        return unknown(
+            f"the expected query: {fault}" if isinstance(fault, DoesNotParse) else f"{fault}"
+        )
     query = _for_sqlite(wanted, case.expected, dialect)
     expected, none = [], ""
     try:
@@ -66,7 +64,7 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     how.begin()
     try:
         found = parse(how.inside(answer), dialect)
-    except NotSql as fault:
+    except DoesNotParse as fault:
         return wrong("parse", str(fault))
     if _canonical(found) == _canonical(wanted):
         return right("equal")
@@ -78,22 +76,20 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
 
 
 def parse(text: str, dialect: str) -> Any:
-    """The one statement of a text as a tree, or NotSql."""
+    """The one statement of a text as a tree, or DoesNotParse."""
     sqlglot = needed("sqlglot")
-    fault = unreadable(text)
-    if fault:
-        raise NotSql(fault)
+    refuse_unreadable(text)
     try:
         trees = [tree for tree in sqlglot.parse(text, read=dialect) if tree is not None]
     except sqlglot.errors.SqlglotError as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise NotSql(f"does not parse: {_UNDERLINES.sub('', first)[:160]}") from None
+        raise DoesNotParse(f"does not parse: {_UNDERLINES.sub('', first)[:160]}") from None
     except (RecursionError, ValueError) as error:
-        raise NotSql(f"does not parse: {type(error).__name__}") from None
+        raise DoesNotParse(f"does not parse: {type(error).__name__}") from None
     if len(trees) != 1:
-        raise NotSql(f"{len(trees)} statements instead of one")
+        raise DoesNotParse(f"{len(trees)} statements instead of one")
     if isinstance(trees[0], sqlglot.exp.Command | sqlglot.exp.Column | sqlglot.exp.Alias):
-        raise NotSql("does not parse: no statement")
+        raise DoesNotParse("does not parse: no statement")
     return trees[0]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 MOST_ROWS = 10_000
@@ -193,14 +193,12 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _reading(action: int, first: str | None, second: str | None, *_: Any) -> int:
-    allowed = action in _READING and not _is_forbidden(action, first, second)
-    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+def _allowing(actions: set[int]) -> Callable[..., int]:
+    def authorize(action: int, first: str | None, second: str | None, *_: Any) -> int:
+        allowed = action in actions and not _is_forbidden(action, first, second)
+        return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
-
-def _changing(action: int, first: str | None, second: str | None, *_: Any) -> int:
-    allowed = action in _BUILDING and not _is_forbidden(action, first, second)
-    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+    return authorize
 
 
 def _is_forbidden(action: int, table: str | None, function: str | None) -> bool:
@@ -208,3 +206,6 @@ def _is_forbidden(action: int, table: str | None, function: str | None) -> bool:
         return (function or "").lower() in _NO_FUNCTIONS
     name = (table or "").lower()
     return action == sqlite3.SQLITE_READ and (name in _NO_TABLES or name.startswith("pragma_"))
+
+
+_reading, _changing = _allowing(_READING), _allowing(_BUILDING)

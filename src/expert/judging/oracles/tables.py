@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from expert.judging.answers import short
+
 DIGITS = 9
 """Significant digits that are compared: sums in another order differ in the 15th or so."""
 HIDDEN = frozenset({"_ID", "_SRC", "_DST", "_id", "_src", "_dst"})
@@ -37,8 +39,7 @@ def difference(expected: Table, found: Table, *, ordered: bool) -> str | None:
 
 def shown(row: Sequence[Any]) -> str:
     """A row in words, not too long."""
-    text = "(" + ", ".join(str(value) for value in row) + ")"
-    return text if len(text) <= 80 else text[:79] + "…"
+    return short("(" + ", ".join(str(value) for value in row) + ")", 80)
 
 
 def _row(row: Iterable[Any]) -> tuple[Any, ...]:

@@ -6,20 +6,16 @@ nothing but that folder, itself and the system's programs, and write nothing (se
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from expert.core.process import clean_environment
+from expert.core.process import clean_environment, run_program
 
 SECONDS = 120.0
 """For all programs together: 300 short ones took 4 s on two cores."""
@@ -62,20 +58,20 @@ def type_errors(
         done = _run([tsc, "--noEmit", "--pretty", "false", "-p", place], folder, seconds)
     if done is None:
         return None
-    found: dict[int, str] = defaultdict(str)
-    for line in done.stdout[:MOST_CHARACTERS].splitlines():
+    said, code = done
+    found: dict[int, str] = {}
+    for line in said[:MOST_CHARACTERS].splitlines():
         match = _ERROR.match(line.strip())
         if match:
-            found[int(match[1])] = found[int(match[1])] or f"line {match[2]}: {match[3][:160]}"
-    if done.returncode != 0 and not found:
+            found.setdefault(int(match[1]), f"line {match[2]}: {match[3][:160]}")
+    if code and not found:
         return None  # it complained of something else than the programs
     return [found.get(number) for number in range(len(programs))]
 
 
-def _run(
-    command: list[str], folder: Path, seconds: float
-) -> subprocess.CompletedProcess[str] | None:
-    """The compiler's words; None where it cannot be started or does not come to an end."""
+def _run(command: list[str], folder: Path, seconds: float) -> tuple[str, int] | None:
+    """The compiler's words and its exit code; None where it cannot be started or does not come to
+    an end."""
     own = {"HOME": str(folder), "NODE_OPTIONS": f"--max-old-space-size={HEAP_MEGABYTES}"}
     if sys.platform.startswith("linux"):
         node = shutil.which("node")
@@ -83,33 +79,14 @@ def _run(
         launcher = [sys.executable, "-P", "-m", "expert.judging.confinement"]
         command = [*launcher, *sorted(places), "--", *command]
         own["OPENSSL_CONF"] = os.devnull  # Node does not start where it may not read its own
+    env = {**clean_environment(), **own}
     try:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**clean_environment(), **own},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=os.name == "posix",
+        said, _, code = run_program(
+            command, seconds=seconds, env=env, cwd=folder, leaves_nothing=True
         )
     except OSError:
         return None
-    try:
-        said, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if os.name == "posix":
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
-        process.wait()
-    return subprocess.CompletedProcess(command, process.returncode, said)
+    return None if code is None else (said, code)
 
 
 def _homes(program: str) -> set[str]:

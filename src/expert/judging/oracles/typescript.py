@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from expert.judging.answers import unreadable
+from expert.judging.answers import DoesNotParse, refuse_unreadable
 from expert.judging.cases import Case
 from expert.judging.oracles.oracle import (
     Judgement,
@@ -30,10 +30,6 @@ _MEMBERS = frozenset({"object_type", "interface_body"})
 """Where members may be set apart by either of those, or by a new line."""
 
 
-class NotTypeScript(Exception):
-    """Text that is not TypeScript, and why."""
-
-
 def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     """`check` of a case: `equals` (true unless said otherwise), `tsx`, and for the compiler
     `before` and `after`, TypeScript around the answer that uses what it declares."""
@@ -42,27 +38,25 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
         wanted = tokens(case.expected, tsx=tsx)
     except NoOracle as fault:
         return unknown(str(fault))
-    except NotTypeScript as fault:
+    except DoesNotParse as fault:
         return unknown(f"the expected answer: {fault}")
     how.begin()
     try:
         found = tokens(how.inside(answer), tsx=tsx)
-    except NotTypeScript as fault:
+    except DoesNotParse as fault:
         return wrong("parse", str(fault))
     if found == wanted:
         return right("equal")
     if case.check.get("equals", True):
         return wrong("equal", "the program differs from the expected one")
     for whose, program in (
-        ("before", case.check.get("before")),
-        ("after", case.check.get("after")),
+        ("before of the case", case.check.get("before")),
+        ("after of the case", case.check.get("after")),
+        ("the expected answer", case.expected),
     ):
         outside = reaches_out(str(program or ""), tsx=tsx)
         if outside:
-            return unknown(f"{whose} of the case {outside}")
-    outside = reaches_out(case.expected, tsx=tsx)
-    if outside:
-        return unknown(f"the expected answer {outside}")
+            return unknown(f"{whose} {outside}")
     outside = reaches_out(how.inside(answer), tsx=tsx)
     if outside:
         return wrong(TYPES, outside)
@@ -72,13 +66,11 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
 
 def tokens(text: str, *, tsx: bool = False) -> list[str]:
     """The program word by word: no blanks, no comments, no semicolon or comma that may be left out,
-    one kind of quotation marks; NotTypeScript where it does not parse."""
-    fault = unreadable(text)
-    if fault:
-        raise NotTypeScript(fault)
+    one kind of quotation marks; DoesNotParse where it does not parse."""
+    refuse_unreadable(text)
     tree = _tree(text, tsx=tsx)
     if tree.root_node.has_error:
-        raise NotTypeScript(f"does not parse{_place_of_error(tree)}")
+        raise DoesNotParse(f"does not parse{_place_of_error(tree)}")
     words = list(_words(tree))
     return [
         word
