@@ -65,7 +65,9 @@ def serve(
 ) -> None:
     """Serve trained experts to OpenAI clients on this machine, several requests at once."""
     from expert.jobs.serve.serve import TOKEN, in_words, serving
+    from expert.parallel.launch import follow_parent
 
+    follow_parent()
     console, notes = make_console(needed=False), make_console(error=True)
 
     def told(entry: Entry) -> None:

@@ -38,7 +38,7 @@ class JobView(View):
         if self._run is None:
             self._run = self._find_run()
         lines = output_lines(self.job.output())
-        return {"job": self._head(), "log": _log(lines), "order": "job log"}
+        return {"job": self._head(), "log": log_html(lines), "order": "job log"}
 
     def _head(self) -> Markup:
         job = self.job
@@ -116,6 +116,7 @@ def output_lines(text: str) -> list[str]:
     return [visible(line) for line in lines if line.strip()][-SHOWN_LINES:]
 
 
-def _log(lines: Sequence[str]) -> Markup:
+def log_html(lines: Sequence[str]) -> Markup:
+    """The output of a command."""
     text = Markup("\n".join(escape(line) for line in lines) or "Nothing was written yet.")
     return tag("pre", text, id="log", class_="log", tabindex="0", aria_label="output")

@@ -39,7 +39,7 @@ class ListView(View):
         found = self._places.runs()
         self._summaries.forget({one.path for one in found})
         runs = [(self._summaries.of(one), read_notes(one.path)) for one in found]
-        runs.sort(key=lambda pair: _order(pair[0]))
+        runs.sort(key=lambda pair: newest_first(pair[0]))
         parts = {f"run-{run.found.id}": _card(run, notes) for run, notes in runs}
         order = " ".join(parts) or "nothing"
         if not runs:
@@ -67,7 +67,8 @@ def list_page(view: View, *, read_only: bool) -> str:
     )  # fmt: skip
 
 
-def _order(run: Summary) -> tuple[bool, float, str]:
+def newest_first(run: Summary) -> tuple[bool, float, str]:
+    """By when something happened, those that run before all."""
     last = run.status.last_event if run.status is not None else None
     return (run.state != "running", -(last or 0.0), run.found.name)
 

@@ -9,13 +9,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import HTMLResponse, JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from expert.jobs.board.actions import interrupt, stop_run
+from expert.core.rundir import RunFolder
+from expert.jobs.board.actions import interrupt, stop_run, trainer_of
 from expert.jobs.board.board import board_of, body_of, stream
+from expert.jobs.board.chat import question_in
+from expert.jobs.board.chat_page import ChatView, chat_page, chats_page
 from expert.jobs.board.job_pages import JobView, job_page, start_page
-from expert.jobs.board.list_page import ListView, list_page
+from expert.jobs.board.list_page import ListView, list_page, newest_first
 from expert.jobs.board.manifest_page import (
     manifest_page,
     plan_html,
@@ -27,6 +30,7 @@ from expert.jobs.board.new_page import make_expert, new_page, receive, remove
 from expert.jobs.board.notes import notes_in, read_notes, write_notes
 from expert.jobs.board.run_page import RunView, compare_page, run_page, run_tools
 from expert.jobs.board.safety import Refused
+from expert.run.stored.choose_checkpoint import states
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -55,6 +59,11 @@ def routes() -> list[Route]:
         Route("/manifest/{id}/rows", _rows, methods=["POST"]),
         Route("/manifest/{id}/train", _train, methods=["POST"]),
         Route("/run/{id}/notes", _notes, methods=["POST"]),
+        Route("/chat", _chats),
+        Route("/run/{id}/chat", _chat),
+        Route("/live/chat/{id}", _live_chat),
+        Route("/run/{id}/load", _load, methods=["POST"]),
+        Route("/run/{id}/ask", _ask, methods=["POST"]),
         Route("/run/{id}/{action}", _act, methods=["POST"]),
         Route("/job/{id}/stop", _stop_job, methods=["POST"]),
     ]
@@ -131,6 +140,33 @@ async def _manifest(request: Request) -> Response:
     found = _that_changes(request).found(request, "manifest")
     written = await run_in_threadpool(written_config, found.path)
     return HTMLResponse(manifest_page(found, written))
+
+
+async def _chats(request: Request) -> Response:
+    board = _that_changes(request)
+    await asyncio.to_thread(board.places.look)
+    return HTMLResponse(await run_in_threadpool(_talkative, board))
+
+
+def _talkative(board: Board) -> str:
+    runs = [one for one in board.places.runs() if states(RunFolder(one.path))]
+    return chats_page(sorted(map(board.summaries.of, runs), key=newest_first))
+
+
+async def _chat(request: Request) -> Response:
+    board = _that_changes(request)
+    view = await board.hub.view(*_chat_view(request))
+    return HTMLResponse(chat_page(board.found(request, "run"), view))
+
+
+async def _live_chat(request: Request) -> Response:
+    return await stream(request, *_chat_view(request))
+
+
+def _chat_view(request: Request) -> tuple[str, Callable[[], ChatView]]:
+    board = _that_changes(request)
+    found = board.found(request, "run")
+    return f"chat {found.id}", lambda: ChatView(found, board.chat)
 
 
 def _that_changes(request: Request) -> Board:
@@ -220,6 +256,28 @@ async def _act(request: Request) -> Response:
             raise Refused(404, "There is no such action.")
     job = await run_in_threadpool(work)
     return JSONResponse({"go": f"/job/{job.id}"})
+
+
+async def _load(request: Request) -> Response:
+    """Load a run to talk to; where another trains on this machine, its card is left to it."""
+    board = board_of(request)
+    await body_of(request)
+    found = board.found(request, "run")
+
+    def load() -> None:
+        training = [one.name for one in board.places.runs() if trainer_of(RunFolder(one.path))]
+        board.chat.load(found, next(iter(training), ""))
+
+    await run_in_threadpool(load)
+    return JSONResponse({})
+
+
+async def _ask(request: Request) -> Response:
+    """One message; the answer comes as it is made, and ends with the request."""
+    board = board_of(request)
+    question = question_in(await body_of(request))
+    events = board.chat.answer(board.found(request, "run"), question)
+    return StreamingResponse(events, media_type="text/event-stream")
 
 
 async def _notes(request: Request) -> Response:

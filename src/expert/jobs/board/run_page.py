@@ -161,7 +161,8 @@ def run_tools(found: Found, state: str, jobs: Sequence[Job]) -> list[Markup]:
     ]
     running = [job for job in jobs if job.state == "running"]
     links = [tag("a", f"{job.what} is running", href=f"/job/{job.id}") for job in running]
-    return [*tools, *links]
+    chat = tag("a", "Chat", href=f"{at}/chat", class_="button")
+    return [chat, *tools, *links]
 
 
 def compare_page(views: Sequence[RunView], *, read_only: bool) -> str:

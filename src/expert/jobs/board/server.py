@@ -35,6 +35,7 @@ STATIC = {
     "report.css": ("expert.insight.page", "style.css", "text/css"),
     "board.css": ("expert.jobs.board", "static/board.css", "text/css"),
     "icon.svg": ("expert.jobs.board", "static/icon.svg", "image/svg+xml"),
+    "chat.js": ("expert.jobs.board", "static/chat.js", "text/javascript"),
     "board.js": ("expert.jobs.board", "static/board.js", "text/javascript"),
 }
 
@@ -54,6 +55,7 @@ def make_app(board: Board, *, token: str, host: str = "127.0.0.1") -> Guard:
     async def lifespan(app: Starlette) -> Any:
         yield
         board.hub.closing.set()
+        await asyncio.to_thread(board.chat.end)
 
     routes = [Route("/static/{name}", _static), *pages.routes()]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={
