@@ -24,7 +24,7 @@ from expert.jobs.board.manifest_page import (
     plan_html,
     rows_html,
     start_with,
-    written_config,
+    written_in,
 )
 from expert.jobs.board.new_page import make_expert, new_page, receive, remove
 from expert.jobs.board.notes import notes_in, read_notes, write_notes
@@ -138,7 +138,7 @@ async def _new(request: Request) -> Response:
 
 async def _manifest(request: Request) -> Response:
     found = _that_changes(request).found(request, "manifest")
-    written = await run_in_threadpool(written_config, found.path)
+    written = await run_in_threadpool(written_in, found.path)
     return HTMLResponse(manifest_page(found, written))
 
 

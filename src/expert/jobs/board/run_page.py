@@ -120,21 +120,23 @@ class RunView(View):
                 drawn = findings_html(found.findings)
             parts[section.name] = drawn
         order = sorted(parts, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
-        return {**parts, "order": " ".join(order)}
+        titles = {section.name: section.title for section in made.sections}
+        links = [tag("a", titles[name], href=f"#{name}") for name in order if name in titles]
+        label = "sections of this run"
+        nav = tag("nav", *links, id="sections", class_="sections", aria_label=label)
+        return {**parts, "sections": nav, "order": " ".join(order)}
 
 
 def run_page(view: RunView, notes: Notes, tools: Sequence[object], *, read_only: bool) -> str:
     """The page of one run: what it is, what can be done with it, and its sections."""
     name = view.found.name
-    sections = view.html("order").split()
-    links = [tag("a", one.replace("-", " "), href=f"#{one}") for one in sections[1:]]
     return page(
         name,
         tag("p", tag("a", "Runs", href="/"), f" / {view.found.where}", class_="crumbs"),
         tag("div", tag("h1", name), tag("div", *tools, class_="row"), class_="title"),
         Markup(view.html("status")),
         _notes(view.found, notes, read_only=read_only),
-        tag("nav", *links, class_="sections", aria_label="sections of this run"),
+        Markup(view.html("sections")),
         live(view, f"/live/run/{view.found.id}"),
         read_only=read_only,
     )
