@@ -39,7 +39,7 @@ class ChatView(View):
         lines = output_lines(output)
         log: Markup | None = log_html(lines) if lines else None
         if log is not None and state != "failed":
-            log = tag("details", tag("summary", "What expert serve says"), log)
+            log = tag("details", tag("summary", "What expert serve says"), log, class_="notes")
         return {"status": tag("div", head, log, id="status"), "order": "status"}
 
 
@@ -53,7 +53,7 @@ def chat_page(found: Found, view: View) -> str:
                               strict=True)
     ]  # fmt: skip
     settings = [
-        tag("label", words, tag("input", type="number", name=name, placeholder="as trained",
+        tag("label", words, tag("input", type="number", name=name, placeholder="of the manifest",
                                 autocomplete="off", **limits))
         for name, words, limits in FIELDS
     ]  # fmt: skip

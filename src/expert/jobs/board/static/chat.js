@@ -70,7 +70,8 @@ async function ask(name, settings, signal) {
   } catch (fault) {
     end = signal.aborted ? "stopped" : fault.message;
     if (!signal.aborted) bubble(name, "problem", fault.message);
-    if (!text) shown.remove();
+    if (!text) shown.textContent = "";
+    if (!text && !signal.aborted) shown.remove();
   }
   place.setAttribute("aria-busy", "false");
   if (text) talk.push({ role: "assistant", content: text });
