@@ -9,7 +9,7 @@ from expert.core.errors import EXIT_MEANINGS
 from expert.core.rundir import holder_of
 from expert.core.text import visible
 from expert.insight.page.markup import Markup, escape, tag
-from expert.jobs.board.actions import Job
+from expert.jobs.board.actions import Job, launcher_of
 from expert.jobs.board.layout import button, live, page, pill, title_row
 from expert.jobs.board.live import View
 from expert.jobs.board.places import Found, Places
@@ -63,7 +63,7 @@ class JobView(View):
         self._places.look()
         for one in self._places.runs():
             holder = holder_of(one.path / ".lock")
-            if one.id == self.job.subject or (holder and holder.pid == self.job.holder.pid):
+            if one.id == self.job.subject or (holder and launcher_of(holder).pid == self.job.holder.pid):
                 return one
         return None
 
