@@ -201,6 +201,7 @@ def _job_view(request: Request) -> tuple[str, Callable[[], JobView]]:
 async def _train(request: Request) -> Response:
     board, given = board_of(request), await body_of(request)
     found = board.found(request, "manifest")
+    await run_in_threadpool(board.chat.end, "a training was started")
     return JSONResponse({"go": await run_in_threadpool(start_with, board.jobs, found, given)})
 
 
@@ -245,6 +246,7 @@ async def _act(request: Request) -> Response:
             await run_in_threadpool(stop_run, found.path)
             return JSONResponse({"done": "Asked to stop: it finishes its step and saves."})
         case "resume":
+            await run_in_threadpool(board.chat.end, "a training was started")
             work = partial(jobs.resume, found.path, found.root, found.id)
         case "validate":
             base = given.get("base") is True

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.text import counted, duration, visible
 from expert.jobs.serve.app import ANSWER_SECONDS, Entry, Limits, make_app
 from expert.jobs.serve.engine import QUEUE, Engine
+from expert.jobs.serve.exports import EXPORT
 from expert.jobs.serve.listen import bound, is_loopback, refuse_without_packages, server_of
 from expert.jobs.serve.models import CannotServe, Model, load_models
 
@@ -70,6 +71,9 @@ class Serving:
 
 def outgrown(model: Model) -> list[str]:
     """What to do where this server is too small."""
+    if model.checkpoint == EXPORT:
+        return [f"for more users than one process can answer: {model.run / 'README.md'} has the "
+                "command for vLLM"]  # fmt: skip
     folder = f"{model.name}-merged"
     kind = "" if model.trained.plan.adapter.type == "full" else " --merged"
     return [
