@@ -24,8 +24,9 @@ Places = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN...",
-        help="Run folders, or folders of runs or of an expert: the newest run; or exported folders. "
-        "Adapters of one base share it in memory. NAME=RUN: what requests call it; default: the expert's name.",
+        help="Run folders, or folders of runs or of an expert: the newest run; or exported "
+        "folders. Adapters of one base share it in memory. NAME=RUN: what requests call it; "
+        "default: the expert's name.",
     ),
 ]
 Host = Annotated[

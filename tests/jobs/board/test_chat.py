@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from expert.jobs.board import chat
+from expert.jobs.board.actions import FOLDER, interrupt
 from expert.jobs.sample.sample import sample
 from tests.each import each
 from tests.insight.pages import usual, write_run
@@ -191,10 +192,19 @@ def test_another_run_takes_the_place_and_the_end_of_the_board_ends_it(asleep, fo
     assert not first.is_running
     assert state(asleep, name) == "other"
     assert answered(asleep, other, model="expert") == ("", [wording("expert-was-unloaded")])
+    (folder / "expert").mkdir()
+    (folder / "expert" / "manifest.yaml").write_text("name: x\n", encoding="utf-8")
+    asleep.post(f"/manifest/{asleep.id_of('expert', 'manifest')}/train")
+    (job,) = asleep.board.jobs.all()
+    interrupt(job.holder)
+    until(lambda: job.exit_code is not None)
+    assert not second.is_running
+    second = load(asleep, other)
     with asleep.client:  # its end is that of the server
         pass
     assert not second.is_running
-    shutil.rmtree(folder / other)
+    for name in (other, "expert", FOLDER):
+        shutil.rmtree(folder / name)
 
 
 def test_what_serve_says_where_it_cannot_load_is_shown(folder):

@@ -63,9 +63,8 @@ class JobView(View):
         self._places.look()
         for one in self._places.runs():
             holder = holder_of(one.path / ".lock")
-            if one.id == self.job.subject or (
-                holder and launcher_of(holder).pid == self.job.holder.pid
-            ):
+            is_own = holder is not None and launcher_of(holder).pid == self.job.holder.pid
+            if one.id == self.job.subject or is_own:
                 return one
         return None
 

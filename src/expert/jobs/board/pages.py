@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from expert.jobs.board.board import Board
 
 MOST_COMPARED = 6
+TRAINING = "a training was started, which may need the memory"
 
 
 def routes() -> list[Route]:
@@ -201,8 +202,9 @@ def _job_view(request: Request) -> tuple[str, Callable[[], JobView]]:
 async def _train(request: Request) -> Response:
     board, given = board_of(request), await body_of(request)
     found = board.found(request, "manifest")
-    await run_in_threadpool(board.chat.end, "a training was started")
-    return JSONResponse({"go": await run_in_threadpool(start_with, board.jobs, found, given)})
+    go = await run_in_threadpool(start_with, board.jobs, found, given)
+    await run_in_threadpool(board.chat.end, TRAINING)
+    return JSONResponse({"go": go})
 
 
 async def _plan(request: Request) -> Response:
@@ -246,7 +248,6 @@ async def _act(request: Request) -> Response:
             await run_in_threadpool(stop_run, found.path)
             return JSONResponse({"done": "Asked to stop: it finishes its step and saves."})
         case "resume":
-            await run_in_threadpool(board.chat.end, "a training was started")
             work = partial(jobs.resume, found.path, found.root, found.id)
         case "validate":
             base = given.get("base") is True
@@ -257,6 +258,8 @@ async def _act(request: Request) -> Response:
         case _:
             raise Refused(404, "There is no such action.")
     job = await run_in_threadpool(work)
+    if job.what == "train":
+        await run_in_threadpool(board.chat.end, TRAINING)
     return JSONResponse({"go": f"/job/{job.id}"})
 
 
