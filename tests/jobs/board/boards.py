@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from starlette.testclient import TestClient
 
-from expert.jobs.board.server import make_app, make_board
+from expert.jobs.board.board import Board
+from expert.jobs.board.server import make_app, make_board, make_server
+from expert.jobs.serve.listen import bound
 
 TOKEN = "a-token-of-the-tests"
 ORIGIN = "http://127.0.0.1:7373"
 ACTION = {"origin": ORIGIN, "x-expert-board": "1"}
+
+
+@contextmanager
+def running(board: Board) -> Iterator[tuple[str, int]]:
+    """A real server of a board, and where it is."""
+    listening = bound("127.0.0.1", 0)
+    server = make_server(board, token=TOKEN)
+    thread = threading.Thread(target=lambda: server.run(sockets=[listening]))
+    thread.start()
+    try:
+        yield listening.getsockname()
+    finally:
+        server.should_exit = True
+        thread.join(timeout=30)
+        assert not thread.is_alive()
 
 
 class Asked:

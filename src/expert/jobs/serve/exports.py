@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.errors import Damaged, ExpertError
+from expert.core.errors import Damaged
 from expert.core.publish import DONE, damage_once
 from expert.core.stored_json import object_in, read_object
 from expert.jobs.export.portable_base import COPY
 from expert.jobs.export.push import ORIGIN
 from expert.jobs.sample.decoding import DecodingSettings
+from expert.jobs.serve.listen import CannotServe
 from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
 from expert.planning.models.resolve import resolve_model
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 
 EXPORT = "export"
 _CONFIG = "adapter_config.json"
-
-
-class CannotServe(ExpertError):
-    """What cannot be answered with, or not under this name."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import logging
 import socket
 from typing import TYPE_CHECKING, Any
 
+from expert.core.errors import ExpertError
 from expert.core.install import pip_install
-from expert.jobs.serve.models import CannotServe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,10 @@ IDLE_SECONDS = 30
 """That a connection is kept for the next request."""
 SPARE = 64
 """Connections beyond those that may be answered or wait."""
+
+
+class CannotServe(ExpertError):
+    """What cannot be answered with, or not under this name or at this address."""
 
 
 def refuse_without_packages() -> None:
@@ -67,8 +71,15 @@ def bound(host: str, port: int) -> socket.socket:
         raise CannotServe(f"--port {port}: ports are at most 65535") from None
 
 
+def address_of(listening: socket.socket) -> str:
+    """Where a socket is found, as a browser or a client takes it."""
+    name, port = listening.getsockname()[:2]
+    name = socket.gethostname() if name in ("0.0.0.0", "::") else name
+    return f"http://{f'[{name}]' if ':' in name else name}:{port}"
+
+
 def make_server(
-    app: Any, *, most: int, stopping: Callable[[], None] = lambda: None, stopped: Callable[[], None]
+    app: Any, *, most: int, stopping: Callable[[], None], stopped: Callable[[], None] = lambda: None
 ) -> uvicorn.Server:
     """A server for at most so many connections. `stopping` is called when it takes nothing new,
     `stopped` when what was under way has had its time."""

@@ -17,7 +17,8 @@ from expert.core.text import visible
 from expert.data.examples.tools import tool_names
 from expert.jobs.sample.answer_steps import Speaker
 from expert.jobs.sample.decoding import DecodingSettings, settle_decoding
-from expert.jobs.serve.exports import EXPORT, CannotServe, is_export, load_export, read_export
+from expert.jobs.serve.exports import EXPORT, is_export, load_export, read_export
+from expert.jobs.serve.listen import CannotServe
 from expert.jobs.validate.test_sets import call_marks
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.manifest.schema.manifest import CHAR_GPT

@@ -14,8 +14,15 @@ from expert.core.text import counted, duration, visible
 from expert.jobs.serve.app import ANSWER_SECONDS, Entry, Limits, make_app
 from expert.jobs.serve.engine import QUEUE, Engine
 from expert.jobs.serve.exports import EXPORT
-from expert.jobs.serve.listen import bound, is_loopback, refuse_without_packages, server_of
-from expert.jobs.serve.models import CannotServe, Model, load_models
+from expert.jobs.serve.listen import (
+    CannotServe,
+    address_of,
+    bound,
+    is_loopback,
+    refuse_without_packages,
+    server_of,
+)
+from expert.jobs.serve.models import Model, load_models
 
 if TYPE_CHECKING:
     import uvicorn
@@ -111,14 +118,11 @@ def serving(
     except BaseException:
         listening.close()
         raise
-    name, real = listening.getsockname()[:2]
-    name = socket.gethostname() if name in ("0.0.0.0", "::") else name
-    address = f"http://{f'[{name}]' if ':' in name else name}:{real}"
     limits = Limits(token=token, loopback=is_loopback(host), answer_seconds=seconds)
     front: list[str] = []
     app = make_app(engine, limits, told=told, front=front)
     found = Serving(
-        address=address,
+        address=address_of(listening),
         engine=engine,
         server=server_of(engine, app),
         socket=listening,
