@@ -129,7 +129,13 @@ def test_hostile_text_stays_text_on_every_page(text, tmp_path):
     write_run(tmp_path / "runs" / TWO, usual())
     asked = Asked(tmp_path)
     one, two = asked.id_of(run.name), asked.id_of(TWO)
-    for place in ("/", f"/run/{one}", f"/compare?run={one}&run={two}", "/start"):
+    for place in (
+        "/",
+        f"/run/{one}",
+        f"/compare?run={one}&run={two}",
+        "/start",
+        f"/run/{one}/chat",
+    ):
         harmless(asked.page(place))
 
 

@@ -33,9 +33,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 PLACES = ("/", "/start", "/run/{id}", "/live/runs", "/live/run/{id}", "/static/board.js",
-          "/compare?run={id}&run={id}", "/job/x", "/nothing")  # fmt: skip
+          "/compare?run={id}&run={id}", "/job/x", "/nothing", "/chat", "/run/{id}/chat",
+          "/live/chat/{id}")  # fmt: skip
 ACTIONS = ("/run/{id}/notes", "/run/{id}/stop", "/run/{id}/resume", "/run/{id}/validate",
-           "/run/{id}/export", "/manifest/{id}/train", "/job/{id}/stop")  # fmt: skip
+           "/run/{id}/export", "/manifest/{id}/train", "/job/{id}/stop", "/run/{id}/load",
+           "/run/{id}/ask")  # fmt: skip
 
 
 @each("place", PLACES)

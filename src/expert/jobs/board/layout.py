@@ -86,9 +86,12 @@ def pill(text: str, tone: str, **attributes: Any) -> Markup:
     return tag("span", text, class_=f"pill tone-{tone}", **attributes)
 
 
+def state_word(state: str) -> str:
+    return "killed" if state == "gone" else state
+
+
 def state_pill(state: str) -> Markup:
-    words = {"gone": "killed"}.get(state, state)
-    return pill(words, STATE_TONES.get(state, "plain"), data_state=state)
+    return pill(state_word(state), STATE_TONES.get(state, "plain"), data_state=state)
 
 
 def progress_bar(share: float | None, label: str) -> Markup | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
-from expert.core.text import counted, duration, loss, times
+from expert.core.text import counted, times
 from expert.insight.findings.finding import Finding, worst_first
 from expert.insight.page.blocks import Figure, Page, PageSection, Words
 from expert.insight.page.comparison import comparison_section
@@ -189,19 +189,8 @@ def _status(summary: Summary) -> Markup:
     """Where the run stands, in numbers that change while one looks."""
     status = summary.status
     assert status is not None
-    total = f" / {status.total_steps:,}" if status.total_steps else ""
-    last = next((value for _, value in reversed(summary.losses) if value is not None), None)
-    left = status.eta_seconds if summary.state == "running" else None
-    numbers: dict[str, tuple[Any, Any]] = {
-        "step": (status.step, lambda n: f"{n:,}{total}"),
-        "loss": (last, loss),
-        "validation loss": (status.eval_loss, loss),
-        "tokens/s": (status.tokens_per_second, "{:,.0f}".format),
-        "GPU": (status.gpu_utilization, "{:.0f} %".format),
-        "left": (left, duration),
-    }
-    facts = [fact(name, write(value)) for name, (value, write) in numbers.items()
-             if isinstance(value, int | float)]  # fmt: skip
+    facts = [fact(name, value) for name, value in summary.numbers.items()
+             if name != "best validation"]  # fmt: skip
     because = tag("span", status.because, class_="soft") if status.because else None
     fell = None
     if status.fallbacks:
