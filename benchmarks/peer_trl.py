@@ -1,7 +1,10 @@
-"""The same job with TRL: LoRA or DoRA on a bf16 or NF4 base, packed, as its documentation says.
+"""The same job with TRL: LoRA, DoRA or the whole model, packed, as its documentation says.
 
-    python benchmarks/peer_trl.py --data FOLDER --model FOLDER --out FILE [--dora] [--nf4]
-        [--rank 16] [--rows 8] [--steps 30] [--liger] [--recompute]
+    python benchmarks/peer_trl.py --data FOLDER --model FOLDER --out FILE [--dora | --full] [--nf4]
+        [--rank 16] [--rows 8] [--micro 8] [--steps 30] [--liger] [--compile] [--recompute]
+        [--memory 24]
+
+--rows: sequences of 2048 tokens a step, --micro of them at once. --memory: gigabytes of the card.
 
 FOLDER holds corpus.jsonl (a `text` column); the model's folder has its tokenizer. Real tokens a
 second over the last two thirds of the updates. Attention is torch's varlen kernel, so that packing
@@ -74,15 +77,18 @@ def asked() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    for flag in ("--dora", "--nf4", "--liger", "--recompute"):
+    for flag in ("--dora", "--full", "--nf4", "--liger", "--compile", "--recompute"):
         parser.add_argument(flag, action="store_true")
+    parser.add_argument("--micro", type=int)
+    parser.add_argument("--memory", type=float)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--steps", type=int, default=30)
     return parser.parse_args()
 
 
-def load_base(folder: Path, *, nf4: bool) -> Any:
+def load_base(folder: Path, *, nf4: bool, full: bool) -> Any:
+    """Weights that are trained are in float32, as with us, and computed with in bfloat16."""
     AttentionInterface.register("varlen", varlen)
     AttentionMaskInterface.register("varlen", lambda *a, **k: None)
     quantised = BitsAndBytesConfig(
@@ -93,7 +99,7 @@ def load_base(folder: Path, *, nf4: bool) -> Any:
     )
     model = AutoModelForCausalLM.from_pretrained(
         folder,
-        dtype=torch.bfloat16,
+        dtype=torch.float32 if full else torch.bfloat16,
         attn_implementation="varlen",
         quantization_config=quantised if nf4 else None,
         device_map={"": 0},
@@ -107,6 +113,16 @@ def rows_in(folder: Path) -> Any:
     return datasets.Dataset.from_dict({"text": [json.loads(line)["text"] for line in lines]})
 
 
+def adapter_for(args: argparse.Namespace) -> LoraConfig:
+    return LoraConfig(
+        r=args.rank,
+        lora_alpha=2 * args.rank,
+        target_modules=LINEARS,
+        use_dora=args.dora,
+        task_type="CAUSAL_LM",
+    )
+
+
 def trainer_for(args: argparse.Namespace, clock: Clock) -> SFTTrainer:
     """TRL's own trainer; all that is added counts the real tokens of a step."""
 
@@ -116,10 +132,11 @@ def trainer_for(args: argparse.Namespace, clock: Clock) -> SFTTrainer:
             return super().training_step(model, inputs, *more, **options)
 
     return Counting(
-        model=load_base(args.model, nf4=args.nf4),
+        model=load_base(args.model, nf4=args.nf4, full=args.full),
         args=SFTConfig(
             output_dir=tempfile.mkdtemp(prefix="trl-"),
-            per_device_train_batch_size=args.rows,
+            per_device_train_batch_size=args.micro or args.rows,
+            gradient_accumulation_steps=args.rows // (args.micro or args.rows),
             max_steps=args.steps,
             bf16=True,
             tf32=True,
@@ -127,8 +144,9 @@ def trainer_for(args: argparse.Namespace, clock: Clock) -> SFTTrainer:
             max_length=2048,
             gradient_checkpointing=args.recompute,
             use_liger_kernel=args.liger,
+            torch_compile=args.compile,
             optim="adamw_torch_fused",
-            learning_rate=2e-4,
+            learning_rate=2e-5 if args.full else 2e-4,
             logging_steps=5,
             save_strategy="no",
             report_to=[],
@@ -137,19 +155,16 @@ def trainer_for(args: argparse.Namespace, clock: Clock) -> SFTTrainer:
         ),
         train_dataset=rows_in(args.data),
         processing_class=AutoTokenizer.from_pretrained(args.model),
-        peft_config=LoraConfig(
-            r=args.rank,
-            lora_alpha=2 * args.rank,
-            target_modules=LINEARS,
-            use_dora=args.dora,
-            task_type="CAUSAL_LM",
-        ),
+        peft_config=None if args.full else adapter_for(args),
         callbacks=[clock],
     )
 
 
 def main() -> None:
     args = asked()
+    if args.memory:
+        card = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(args.memory * 1e9 / card)
     clock = Clock(args.steps // 3, args.steps)
     trainer = trainer_for(args, clock)
     trainer.train()

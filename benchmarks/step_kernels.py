@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from surroundings import environment
 from torch.profiler import ProfilerActivity, profile
-from training_speed import LORA, run_case
+from training_speed import LORA, Case, run_case
 
 from expert.parallel.single_device import SingleDevice
 
@@ -73,13 +73,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("settings", nargs="*")
     args = parser.parse_args()
-    args.work, args.steps = Path(tempfile.mkdtemp(prefix="kernels-")), 24
+    args.work = Path(tempfile.mkdtemp(prefix="kernels-"))
+    args.steps = args.planned = 24
     settings = {**LORA, "bf16": True}
     settings |= {key: json.loads(value) for key, value in (s.split("=", 1) for s in args.settings)}
     profiled = Profiled()
     engine: Any = SingleDevice
     engine.step = lambda self, **given: profiled.step(self, **given)
-    result = run_case("kernels", args.shape, args.rows, settings, args)
+    base = settings.pop("base", "none")
+    result = run_case(Case("kernels", args.shape, args.rows, settings, base=base), args)
     kinds: dict[str, float] = {}
     for milliseconds, _, kernel in profiled.kernels:
         kinds[kind_of(kernel)] = kinds.get(kind_of(kernel), 0.0) + milliseconds

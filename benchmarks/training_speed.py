@@ -1,72 +1,123 @@
-"""Tokens a second of `expert.train` on real rows, with random weights of real shapes.
+"""Tokens a second of `expert.train` with nothing set, and of TRL beside it, on real rows.
 
-Every case is a whole run through the product: manifest, plan, prepared tokens, the loop, events.
-Rates leave out the first updates, which compile; tokens are real ones, padding does not count.
+    python benchmarks/training_speed.py --data FOLDER --out FILE [--only TEXT ...] [--peers]
+        [--steps 60] [--planned 2000] [--models FOLDER] [--list]
 
-    python benchmarks/training_speed.py --data FOLDER --out FILE [--only TEXT ...] [--steps N]
-
-FOLDER holds corpus.jsonl (a `text` column) and tok/ (a tokenizer).
+FOLDER of --data holds corpus.jsonl (a `text` column) and tok/ (a tokenizer). Models have random
+weights of real shapes. Every case is a whole run through the product: manifest, plan, prepared
+tokens, the loop, events. It is planned as one of --planned steps, since a plan may compile more for
+a longer run, and stopped after --steps, as by Ctrl-C. Rates leave out the first half; tokens are
+real ones, padding does not count. With --peers TRL (peer_trl.py) follows each case at once, on the
+same rows, tokens a step and card, in each way that is listed; the best of them is compared.
 """
 
 import argparse
 import gc
 import json
+import os
 import shutil
+import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from memory_cases import SHAPES, SIZES
+from memory_cases import SHAPES, SIZES, TINY
 from surroundings import environment
 from transformers import AutoModelForCausalLM
 
 import expert
 from expert.core.events import read_events
+from expert.core.files import write_text_atomically
 from expert.jobs.train import train
 from expert.model import adapters
 from expert.parallel.group import Group
 
 LORA = {"adapter_type": "lora", "rank": 16, "alpha": 32}
-ALL_LINES = {"logging_steps": 1, "trackers": ["tensorboard"]}
 DORA = {"adapter_type": "dora", "rank": 14, "alpha": 28}
-FAST = {**LORA, "torch_compile": True, "bf16": True}
-CASES: list[tuple[str, str, int, dict[str, Any]]] = [
-    ("0.6b flash compiled", "qwen3-0.6b", 16, FAST),
-    ("0.6b flex compiled", "qwen3-0.6b", 16, {**FAST, "attention": "flex"}),
-    ("0.6b flex, few lines", "qwen3-0.6b", 16, {**FAST, "attention": "flex", "logging_steps": 20}),
-    ("0.6b flex, all lines", "qwen3-0.6b", 16, {**FAST, "attention": "flex", **ALL_LINES}),
-    ("0.6b flex, PEFT's sum", "qwen3-0.6b", 16, {**FAST, "attention": "flex", "as_peft": True}),
-    (
-        "0.6b flex, layer by layer",
-        "qwen3-0.6b",
-        16,
-        {**FAST, "attention": "flex", "fused_blocks": False},
+FULL = {"adapter_type": "full", "learning_rate": 2e-5}
+COMPILED = {**LORA, "torch_compile": True, "attention": "flex"}
+LIGER = "--liger"
+BEST = (LIGER, "--liger --compile")
+"""Of TRL: which of them is faster depends on the model."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run of ours, and the ways in which TRL is given the same."""
+
+    name: str
+    shape: str
+    rows: int
+    """Sequences of 2048 tokens a step."""
+    settings: dict[str, Any]
+    peers: tuple[str, ...] = ()
+    base: str = "none"
+    vram: str | None = None
+    """Held to the memory of a smaller card."""
+    special: dict[str, bool] = field(default_factory=dict)
+
+
+def _held(flags: str, gigabytes: int, *micro: str) -> tuple[str, ...]:
+    return tuple(f"{flags} --liger --memory {gigabytes} {each}" for each in micro)
+
+
+CASES = [
+    Case("0.6b lora", "qwen3-0.6b", 16, LORA, BEST),
+    Case("8b lora", "llama-8b", 8, LORA, BEST),
+    Case("1b lora", "llama-1b", 16, LORA, BEST),
+    Case("8b lora fp8", "llama-8b", 8, LORA, base="fp8"),
+    Case("0.6b full", "qwen3-0.6b", 16, FULL, ("--full --liger", "--full --liger --compile")),
+    Case("1b full", "llama-1b", 16, FULL, ("--full --liger", "--full --liger --compile")),
+    Case(
+        "8b lora nf4 in 24GB",
+        *("llama-8b", 8, LORA),
+        _held("--nf4", 24, "--micro 1", "--micro 2 --recompute", "--micro 4 --recompute"),
+        base="int4",
+        vram="24GB",
     ),
-    ("0.6b alone", "qwen3-0.6b", 16, {**FAST, "attention": "flex"}),
-    ("0.6b in a group of one", "qwen3-0.6b", 16, {**FAST, "attention": "flex", "grouped": True}),
-    ("0.6b alone again", "qwen3-0.6b", 16, {**FAST, "attention": "flex"}),
-    ("0.6b flash eager", "qwen3-0.6b", 16, {**FAST, "torch_compile": False}),
-    ("8b flash compiled", "llama-8b", 8, FAST),
-    ("8b flex compiled", "llama-8b", 8, {**FAST, "attention": "flex"}),
-    (
-        "8b flex, layer by layer",
-        "llama-8b",
-        8,
-        {**FAST, "attention": "flex", "fused_blocks": False},
+    Case(
+        "8b lora nf4 in 16GB",
+        *("llama-8b", 8, LORA),
+        _held("--nf4", 16, "--micro 1 --recompute", "--micro 2 --recompute"),
+        base="int4",
+        vram="16GB",
     ),
-    ("1b flex compiled", "llama-1b", 16, {**FAST, "attention": "flex"}),
-    ("8b nf4", "llama-8b", 8, {**FAST, "attention": "flex", "base": "int4"}),
-    ("8b int8", "llama-8b", 8, {**FAST, "attention": "flex", "base": "int8"}),
-    ("8b dora nf4", "llama-8b", 8, {**FAST, **DORA, "attention": "flex", "base": "int4"}),
-    # Held to the memory of a small card: what goes at once and what is recomputed is the plan's.
-    ("8b nf4 in 24GB", "llama-8b", 0, {**FAST, "base": "int4", "vram": "24GB"}),
-    ("8b bf16 in 32GB", "llama-8b", 0, {**FAST, "vram": "32GB"}),
+    Case(
+        "0.6b lora in 8GB",
+        *("qwen3-0.6b", 16, LORA),
+        _held("", 8, "--micro 2", "--micro 4 --recompute", "--micro 8 --recompute"),
+        vram="8GB",
+    ),
+    Case(
+        "0.6b dora nf4",
+        *("qwen3-0.6b", 16, DORA, ("--dora --nf4 --rank 14 --liger",)),
+        base="int4",
+    ),
+    Case(
+        "8b dora nf4",
+        *("llama-8b", 8, DORA, ("--dora --nf4 --rank 14 --liger --micro 4",)),
+        base="int4",
+    ),
+]
+SIDE_CASES = [  # measured where they are named
+    Case("tiny lora", "tiny", 2, LORA),
+    # What a choice of ours gains or costs.
+    Case("0.6b compiled", "qwen3-0.6b", 16, COMPILED),
+    Case("0.6b compiled, layer by layer", "qwen3-0.6b", 16, {**COMPILED, "fused_blocks": False}),
+    Case("0.6b compiled, PEFT's sum", "qwen3-0.6b", 16, COMPILED, special={"as_peft": True}),
+    Case("0.6b in a group of one", "qwen3-0.6b", 16, COMPILED, special={"grouped": True}),
+    Case("8b compiled", "llama-8b", 8, COMPILED),
+    Case("8b lora int8", "llama-8b", 8, LORA, base="int8"),
+    Case("8b lora in 32GB", "llama-8b", 8, LORA, vram="32GB"),
 ]
 
 
@@ -74,9 +125,12 @@ def write_model(shape: str, folder: Path, tokenizer: Path) -> None:
     """Random weights of a real shape, with the tokenizer of the data."""
     if folder.exists():
         return
-    family, *sizes = SHAPES[shape]
+    family, *sizes = SHAPES["qwen3-0.6b" if shape == "tiny" else shape]
+    sizes_of = dict(zip(SIZES, sizes, strict=True))
+    if shape == "tiny":
+        sizes_of = {**sizes_of, **TINY, "vocab_size": sizes_of["vocab_size"]}
     config = family(
-        **dict(zip(SIZES, sizes, strict=True)),
+        **sizes_of,
         bos_token_id=None,
         eos_token_id=2,
         pad_token_id=0,
@@ -93,58 +147,84 @@ def write_model(shape: str, folder: Path, tokenizer: Path) -> None:
         shutil.copyfile(file, folder / file.name)
 
 
-def run_case(
-    name: str, shape: str, rows: int, settings: dict[str, Any], args: argparse.Namespace
-) -> dict[str, Any]:
-    folder = args.work / name.replace(" ", "-")
+def run_case(case: Case, args: argparse.Namespace) -> dict[str, Any]:
+    folder = args.work / case.name.replace(" ", "-")
     folder.mkdir(parents=True)
-    models = (args.models or args.work / "models").resolve() / shape
-    write_model(shape, models, args.data / "tok")
-    settings = dict(settings)
-    base = {"name": str(models), "quantization": settings.pop("base", "none")}
-    vram = settings.pop("vram", None)
-    as_peft, grouped = settings.pop("as_peft", False), settings.pop("grouped", False)
-    manifest = {
-        "name": "speed",
-        "base_model": base,
-        "training": {
-            "dataset": {"path": "corpus.jsonl", "validation_split": 0},
-            "config": {
-                "max_seq_length": 2048,
-                "train_on_prompt": True,
-                "micro_batch_size": rows or "auto",
-                "batch_size": rows or 32,  # made the rows that fill so many sequences below
-                "max_steps": args.steps,
-                "logging_steps": 5,
-                "learning_rate": 2e-4,
-                "save_strategy": "no",
-                "trackers": [],
-                "epochs": 100,
-                **settings,
-            },
-        },
-    }
-    shutil.copyfile(args.data / "corpus.jsonl", folder / "corpus.jsonl")
-    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    write_manifest(case, folder, args)
     index = expert.prepare(folder / "manifest.json").train.index
-    examples = round((rows or 8) * index.examples / index.bins)
+    examples = round(case.rows * index.examples / index.bins)
+
+    def stop_at_the_end(done: int) -> None:
+        if done == args.steps:
+            os.kill(os.getpid(), signal.SIGINT)
+
     began = time.perf_counter()
     with (
-        added_by_peft() if as_peft else nullcontext(),
-        a_group_of_one() if grouped else nullcontext() as group,
+        added_by_peft() if case.special.get("as_peft") else nullcontext(),
+        a_group_of_one() if case.special.get("grouped") else nullcontext() as group,
     ):
         done = train(
             folder / "manifest.json",
             overrides=(f"training.config.batch_size={examples}",),
-            vram=vram,
+            vram=case.vram,
             group=group,
+            progress=stop_at_the_end,
         )
     seconds = time.perf_counter() - began
     facts = facts_of(done.folder)
     shutil.rmtree(folder)
     gc.collect()
     torch.cuda.empty_cache()
-    return {"case": name, "shape": shape, "settings": settings, "seconds": seconds, **facts}
+    told = {"case": case.name, "shape": case.shape, "base": case.base, "vram": case.vram}
+    return {**told, "settings": case.settings, "seconds": seconds, **facts}
+
+
+def write_manifest(case: Case, folder: Path, args: argparse.Namespace) -> None:
+    model = model_of(case.shape, args)
+    manifest = {
+        "name": "speed",
+        "base_model": {"name": str(model), "quantization": case.base},
+        "training": {
+            "dataset": {"path": "corpus.jsonl", "validation_split": 0},
+            "config": {
+                "max_seq_length": 2048,
+                "train_on_prompt": True,
+                "batch_size": case.rows,  # made the rows that fill so many sequences later
+                "max_steps": args.planned,
+                "logging_steps": 5,
+                "learning_rate": 2e-4,
+                "save_strategy": "no",
+                "trackers": [],
+                "epochs": 10_000,
+                **case.settings,
+            },
+        },
+    }
+    shutil.copyfile(args.data / "corpus.jsonl", folder / "corpus.jsonl")
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def model_of(shape: str, args: argparse.Namespace) -> Path:
+    folder: Path = (args.models or args.work / "models").resolve() / shape
+    write_model(shape, folder, args.data / "tok")
+    return folder
+
+
+def run_peers(case: Case, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Each way by itself in a process: what does not fit ends there."""
+    found = []
+    for number, flags in enumerate(case.peers):
+        file = args.work / f"trl-{case.name.replace(' ', '-')}-{number}.json"
+        given = ["--data", args.data, "--model", model_of(case.shape, args), "--out", file]
+        given += ["--rows", case.rows, "--steps", min(args.steps, 30), *flags.split()]
+        program = Path(__file__).parent / "peer_trl.py"
+        command = [sys.executable, str(program), *map(str, given)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        if file.exists():
+            found.append({"flags": flags, **json.loads(file.read_text(encoding="utf-8"))})
+        else:
+            found.append({"flags": flags, "error": ended.stderr[-600:]})
+    return found
 
 
 @contextmanager
@@ -204,30 +284,64 @@ def facts_of(folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def line_of(result: dict[str, Any]) -> str:
+    """A case as a line of a table in Markdown."""
+    rates = [peer["tokens_per_second"] for peer in result.get("peers", []) if "error" not in peer]
+    best = max(rates, default=None)
+    own = result.get("tokens_per_second")
+    cells = [result["case"], f"{own:,.0f}" if own else result.get("error", "")[:60]]
+    cells.append(f"{best:,.0f}" if best else "")
+    cells.append(f"{own / best:.2f}x" if own and best else "")
+    memory = [result.get("peak_reserved_bytes")]
+    memory += [
+        peer["peak_reserved_bytes"]
+        for peer in result.get("peers", [])
+        if peer.get("tokens_per_second") == best and best
+    ]
+    cells.append(" / ".join(f"{value / 2**30:.1f}" for value in memory if value))
+    cells.append(f"{result['last_loss']:.3f}" if own else "")
+    return f"| {' | '.join(cells)} |"
+
+
+def asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--models", type=Path, help="where the models are kept for other runs")
-    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--only", nargs="*", default=[], help="cases whose name has one of these")
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--planned", type=int, default=2000)
+    parser.add_argument("--peers", action="store_true", help="TRL after each case")
+    parser.add_argument("--list", action="store_true", help="the cases, and nothing else")
     args = parser.parse_args()
+    if not args.list and not (args.data and args.out):
+        parser.error("--data and --out are needed")
     args.work = Path(tempfile.mkdtemp(prefix="speed-"))
-    results = []
-    for name, shape, rows, settings in CASES:
-        if args.only and not any(text in name for text in args.only):
-            continue
+    return args
+
+
+def main() -> None:
+    args = asked()
+    chosen = CASES
+    if args.only:
+        every = [*CASES, *SIDE_CASES]
+        chosen = [case for case in every if any(text in case.name for text in args.only)]
+    if args.list:
+        print("\n".join(case.name for case in chosen))
+        return
+    results: list[dict[str, Any]] = []
+    print("| case | tokens/s | TRL's best | | GiB reserved | loss at the end |")
+    print("|---|---|---|---|---|---|", flush=True)
+    for case in chosen:
         try:
-            results.append(run_case(name, shape, rows, settings, args))
+            results.append(run_case(case, args))
         except Exception as error:  # noqa: BLE001 - the other cases are still worth measuring
-            results.append({"case": name, "error": f"{type(error).__name__}: {error}"[:2000]})
-        shown = {k: v for k, v in results[-1].items() if k not in ("settings", "step_phases")}
-        print(json.dumps(shown), flush=True)
-        record = {
-            "environment": environment(),
-            "results": results,
-        }
-        args.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            results.append({"case": case.name, "error": f"{type(error).__name__}: {error}"[:2000]})
+        if args.peers:
+            results[-1]["peers"] = run_peers(case, args)
+        print(line_of(results[-1]), flush=True)
+        record = {"environment": environment(), "results": results}
+        write_text_atomically(args.out, json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import sys
 
-from expert.core.interrupts import Interrupted, leave_when_asked
+from expert.core.interrupts import Interrupted, leave_at_once, leave_when_asked
 
 
 def main() -> None:
     """Listen for signals before anything slow is imported, then run the command line."""
     leave_when_asked()
+    code: object = 1
     try:
         from expert.cli.main import run
 
         run()
-    except Interrupted as end:
-        from expert.cli.main import show_interrupted
+        code = 0
+    except SystemExit as end:
+        code = end.code
+        if isinstance(end, Interrupted):
+            from expert.cli.main import show_interrupted
 
-        show_interrupted(end, sys.argv[1:])
+            show_interrupted(end, sys.argv[1:])
         raise
+    finally:
+        leave_at_once(code)
 
 
 if __name__ == "__main__":

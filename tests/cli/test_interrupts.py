@@ -250,6 +250,25 @@ def test_a_process_ends_with_the_line_or_at_the_second_signal_at_once(expert, ho
         assert process.stderr.read() == told
 
 
+ENDS = """
+import atexit, os, signal, sys
+from expert.__main__ import main
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+sys.argv = ["expert", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize(("word", "code"), [("--version", 0), ("--wrong", 2)])
+def test_a_signal_while_python_ends_changes_nothing_and_shows_no_traceback(word, code):
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS, word], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr
+    assert bool(ended.stdout) == (code == 0)
+
+
 def test_only_the_main_thread_can_listen():
     from concurrent.futures import ThreadPoolExecutor
 

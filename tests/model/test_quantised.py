@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,12 @@ from torch import Tensor, nn
 from expert.core.install import pip_install
 from expert.model.errors import ModelError
 from expert.model.load import LoadedModel, load_model
-from expert.model.quantised import dequantised, int8_linear, quantization_config
+from expert.model.quantised import (
+    bitsandbytes_as_needed,
+    dequantised,
+    int8_linear,
+    quantization_config,
+)
 from tests.model.models import (
     adapter_plan,
     documents,
@@ -194,3 +200,19 @@ def test_a_compiled_int8_layer_keeps_no_unpacked_weight_for_the_backward():
     assert kept
     assert [tensor.shape for tensor in kept if tensor.shape == rows.shape] == [rows.shape]
     assert [tensor.dtype for tensor in kept if tensor.shape == rows.shape] == [torch.int8]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "seen"), [("none", False), ("fp8", False), ("int4", True)]
+)
+def test_peft_imports_bitsandbytes_only_for_layers_of_its_own(
+    quantization: str, seen: bool, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("bitsandbytes")
+    known = importlib.import_module("peft.import_utils").is_bnb_available
+    monkeypatch.delitem(sys.modules, "bitsandbytes")
+    known.cache_clear()
+    with bitsandbytes_as_needed(quantization):
+        assert known() == seen
+    assert known()
+    assert "bitsandbytes" not in sys.modules

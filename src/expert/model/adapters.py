@@ -13,7 +13,7 @@ from expert.manifest.schema.kinds import ADAPTERS
 from expert.model.errors import ModelError
 from expert.model.lora.dora import settle_dora
 from expert.model.lora.lora import settle_lora
-from expert.model.quantised import QUANTISED
+from expert.model.quantised import QUANTISED, bitsandbytes_as_needed
 from expert.planning.run_plan import AdapterPlan
 
 ADAPTER = "default"
@@ -45,6 +45,13 @@ def add_adapter(
         able = [name for name, kind in ADAPTERS.items() if kind.quantised]
         fix = f"use quantization: none, or {_listed(able)}"
         raise ModelError("training.config.adapter_type", what, fix)
+    with bitsandbytes_as_needed(quantization):
+        return _wrapped(model, plan, dtype=dtype, total_steps=total_steps, seed=seed)
+
+
+def _wrapped(
+    model: Any, plan: AdapterPlan, *, dtype: torch.dtype, total_steps: int | None, seed: int
+) -> Any:
     peft: Any = importlib.import_module("peft")
     config = adapter_config(model, plan, total_steps=total_steps)
     with torch.random.fork_rng(devices=[]):

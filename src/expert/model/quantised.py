@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +23,29 @@ _WHERE = "base_models[].quantization"
 _FLOAT8 = torch.float8_e4m3fn
 _BLOCK = 64
 """NF4 weights that share a scale."""
+
+
+@contextmanager
+def bitsandbytes_as_needed(quantization: str) -> Iterator[None]:
+    """PEFT imports bitsandbytes wherever it is installed, and with it torch's compiler: 2 s of a
+    core before the first step. Where no layer is quantised by it, it is out of sight meanwhile."""
+    if quantization in ("int4", "int8") or "bitsandbytes" in sys.modules:
+        yield
+        return
+    modules: dict[str, Any] = sys.modules
+    modules["bitsandbytes"] = None  # how Python marks what is not there
+    try:
+        yield
+    finally:
+        del sys.modules["bitsandbytes"]
+        peft: Any = importlib.import_module("peft.import_utils")
+        transformers: Any = importlib.import_module("transformers.utils.import_utils")
+        for known in (
+            peft.is_bnb_available,
+            peft.is_bnb_4bit_available,
+            transformers.is_bitsandbytes_available,
+        ):
+            known.cache_clear()
 
 
 def quantization_config(quantization: str, compute_dtype: torch.dtype) -> Any | None:
