@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from expert.jobs.board.actions import Jobs
@@ -265,7 +266,7 @@ def test_an_expert_and_its_base_answer_beside_each_other(tmp_path):
         field.send_keys("Is <b>7</b>", Keys.SHIFT, Keys.ENTER, Keys.NULL, "a number?", Keys.ENTER)
         for name in ("expert", "base"):
             assert find(driver, f"#talk-{name} .mine").text == "Is <b>7</b>\na number?"
-            until(lambda name=name: answers(name), "an answer", driver)
+            until(partial(answers, name), "an answer", driver)
             assert driver.find_elements("css selector", f"#talk-{name} b") == []
         click(driver, "#chat summary", "Settings")
         find(driver, "input[name=max_tokens]").send_keys("3")

@@ -38,8 +38,12 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def state(asked: Asked, name: str) -> str:
-    found = asked.board.places.get(asked.id_of(name), "run")
-    return asked.board.chat.state(found)[0]
+    return asked.board.chat.state(asked.board.places.found[asked.id_of(name)])[0]
+
+
+def child_of(asked: Asked) -> Any:
+    assert asked.board.chat._child is not None
+    return asked.board.chat._child
 
 
 def answered(asked: Asked, name: str, **given: Any) -> tuple[str, list[str]]:
@@ -70,9 +74,9 @@ def loaded(folder: Path) -> Iterator[Asked]:
     assert asked.post(f"/run/{asked.id_of(name)}/load").status_code == 200
     assert state(asked, name) == "loading"
     until(lambda: state(asked, name) != "loading")
-    assert state(asked, name) == "ready", asked.board.chat._child.output
+    assert state(asked, name) == "ready", child_of(asked).output
     yield asked
-    child = asked.board.chat._child
+    child = child_of(asked)
     child.process.stdin.close()  # as the system does when the board is killed
     until(lambda: not child.is_running)
     assert contents(folder) == before  # nothing of the run, and nothing beside it
@@ -102,7 +106,7 @@ def test_the_page_names_both_conversations_and_offers_what_can_be_set(loaded):
 def test_the_port_of_the_child_answers_nobody_without_its_token(loaded):
     import httpx
 
-    child = loaded.board.chat._child
+    child = child_of(loaded)
     place = f"{child.address}/v1/chat/completions"
     assert httpx.post(place, json={}, trust_env=False).status_code == 401
     page = loaded.page(f"/run/{loaded.id_of(finished('lora').name)}/chat")
@@ -160,7 +164,7 @@ def asleep(folder, monkeypatch) -> Iterator[Asked]:
     """A board whose child loads nothing and says that it is ready."""
     real = subprocess.Popen
     monkeypatch.setattr(
-        chat.subprocess, "Popen", lambda words, **how: real([sys.executable, "-c", SLEEPS], **how)
+        subprocess, "Popen", lambda words, **how: real([sys.executable, "-c", SLEEPS], **how)
     )
     asked = Asked(folder)
     yield asked
@@ -170,9 +174,8 @@ def asleep(folder, monkeypatch) -> Iterator[Asked]:
 def load(asked: Asked, name: str) -> chat.Child:
     assert asked.post(f"/run/{asked.id_of(name)}/load").status_code == 200
     until(lambda: state(asked, name) == "ready")
-    child = asked.board.chat._child
-    assert child is not None
-    return child
+    found: chat.Child = child_of(asked)
+    return found
 
 
 def test_models_that_nobody_asks_are_unloaded(asleep, monkeypatch):

@@ -64,7 +64,8 @@ def read_export(path: Path) -> Export:
     if (path / "soft_prompts").is_dir() or kind not in (*ADAPTERS, "none"):
         raise CannotServe(f"{path}: soft prompts of exports are not served  (serve its run)")
     base: dict[str, Any] = origin.get("base") or {}
-    plan = RunPlan.model_construct(
+    plan: RunPlan = _partly(
+        RunPlan,
         expert=str(origin.get("name") or path.name),
         model=_model(path, settings, base),
         adapter=AdapterPlan(type=kind, rank=None, alpha=None, dropout=0.0, target_modules=None,
@@ -73,11 +74,16 @@ def read_export(path: Path) -> Export:
                            loss_scaling=False, attention="sdpa", fused_loss=False, compile=False,
                            compile_mode="default", compile_backend="inductor",
                            checkpointing="none", recomputed_blocks=None, cudnn_benchmark=False),
-        optim=OptimPlan.model_construct(seed=0),
-        length=LengthPlan.model_construct(total_steps=None),
+        optim=_partly(OptimPlan, seed=0),
+        length=_partly(LengthPlan, total_steps=None),
         decoding=origin.get("decoding") or _decoding(path),
     )  # fmt: skip
     return Export(path, plan.expert, plan, kind != "none", base.get("weights"))
+
+
+def _partly(kind: Any, **values: Any) -> Any:
+    """A part of a plan with these values alone: whoever reads others fails at once."""
+    return kind.model_construct(**values)
 
 
 def _model(path: Path, settings: dict[str, Any], base: dict[str, Any]) -> ModelPlan:
