@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     import uvicorn
 
-    from expert.jobs.serve.engine import Engine
-
 GRACE = 10.0
 """Seconds for what is under way when the server is stopped."""
 HEADER_SECONDS = 10.0
@@ -31,8 +29,6 @@ HEADER_SECONDS = 10.0
 HEADER_BYTES = 16 * 2**10
 IDLE_SECONDS = 30
 """That a connection is kept for the next request."""
-SPARE = 64
-"""Connections beyond those that may be answered or wait."""
 
 
 class CannotServe(ExpertError):
@@ -140,8 +136,3 @@ def make_server(
         timeout_graceful_shutdown=int(GRACE) + 5,
     )
     return Stopping(config)
-
-
-def server_of(engine: Engine, app: Any) -> uvicorn.Server:
-    """The server of an engine: as many connections as can be answered or wait, and some more."""
-    return make_server(app, most=engine.most + SPARE, stopping=engine.refuse, stopped=engine.cut)

@@ -19,8 +19,8 @@ from expert.jobs.serve.listen import (
     address_of,
     bound,
     is_loopback,
+    make_server,
     refuse_without_packages,
-    server_of,
 )
 from expert.jobs.serve.models import Model, load_models
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 TOKEN = "EXPERT_SERVE_TOKEN"
 SHORTEST_TOKEN = 16
 """Letters of a token that other machines need."""
+SPARE = 64
+"""Connections beyond those that may be answered or wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +133,12 @@ def serving(
     )
     front += found.lines()
     return found
+
+
+def server_of(engine: Engine, app: Any) -> uvicorn.Server:
+    """The server of an engine: as many connections as can be answered or wait, and some more."""
+    most = engine.most + SPARE
+    return make_server(app, most=most, stopping=engine.refuse, stopped=engine.cut)
 
 
 def _settle_threads(device: str, note: Callable[[str], None]) -> None:
