@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,17 @@ from expert.jobs.serve.listen import bound
 TOKEN = "a-token-of-the-tests"
 ORIGIN = "http://127.0.0.1:7373"
 ACTION = {"origin": ORIGIN, "x-expert-board": "1"}
+
+
+def until(holds: Callable[[], Any]) -> None:
+    ends = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from expert.jobs.board import actions
 from expert.jobs.board.actions import FOLDER, Jobs, NotDone, interrupt, stop_run, trainer_of
 from tests.each import each
 from tests.insight.pages import started, step_event, usual, write_run
-from tests.jobs.board.boards import Asked
+from tests.jobs.board.boards import Asked, until
 from tests.jobs.runs import base_model, events_of, write_expert
 
 RUN = "demo-20260101-120000"
@@ -47,13 +46,6 @@ def lock(run: Path, holder: Holder) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "runs" / RUN, [started(), step_event(1)])
-
-
-def until(done: Any) -> None:
-    ends = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
 
 
 def test_stop_sends_ctrl_c_to_the_process_that_holds_the_run(run):

@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from expert.jobs.board.actions import FOLDER, interrupt
 from expert.jobs.sample.sample import sample
 from tests.each import each
 from tests.insight.pages import usual, write_run
-from tests.jobs.board.boards import Asked, running
+from tests.jobs.board.boards import Asked, contents, running, until
 from tests.jobs.trained_runs import finished
 from tests.wording import wording
 
@@ -26,19 +25,9 @@ EMPTY = "empty-20260101-120000"
 HELLO = [{"role": "user", "content": "say red 1"}]
 
 
-def until(holds: Any) -> None:
-    ends = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def state(asked: Asked, name: str) -> str:
-    return asked.board.chat.state(asked.board.places.found[asked.id_of(name)])[0]
+    place = asked.id_of(name)
+    return asked.board.chat.state(asked.board.places.found[place])[0]
 
 
 def child_of(asked: Asked) -> Any:

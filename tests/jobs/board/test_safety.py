@@ -11,7 +11,7 @@ import pytest
 from expert.jobs.board.safety import MAX_BODY_BYTES, POLICY, Guard
 from tests.each import each
 from tests.insight.pages import usual, write_run
-from tests.jobs.board.boards import ACTION, ORIGIN, TOKEN, Asked
+from tests.jobs.board.boards import ACTION, ORIGIN, TOKEN, Asked, contents
 
 RUN = "demo-20260101-120000"
 
@@ -26,10 +26,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def asked(folder: Path) -> Asked:
     return Asked(folder)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 PLACES = ("/", "/start", "/run/{id}", "/live/runs", "/live/run/{id}", "/static/board.js",

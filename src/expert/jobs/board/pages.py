@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, JSONResponse, StreamingResponse
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from expert.jobs.board.board import Board
 
+Opening = tuple[str, Callable[[], Any]]
+"""The name of a view, and how it is made."""
 MOST_COMPARED = 6
 TRAINING = "a training was started, which may need the memory"
 
@@ -46,13 +48,12 @@ def routes() -> list[Route]:
     """All pages and actions; those of a further page are added here."""
     return [
         Route("/", _list),
-        Route("/live/runs", _live_list),
+        Route("/live/runs", _live),
+        Route("/live/{kind}/{id}", _live),
         Route("/run/{id}", _run),
-        Route("/live/run/{id}", _live_run),
         Route("/compare", _compare),
         Route("/start", _start),
         Route("/job/{id}", _job),
-        Route("/live/job/{id}", _live_job),
         Route("/new", _new),
         Route("/upload/rows", _upload, methods=["POST"]),
         Route("/manifest/{id}", _manifest),
@@ -62,7 +63,6 @@ def routes() -> list[Route]:
         Route("/run/{id}/notes", _notes, methods=["POST"]),
         Route("/chat", _chats),
         Route("/run/{id}/chat", _chat),
-        Route("/live/chat/{id}", _live_chat),
         Route("/run/{id}/load", _load, methods=["POST"]),
         Route("/run/{id}/ask", _ask, methods=["POST"]),
         Route("/run/{id}/{action}", _act, methods=["POST"]),
@@ -73,19 +73,24 @@ def routes() -> list[Route]:
 # --- pages ---------------------------------------------------------------------------------------
 
 
+async def _live(request: Request) -> Response:
+    """What changes on a page, as it changes."""
+    kind = request.path_params.get("kind", "runs")
+    if kind not in VIEWS:
+        raise Refused(404, "There is no such page.")
+    return await stream(request, *VIEWS[kind](request))
+
+
 async def _list(request: Request) -> Response:
     board = board_of(request)
-    view = await board.hub.view("runs", lambda: _runs(board))
+    view = await board.hub.view(*_runs(request))
     return HTMLResponse(list_page(view, read_only=board.read_only))
 
 
-async def _live_list(request: Request) -> Response:
+def _runs(request: Request) -> Opening:
     board = board_of(request)
-    return await stream(request, "runs", lambda: _runs(board))
-
-
-def _runs(board: Board) -> ListView:
-    return ListView(board.places, board.summaries, read_only=board.read_only)
+    make = partial(ListView, board.places, board.summaries, read_only=board.read_only)
+    return "runs", make
 
 
 async def _run(request: Request) -> Response:
@@ -98,11 +103,10 @@ async def _run(request: Request) -> Response:
     return HTMLResponse(html)
 
 
-async def _live_run(request: Request) -> Response:
+def _run_view(request: Request) -> Opening:
     board = board_of(request)
     found = board.found(request, "run")
-    make = lambda: RunView(found, board.summaries)  # noqa: E731
-    return await stream(request, f"run {found.id}", make)
+    return f"run {found.id}", partial(RunView, found, board.summaries)
 
 
 async def _compare(request: Request) -> Response:
@@ -121,7 +125,7 @@ async def _view(board: Board, name: str) -> RunView:
     found = board.places.get(name, "run")
     if found is None:
         raise Refused(404, "There is no such run in the folders of this board.")
-    view = await board.hub.view(f"run {name}", lambda: RunView(found, board.summaries))
+    view = await board.hub.view(f"run {name}", partial(RunView, found, board.summaries))
     assert isinstance(view, RunView)
     return view
 
@@ -160,14 +164,10 @@ async def _chat(request: Request) -> Response:
     return HTMLResponse(chat_page(board.found(request, "run"), view))
 
 
-async def _live_chat(request: Request) -> Response:
-    return await stream(request, *_chat_view(request))
-
-
-def _chat_view(request: Request) -> tuple[str, Callable[[], ChatView]]:
+def _chat_view(request: Request) -> Opening:
     board = _that_changes(request)
     found = board.found(request, "run")
-    return f"chat {found.id}", lambda: ChatView(found, board.chat)
+    return f"chat {found.id}", partial(ChatView, found, board.chat)
 
 
 def _that_changes(request: Request) -> Board:
@@ -184,16 +184,15 @@ async def _job(request: Request) -> Response:
     return HTMLResponse(job_page(view, read_only=board.read_only))
 
 
-async def _live_job(request: Request) -> Response:
-    return await stream(request, *_job_view(request))
-
-
-def _job_view(request: Request) -> tuple[str, Callable[[], JobView]]:
+def _job_view(request: Request) -> Opening:
     board = board_of(request)
     job = board.jobs.get(request.path_params["id"])
     if job is None:
         raise Refused(404, "That command is not known here.")
-    return f"job {job.id}", lambda: JobView(job, board.places, read_only=board.read_only)
+    return f"job {job.id}", partial(JobView, job, board.places, read_only=board.read_only)
+
+
+VIEWS = {"runs": _runs, "run": _run_view, "job": _job_view, "chat": _chat_view}
 
 
 # --- actions -------------------------------------------------------------------------------------
