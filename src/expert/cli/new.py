@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 def new(
     name: Annotated[str, typer.Argument(help="Name of the expert and of its folder.")],
     data: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Training rows; they are copied.")
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="ROWS",
+            help="Training rows: a file or folder, which is copied, or owner/name of the Hub.",
+        ),
     ] = None,
     template: Annotated[
         str | None, typer.Option(metavar="NAME", help="json, sql, cypher, typescript or text.")
@@ -49,7 +54,7 @@ def new(
     output: Annotated[Path | None, output_option("Parent folder; default: this one.")] = None,
     as_json: Annotated[bool, json_option("Print what was made as JSON.")] = False,
 ) -> None:
-    """Create a folder with a manifest, from a template or from a file of rows."""
+    """Create a folder with a manifest, from a template, a file of rows or a dataset of the Hub."""
     from expert.jobs.new.new_expert import new_expert
 
     made = new_expert(

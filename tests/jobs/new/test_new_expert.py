@@ -45,6 +45,36 @@ def test_the_language_of_rows_that_somebody_brings_is_not_guessed(tmp_path):
     assert read_manifest(own.manifest).manifest.capabilities == ["language:en"]
 
 
+def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):
+    from expert.data.read import hub
+    from expert.jobs.datasets.check import check_dataset
+
+    datasets: Any = pytest.importorskip("datasets")
+    asked = []
+
+    def load_dataset(name: str, config: str | None, *, split: str, streaming: bool) -> Any:
+        asked.append((name, split))
+        return datasets.Dataset.from_dict(
+            {"instruction": [f"Name {n}." for n in range(40)], "output": ["{}"] * 40}
+        )
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(hub, "_unreachable", lambda: None)
+    hub.forget_the_hub()
+    made = new_expert("mine", data=Path("owner/names"), into=tmp_path)
+    assert set(asked) == {("owner/names", "train")}
+    assert made.columns == {"instruction": "instruction", "response": "output"}
+    assert made.template == "json"
+    dataset = read_manifest(made.manifest).manifest.training.dataset
+    assert dataset is not None
+    assert dataset.path == "owner/names"
+    assert check_dataset(made.manifest).problems == []
+    assert not (made.folder / "datasets").exists()
+    assert "`owner/names` of the Hugging Face Hub" in (made.folder / "README.md").read_text()
+    with pytest.raises(CannotMake, match="there is no such file"):
+        new_expert("other", data=Path("owner/names.jsonl"), into=tmp_path)
+
+
 def test_what_commands_leave_in_a_new_expert_is_not_for_git(tmp_path):
     made = new_expert("mine", template="json", into=tmp_path)
     ignored = (made.folder / ".gitignore").read_text(encoding="utf-8").split()

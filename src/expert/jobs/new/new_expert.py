@@ -47,6 +47,7 @@ from expert.planning.models.resolve import (
     near_model,
     resolve_model,
 )
+from expert.planning.survey import looks_local
 from expert.run.open import open_run
 
 EPOCHS = 3
@@ -137,7 +138,8 @@ def new_expert(
 ) -> NewExpert:
     """Make a folder that `expert manifest check` and `expert plan` accept; nothing is replaced.
 
-    A file of rows is copied: the folder can be moved, and the original stays as it is.
+    A file of rows is copied: the folder can be moved, and the original stays as it is. A data set
+    of the hub, as owner/name, is named in the manifest.
     """
     folder = (into or Path()) / name
     _refuse(name, folder)
@@ -153,12 +155,15 @@ def new_expert(
         chosen = chosen or _domain(looked.examples)
     chosen = chosen or "text"
     kind = calling(STARTERS[chosen]) if facts["calls"] else STARTERS[chosen]
+    on_hub = data is not None and _is_on_hub(data)
     path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
-    rows = folder / path
+    path = data.as_posix() if data and on_hub else path
+    rows = data if data and on_hub else folder / path
     if data is not None:
         # Nobody knows the language of these rows.
         kind = replace(kind, capabilities=tuple(c for c in kind.capabilities if c != "language:en"))
-        _copy_rows(data, rows, folder)
+        if not on_hub:
+            _copy_rows(data, rows, folder)
     else:
         rows.parent.mkdir(parents=True)
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kind.rows)
@@ -178,7 +183,7 @@ def new_expert(
     length = _length(manifest) if data is not None else None
     if length is not None:
         write(replace(base, length=length.length))
-    readme = readme_of(folder.name, kind, path, facts["has_answers"], base.name)
+    readme = readme_of(folder.name, kind, path, facts["has_answers"], base.name, on_hub=on_hub)
     write_text_atomically(folder / "README.md", readme)
     write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\nprofile/\n")
     return NewExpert(
@@ -302,8 +307,8 @@ def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str])
 
 def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
     """The beginning of a file or folder; CannotMake where it cannot be read."""
-    if not data.exists():
-        hub = "for a dataset of the Hub write a manifest by hand, with dataset: owner/name"
+    if not data.exists() and not _is_on_hub(data):
+        hub = "a dataset of the Hub is written owner/name"
         raise CannotMake(f"--from {data}: there is no such file  ({hub})")
     if data.is_file() and suffix_format(data) is None:
         raise CannotMake(
@@ -316,12 +321,20 @@ def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
         what, gap, fix = str(error).partition("  (")
         if "training.dataset" in fix:  # there is no manifest yet
             fix = "name one of the files, or a folder with files of one format)"
-        what = what.removeprefix(f"{data.absolute()}: ").removeprefix(f"{data}: ")
+        fix = fix.replace("name its folder as path", "give its folder to --from")
+        for place in (data.absolute(), data, f"{data.as_posix()}::train"):
+            what = what.removeprefix(f"{place}: ")
         raise CannotMake(f"--from {data}: {what}{gap}{fix}") from None
 
 
+def _is_on_hub(data: Path) -> bool:
+    """Whether it names a data set of the hub: owner/name, owner/name::split and so on."""
+    return not data.exists() and not looks_local(data.as_posix(), Path())
+
+
 def _source(data: Path) -> Source:
-    source = resolve_sources(DatasetSpec(path=str(data.absolute())), Path()).train
+    path = data.as_posix() if _is_on_hub(data) else str(data.absolute())
+    source = resolve_sources(DatasetSpec(path=path), Path()).train
     assert source is not None
     return source
 

@@ -178,7 +178,9 @@ def manifest_of(
     }
 
 
-def readme_of(name: str, starter: Starter, data: str, has_answers: bool, base: str) -> str:
+def readme_of(
+    name: str, starter: Starter, data: str, has_answers: bool, base: str, *, on_hub: bool = False
+) -> str:
     """What to do with the folder, in few words."""
     rows, last = "The model is trained on every row as a whole.", 'expert sample . --prompt "…"'
     if has_answers:
@@ -188,11 +190,14 @@ def readme_of(name: str, starter: Starter, data: str, has_answers: bool, base: s
         "\n`tiny` is a toy model, and these settings suit no other. For a real one, make the "
         f"folder again:\n`expert new {name} --from ROWS --model Qwen/Qwen3-0.6B`.\n"
     )
+    where = f"are in `{data}`: replace or add to them."
+    if on_hub:
+        where = f"are `{data}` of the Hugging Face Hub."
     return f"""# {name}
 
 {starter.description}
 
-The rows are in `{data}`: replace or add to them. {rows}
+The rows {where} {rows}
 
     expert dataset check --manifest manifest.json
     expert plan --manifest manifest.json
