@@ -109,7 +109,7 @@ class Feed:
 
         place = number * ROWS_AT_ONCE % (self.index.bins - ROWS_AT_ONCE)
         bins = self.order[place : place + ROWS_AT_ONCE]
-        return fill_batch(self.out, self.index, bins, self.store, pad_id=0).real_tokens
+        return fill_batch(self.out, self.index, bins, self.store).real_tokens
 
 
 def measure(manifest: Path, watch: bool) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def measure_thread(manifest: Path) -> dict[str, Any]:
     works = (UpdateWork(u, made.index, made.store) for u in order.updates(0, 10**9))
     shape = BatchShape.for_index(made.index, ROWS_AT_ONCE)
     cpu = torch.device("cpu")
-    feed = PackedFeed(works, shape, batches_per_update=1, device=cpu, pad_id=0)
+    feed = PackedFeed(works, shape, batches_per_update=1, device=cpu)
     tokens, started = 0, time.perf_counter()
     with feed:
         for fed in feed:

@@ -130,26 +130,29 @@ def segments_of(template: Any, row: dict[str, str]) -> Any:
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def grouped_before(self: order.EpochOrder, drawn: Any, by: order.Grouping) -> Any:
-    """What `EpochOrder._grouped` did: steps of one length, in random order."""
-    size = by.step
+def epoch_before(self: order.DataOrder, number: int) -> Any:
+    """What `DataOrder.epoch` did: steps of one length, in random order."""
+    size, lengths = self.bins_per_update, self._grouped
+    drawn = order.shuffled(self.count, seed=self.seed, draw=order.Draw.EPOCH, number=number)
+    if lengths is None:
+        return drawn
     whole = self.count - self.count % size
     parts = [drawn[at : min(at + 50 * size, whole)] for at in range(0, whole, 50 * size)]
-    runs = [part[np.argsort(-by.lengths[part], kind="stable")] for part in parts]
+    runs = [part[np.argsort(-lengths[part], kind="stable")] for part in parts]
     batches = np.concatenate([drawn[:0], *runs]).reshape(-1, size)
-    turn = np.random.default_rng([self.seed, self.epoch]).permutation(len(batches))
+    turn = np.random.default_rng([self.seed, number]).permutation(len(batches))
     return np.concatenate([batches[turn].ravel(), drawn[whole:]])
 
 
 @contextmanager
 def as_before() -> Iterator[None]:
     """Packing and grouping as they were."""
-    fit, grouped = pack._fit, order.EpochOrder._grouped
-    pack._fit, order.EpochOrder._grouped = fit_longest_first, grouped_before  # type: ignore
+    fit, epoch = pack._fit, order.DataOrder.epoch
+    pack._fit, order.DataOrder.epoch = fit_longest_first, epoch_before  # type: ignore
     try:
         yield
     finally:
-        pack._fit, order.EpochOrder._grouped = fit, grouped  # type: ignore[method-assign]
+        pack._fit, order.DataOrder.epoch = fit, epoch  # type: ignore[method-assign]
 
 
 def measured(kind: str, way: str, seed: int, rows: tuple[list[Any], list[Any]]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from expert.data.examples.columns import understand_columns
 from expert.data.examples.formats import example_of
 from expert.data.records import Example
 from expert.data.records import Row as DataRow
-from expert.data.template.chat_template import chat_template
+from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import Template
 
 SEED = 1337
@@ -301,7 +301,7 @@ def written(row: Row) -> str:
 @cache
 def template() -> Template:
     """The chat template, which takes a while to be understood."""
-    return chat_template(CHAT_TEMPLATE, eos=END_OF_TEXT)
+    return ChatTemplate(CHAT_TEMPLATE, eos=END_OF_TEXT)
 
 
 def parts_of(ids: list[int]) -> Iterator[list[int]]:

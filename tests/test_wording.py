@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -55,13 +56,22 @@ def constants(code: CodeType) -> Iterator[str]:
 
 @cache
 def product() -> set[tuple[str, str, str]]:
-    """Every run of three words in a string of the source, docstrings left out (optimize=2)."""
-    return {
-        run
+    """Every run of three words in a string of the source, docstrings left out (optimize=2), and in
+    its tables."""
+    code = (
+        text
         for path in SOURCE.rglob("*.py")
         for text in constants(compile(path.read_bytes(), str(path), "exec", optimize=2))
-        for run in runs_of_words(text)
-    }
+    )
+    tables = (tomllib.loads(path.read_text("utf-8")) for path in SOURCE.rglob("*.toml"))
+    texts = (
+        text
+        for table in tables
+        for row in table.values()
+        for text in row.values()
+        if isinstance(text, str)
+    )
+    return {run for text in (*code, *texts) for run in runs_of_words(text)}
 
 
 def text_of(node: ast.AST) -> str | None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
 from expert.data.examples.formats import example_of
 from expert.data.records import BadRow, Example, Row
+from tests.data import SHARED
 from tests.data.examples.understood import understand
 from tests.wording import wording
 
-REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 REAL_FILES = (
     "json/train.jsonl",
     "json/test.jsonl",
@@ -40,7 +39,7 @@ REAL_SAMPLES = [
 
 
 def real_rows(name: str) -> Iterator[Row]:
-    path = REAL_DATA / name
+    path = SHARED / name
     if not path.is_file():
         pytest.skip(f"shared/data/{name} is not here")
     with path.open(encoding="utf-8") as lines:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.data.feed.batches import (
+    PAD_ID,
     BatchArrays,
     BatchCounts,
     BatchShape,
@@ -23,7 +24,7 @@ from expert.data.tokens.documents import FlatDocuments
 from tests.data.shards import shard_of
 from tests.wording import wording
 
-PAD = 999
+ARRAYS = ("tokens", "labels", "positions", "soft_mask", "target_places", "boundaries")
 Document = tuple[list[int], list[tuple[int, int]]]
 
 
@@ -53,7 +54,7 @@ class Reference:
         tokens, spans = document
         learnt = [any(a <= i < b for a, b in spans) for i in range(len(tokens))]
         for place in range(soft):
-            self._add(PAD, -100, place, soft=True)
+            self._add(PAD_ID, -100, place, soft=True)
         for i in range(start, stop):
             follows = i + 1 < stop and learnt[i + 1]
             self._add(tokens[i], tokens[i + 1] if follows else -100, soft + i - start)
@@ -63,7 +64,7 @@ class Reference:
 
     def pad_to(self, places: int) -> None:
         for place in range(places - len(self.tokens)):
-            self._add(PAD, -100, place)
+            self._add(PAD_ID, -100, place)
         if self.boundaries[-1] < places:
             self.boundaries.append(places)
 
@@ -79,8 +80,9 @@ class Reference:
 def pack(rule: str, store: FlatDocuments, length: int, policy: Overlong, soft: int) -> PackIndex:
     if rule == "none":
         return pack_none(store.lengths, length, overlong=policy, soft_tokens=soft)
-    way = pack_best_fit if rule == "best-fit" else pack_concat
-    return way(store.lengths, length, 5, overlong=policy, soft_tokens=soft)
+    if rule == "concat":
+        return pack_concat(store.lengths, length, 5, soft_tokens=soft)
+    return pack_best_fit(store.lengths, length, 5, overlong=policy, soft_tokens=soft)
 
 
 def gather(documents: list[Document], *cuts: int) -> FlatDocuments:
@@ -94,14 +96,9 @@ def gather(documents: list[Document], *cuts: int) -> FlatDocuments:
 
 def spoiled(out: BatchArrays) -> BatchArrays:
     """A batch full of what an earlier one left."""
-    for array in arrays_of(out):
+    for array in (getattr(out, name) for name in ARRAYS):
         array.fill(1)
     return out
-
-
-def arrays_of(out: BatchArrays) -> list[np.ndarray]:
-    shared = [out.tokens, out.labels, out.positions, out.soft_mask, out.target_places]
-    return [*shared, out.boundaries]
 
 
 settings_of_a_batch = given(
@@ -115,61 +112,46 @@ settings_of_a_batch = given(
 )
 
 
+def assert_equal(out: BatchArrays, counts: BatchCounts, expected: Reference) -> None:
+    """Whatever an earlier batch left in the arrays is gone."""
+    places = out.shape.places
+    expected.pad_to(places)
+    assert out.tokens.tolist() == expected.tokens
+    assert out.labels.tolist() == expected.labels
+    assert out.positions.tolist() == expected.positions
+    assert out.soft_mask.tolist() == expected.soft
+    filler = [places] * (len(out.boundaries) - len(expected.boundaries))
+    assert out.boundaries.tolist() == expected.boundaries + filler
+    assert (counts.targets, counts.real_tokens) == (expected.targets, expected.real)
+    no_targets = [places - 1] * (places - counts.targets)
+    assert out.target_places.tolist() == expected.target_places + no_targets
+
+
 @settings_of_a_batch
 def test_packed_batches_equal_one_document_at_a_time(some, rule, policy, length, rows, soft, cut):
+    """A bin to a row, and all of them end to end in one."""
     store = gather(some, cut, cut // 2)
     index = pack(rule, store, length, policy, soft)
-    shape = BatchShape.for_index(index, rows)
-    out = spoiled(BatchArrays.allocate(shape))
+    out = spoiled(BatchArrays.allocate(BatchShape.for_index(index, rows)))
     total = BatchCounts()
     for begin in range(0, index.bins, rows):
-        bins = range(begin, min(begin + rows, index.bins))
-        counts = fill_batch(out, index, bins, store, pad_id=PAD)
-        expected = Reference()
-        for row in range(rows):
-            for document, start, stop in index.pieces(bins[row]) if row < len(bins) else ():
-                expected.add_document(some[document], start, stop, soft)
-            expected.pad_to((row + 1) * length)
-        assert out.tokens.tolist() == expected.tokens
-        assert out.labels.tolist() == expected.labels
-        assert out.positions.tolist() == expected.positions
-        assert out.soft_mask.tolist() == expected.soft
-        filler = [shape.places] * (shape.max_documents + 1 - len(expected.boundaries))
-        assert out.boundaries.tolist() == expected.boundaries + filler
-        assert (counts.targets, counts.real_tokens) == (expected.targets, expected.real)
-        assert counts.targets == np.count_nonzero(out.labels != -100)
-        no_targets = [shape.places - 1] * (shape.places - counts.targets)
-        assert out.target_places.tolist() == expected.target_places + no_targets
+        bins = np.arange(begin, min(begin + rows, index.bins))
+        counts = fill_batch(out, index, bins, store)
+        in_rows, flat = Reference(), Reference()
+        for row, number in enumerate(bins):
+            for document, start, stop in index.pieces(number):
+                in_rows.add_document(some[document], start, stop, soft)
+                flat.add_document(some[document], start, stop, soft)
+            in_rows.pad_to((row + 1) * length)
+        for row in range(len(bins), rows):
+            in_rows.pad_to((row + 1) * length)
+        assert_equal(out, counts, in_rows)
         total += counts
+        laid = out.shaped(1, min(int(index.lengths_of(bins).sum()) + cut % 4, rows * length))
+        counts = fill_batch(laid, index, bins, store, flat=True)
+        assert_equal(laid, counts, flat)
     kept = sum(len(tokens) for tokens, _ in some) - index.overlong.tokens_lost
     assert (total.real_tokens, total.examples) == (kept, index.examples)
-
-
-@settings_of_a_batch
-def test_rows_end_to_end_equal_one_document_at_a_time(some, rule, policy, length, rows, soft, cut):
-    store = gather(some, cut, cut // 2)
-    index = pack(rule, store, length, policy, soft)
-    whole = spoiled(BatchArrays.allocate(BatchShape.for_index(index, rows)))
-    for begin in range(0, index.bins, rows):
-        bins = np.arange(begin, min(begin + rows, index.bins))
-        needed = int(index.lengths_of(bins).sum())
-        places = min(needed + cut % 4, rows * length)
-        out = whole.shaped(1, places)
-        counts = fill_batch(out, index, bins, store, pad_id=PAD, flat=True)
-        expected = Reference()
-        for number in bins:
-            for document, start, stop in index.pieces(number):
-                expected.add_document(some[document], start, stop, soft)
-        expected.pad_to(places)
-        assert out.tokens.tolist() == expected.tokens
-        assert out.labels.tolist() == expected.labels
-        assert out.positions.tolist() == expected.positions
-        assert out.soft_mask.tolist() == expected.soft
-        filler = [places] * (len(out.boundaries) - len(expected.boundaries))
-        assert out.boundaries.tolist() == expected.boundaries + filler
-        assert (counts.targets, counts.real_tokens) == (expected.targets, expected.real)
-        no_targets = [places - 1] * (places - counts.targets)
-        assert out.target_places.tolist() == expected.target_places + no_targets
 
 
 @settings_of_a_batch
@@ -179,7 +161,7 @@ def test_padded_batches_equal_one_document_at_a_time(some, rule, policy, length,
     to_longest = rule == "none"
     for begin in range(0, index.bins, rows):
         bins = list(range(begin, min(begin + rows, index.bins)))
-        batch = padded_batch(index, bins, store, pad_id=PAD, width=None if to_longest else length)
+        batch = padded_batch(index, bins, store, width=None if to_longest else length)
         rows_of = [next(index.pieces(number)) for number in bins]
         longest = max(stop - start + soft for _, start, stop in rows_of)
         assert batch.tokens.shape == (len(bins), longest if to_longest else length)
@@ -204,49 +186,13 @@ def test_the_first_learnt_token_is_the_target_of_the_place_before_it():
     store = gather([([10, 11, 12, 13], [(2, 4)]), ([20, 21], [(0, 2)])])
     index = pack_none(store.lengths, 6)
     out = BatchArrays.allocate(BatchShape(2, 6, 4))
-    counts = fill_batch(out, index, [0, 1], store, pad_id=0)
+    counts = fill_batch(out, index, [0, 1], store)
     first = [-100, 12, 13, -100, -100, -100]
     assert out.labels.tolist() == [*first, 21, -100, -100, -100, -100, -100]
     assert out.positions.tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 0, 1, 2, 3]
     assert out.boundaries.tolist() == [0, 4, 6, 8, 12]
     assert out.target_places.tolist() == [1, 2, 6] + [11] * 9
     assert counts == BatchCounts(targets=3, real_tokens=6, examples=2)
-
-
-@settings_of_a_batch
-def test_the_last_place_never_has_a_label(some, rule, policy, length, rows, soft, cut):
-    # All is learnt and rows are as full as they get: still no token follows the last one.
-    learnt = [(tokens, [(0, len(tokens))] if tokens else []) for tokens, _ in some]
-    store = gather(learnt, cut)
-    index = pack(rule, store, length, policy, soft)
-    out = spoiled(BatchArrays.allocate(BatchShape.for_index(index, 1)))
-    for number in range(index.bins):
-        counts = fill_batch(out, index, [number], store, pad_id=PAD)
-        assert out.labels[-1] == -100
-        assert length - 1 not in out.target_places[: counts.targets]
-        if index.rule == "none":
-            batch = padded_batch(index, [number], store, pad_id=PAD)
-            assert batch.labels[0, -1] == -100
-            assert batch.labels.size - 1 not in batch.target_places[: batch.counts.targets]
-
-
-@settings_of_a_batch
-def test_boundaries_keep_documents_apart(some, rule, policy, length, rows, soft, cut):
-    # Each token names its document, so that a stretch between boundaries shows who is in it.
-    named = [([name] * len(tokens), spans) for name, (tokens, spans) in enumerate(some)]
-    store = gather(named, cut)
-    index = pack(rule, store, length, policy, soft)
-    out = BatchArrays.allocate(BatchShape.for_index(index, rows))
-    for begin in range(0, index.bins, rows):
-        fill_batch(out, index, range(begin, min(begin + rows, index.bins)), store, pad_id=-1)
-        edges = out.boundaries.tolist()
-        assert (edges[0], edges[-1]) == (0, rows * length)
-        for start, stop in pairwise(edges):
-            assert 0 <= stop - start <= length
-            names = set(out.tokens[start:stop][~out.soft_mask[start:stop]].tolist())
-            assert len(names) <= 1
-            assert set(out.labels[start:stop].tolist()) <= names | {-100}
-            assert out.positions[start:stop].tolist() == list(range(stop - start))
 
 
 def test_the_shape_has_boundaries_for_the_fullest_bins_and_no_more():
@@ -263,25 +209,25 @@ def test_more_than_the_shape_holds_is_refused():
     store = gather([([1, 2], []), ([3, 4], []), ([5, 6], [])])
     index = pack_best_fit(store.lengths, 6, 0)
     with pytest.raises(ValueError, match=wording("documents-in-batch-has")):
-        fill_batch(BatchArrays.allocate(BatchShape(1, 6, 2)), index, [0], store, pad_id=0)
+        fill_batch(BatchArrays.allocate(BatchShape(1, 6, 2)), index, [0], store)
     with pytest.raises(ValueError, match=wording("bins-places-do-not")):
-        fill_batch(BatchArrays.allocate(BatchShape(1, 4, 8)), index, [0], store, pad_id=0)
+        fill_batch(BatchArrays.allocate(BatchShape(1, 4, 8)), index, [0], store)
     with pytest.raises(ValueError, match=wording("bins-places-do")):
-        fill_batch(BatchArrays.allocate(BatchShape(1, 6, 8)), index, [0, 0], store, pad_id=0)
+        fill_batch(BatchArrays.allocate(BatchShape(1, 6, 8)), index, [0, 0], store)
     with pytest.raises(ValueError, match=wording("padded-row-holds-one")):
-        padded_batch(index, [0], store, pad_id=0)
+        padded_batch(index, [0], store)
     alone = pack_none(store.lengths, 6)
     with pytest.raises(ValueError, match=wording("row-does-not-go-into")):
-        padded_batch(alone, [0], store, pad_id=0, width=1)
+        padded_batch(alone, [0], store, width=1)
 
 
 def test_arrays_are_filled_in_place_with_constant_shapes_and_types():
     store = gather([([1, 2, 3], [(1, 3)])] * 7)
     index = pack_best_fit(store.lengths, 8, 0)
     out = BatchArrays.allocate(BatchShape.for_index(index, 2))
-    arrays = arrays_of(out)
+    arrays = [getattr(out, name) for name in ARRAYS]
     before = [(array.ctypes.data, array.shape, array.dtype) for array in arrays]
     for number in range(index.bins):
-        fill_batch(out, index, [number], store, pad_id=0)
+        fill_batch(out, index, [number], store)
     assert [(array.ctypes.data, array.shape, array.dtype) for array in arrays] == before
     assert {array.dtype for array in arrays} == {np.dtype(np.int32), np.dtype(np.bool_)}

@@ -6,13 +6,24 @@ import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from expert.data.tokens.documents import DocumentStore, numbers_in, write_dataset_files, write_shard
+from expert.data.tokens.documents import (
+    DocumentStore,
+    FlatDocuments,
+    numbers_in,
+    write_dataset_files,
+    write_shard,
+)
 from expert.data.tokens.encoder import EncodedBatch
+from expert.data.tokens.statistics import DocumentStatistics
+from tests.data.shards import shard_of
 
 
 def encoded(tokens: list[list[int]], spans: list[list[int]]) -> EncodedBatch:
@@ -69,3 +80,100 @@ def test_opening_documents_does_not_import_pandas(tmp_path):
         "sys.exit('pandas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- in shards -----------------------------------------------------------------------------------
+
+document = st.lists(st.integers(0, 99), max_size=8).flatmap(
+    lambda tokens: st.tuples(
+        st.just(tokens), st.just([(0, len(tokens))]) if tokens else st.just([])
+    )
+)
+shards = st.lists(st.lists(document, max_size=5), max_size=4)
+
+
+def flat(some: list[Any]) -> FlatDocuments:
+    return FlatDocuments([shard_of([t for t, _ in s], [p for _, p in s]) for s in some])
+
+
+@given(some=shards)
+def test_documents_are_numbered_through_all_shards(some):
+    store = flat(some)
+    documents = [one for shard in some for one in shard]
+    assert len(store) == len(documents)
+    assert store.lengths.tolist() == [len(tokens) for tokens, _ in documents]
+    for number, (tokens, spans) in enumerate(documents):
+        assert store.tokens(number).tolist() == tokens
+        assert [tuple(pair) for pair in store.spans(number).tolist()] == spans
+
+
+def test_tokens_and_spans_of_a_store_are_views():
+    shard = shard_of([[0, 1], [2, 3, 4, 5]], [[], [(0, 4)]])
+    store = FlatDocuments([shard_of([[9]], [[]]), shard])
+    assert np.shares_memory(store.tokens(2), shard.tokens)
+    assert np.shares_memory(store.spans(2), shard.spans)
+    assert (store.tokens(2).tolist(), store.spans(2).tolist()) == ([2, 3, 4, 5], [[0, 4]])
+    assert store.spans(1).tolist() == []
+
+
+def _with_spans(tokens: list[int], marks: list[bool]) -> tuple[list[int], list[tuple[int, int]]]:
+    """A document, and the runs of its tokens that are marked as learnt."""
+    spans: list[tuple[int, int]] = []
+    for place, mark in enumerate(marks[: len(tokens)]):
+        if mark and spans and spans[-1][1] == place:
+            spans[-1] = (spans[-1][0], place + 1)
+        elif mark:
+            spans.append((place, place + 1))
+    return tokens, spans
+
+
+partly_learnt = st.builds(
+    _with_spans, st.lists(st.just(7), max_size=8), st.lists(st.booleans(), min_size=8)
+)
+
+
+@given(some=st.lists(st.lists(partly_learnt, max_size=5), max_size=4), data=st.data())
+def test_a_stretch_has_targets_where_a_learnt_token_is_not_its_first(some, data):
+    store = flat(some)
+    documents = [one for shard in some for one in shard]
+    if not documents:
+        return
+    asked = data.draw(st.lists(st.integers(0, len(documents) - 1), max_size=6))
+    starts = [data.draw(st.integers(0, len(documents[one][0]))) for one in asked]
+    stops = [
+        data.draw(st.integers(start, len(documents[one][0])))
+        for one, start in zip(asked, starts, strict=True)
+    ]
+    plain = [
+        any(start < place < stop for a, b in documents[one][1] for place in range(a, b))
+        for one, start, stop in zip(asked, starts, stops, strict=True)
+    ]
+    columns = [np.array(column, np.int64) for column in (asked, starts, stops)]
+    assert store.have_targets(*columns).tolist() == plain
+    assert store.without_spans(columns[0]).tolist() == [not documents[one][1] for one in asked]
+
+
+# --- statistics ----------------------------------------------------------------------------------
+
+
+def shard(*ids: int) -> DocumentStatistics:
+    spans = [[0, len(ids)]] if ids else []
+    batch = encoded([list(ids)] if ids else [], spans)
+    return DocumentStatistics.of(batch, rows_in=1, dropped={})
+
+
+def test_the_largest_token_of_all_shards_is_kept():
+    total = DocumentStatistics()
+    for part in (shard(3, 9, 4), shard(), shard(7, 8)):
+        total = total.plus(part)
+    assert (total.tokens, total.largest_id) == (5, 9)
+    assert DocumentStatistics.from_json(total.to_json()) == total
+    assert DocumentStatistics().largest_id is None
+
+
+def test_a_file_of_before_the_largest_token_was_kept_is_read_and_says_nothing_of_it():
+    old = shard(3, 9).to_json()
+    del old["largest_id"]
+    read = DocumentStatistics.from_json(old)
+    assert (read.tokens, read.largest_id) == (2, None)
+    assert read.plus(shard(4)).largest_id is None

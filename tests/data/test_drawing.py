@@ -44,6 +44,26 @@ def test_the_draw_depends_on_the_seed_alone():
     assert not np.array_equal(first[0], draw_documents([50], [0.5], held_out_share=0.2, seed=4)[0])
 
 
+def held_out(count: int, share: float, seed: int) -> list[int]:
+    _, found = draw_documents([count], [1.0], held_out_share=share, seed=seed)
+    return [int(number) for number in found]
+
+
+def test_the_split_is_the_same_for_the_same_seed_and_another_for_another():
+    np.random.seed(1)
+    before = np.random.get_state()[1].tolist()  # type: ignore[index]
+    assert held_out(1000, 0.1, 42) == held_out(1000, 0.1, 42) != held_out(1000, 0.1, 43)
+    # Pinned: a run that is resumed later must hold back the rows it held back before.
+    assert held_out(40, 0.1, 42) == [7, 18, 32, 39]
+    assert len(held_out(100, 0.07, 42)) == 7  # 7.000000000000001 in floating point
+    assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
+
+
+@given(count=st.integers(2, 500), hundredths=st.integers(0, 100), seed=st.integers(0, 2**32 - 1))
+def test_exactly_the_asked_share_is_split_off_rounded_up(count, hundredths, seed):
+    assert len(held_out(count, hundredths / 100, seed)) == -(-count * hundredths // 100)
+
+
 def keys(prompts: list[int], answers: list[int] | None = None) -> RowKeys:
     """Documents of a token of prompt and a token of answer, of which the answer is learnt."""
     answers = answers if answers is not None else [0] * len(prompts)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -64,27 +62,20 @@ def test_learnt_tokens_are_those_of_the_learnt_segments(batch):
         assert text == "".join(segment.text for segment in segments if segment.learn)
 
 
-def test_a_token_that_would_straddle_two_segments_is_not_made():
+CHAT = "<|im_start|>user\nCount<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"), [("The qui", "ck brown fox"), (CHAT, "SELECT 1;<|im_end|>")]
+)
+def test_an_answer_is_encoded_after_its_prompt_alone(prompt, answer):
+    """No token straddles the two."""
     encoder = small_encoder()
-    segments = [Segment("The qui", False), Segment("ck brown fox", True)]
+    segments = [Segment(prompt, False), Segment(answer, True)]
     made = encoder.encode([segments])
     ids, learnt = one_by_one(encoder, segments)
     assert made.ids.tolist() == ids
     assert flags(len(ids), made.spans) == learnt
-
-
-def test_chat_rows_are_encoded_as_the_prompt_alone_and_the_answer_after_it():
-    encoder = small_encoder()
-    segments = [
-        Segment("<|im_start|>user\nCount<|im_end|>\n<|im_start|>assistant\n", False),
-        Segment("SELECT 1;<|im_end|>", True),
-    ]
-    made = encoder.encode([segments])
-    ids, learnt = one_by_one(encoder, segments)
-    assert made.ids.tolist() == ids
-    assert flags(len(ids), made.spans) == learnt
-    end = encoder.tokenizer.token_to_id("<|im_end|>")
-    assert made.ids[-1] == end
     assert made.spans[-1] == len(ids)  # the end token is learnt
 
 
@@ -144,21 +135,14 @@ def test_special_tokens_are_read_from_the_model_folder(tmp_path):
     folder = model_folder(tmp_path, bos_token={"content": "<s>"}, chat_template="{{ x }}")
     special = read_special_tokens(folder)
     assert (special.bos, special.eos, special.chat_template) == ("<s>", "<|im_end|>", "{{ x }}")
-
-
-def test_a_template_file_wins_and_a_list_of_templates_gives_its_default(tmp_path):
+    # Of several templates the default one, unless there is a file of it; ends in another file.
     named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
-    folder = model_folder(tmp_path, chat_template=named)
-    assert read_special_tokens(folder).chat_template == "b"
+    model_folder(tmp_path, chat_template=named, eos_token=None)
+    (folder / "special_tokens_map.json").write_text('{"eos_token": "<|endoftext|>"}')
+    special = read_special_tokens(folder)
+    assert (special.eos, special.chat_template) == ("<|endoftext|>", "b")
     (folder / "chat_template.jinja").write_text("c", encoding="utf-8")
     assert read_special_tokens(folder).chat_template == "c"
-
-
-def test_end_tokens_may_stand_in_the_special_tokens_map(tmp_path):
-    folder = model_folder(tmp_path, eos_token=None)
-    text = json.dumps({"eos_token": "<|endoftext|>"})
-    (folder / "special_tokens_map.json").write_text(text, encoding="utf-8")
-    assert read_special_tokens(folder).eos == "<|endoftext|>"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 from expert.core.world import World
 from expert.data.feed.batches import (
     IGNORED,
+    PAD_ID,
     BatchArrays,
     BatchCounts,
     BatchShape,
@@ -27,7 +28,6 @@ from expert.data.tokens.documents import FlatDocuments
 from tests.data.shards import shard_of
 from tests.wording import wording
 
-PAD = 7
 CPU = torch.device("cpu")
 
 
@@ -42,30 +42,32 @@ def some_documents(count: int = 60, seed: int = 0) -> FlatDocuments:
 class Case:
     """Sixty documents, packed; updates of five bins."""
 
-    def __init__(self, soft_tokens: int = 0) -> None:
+    def __init__(self, soft_tokens: int = 0, most_pieces: int | None = None) -> None:
         self.store = some_documents()
-        self.index: PackIndex = pack_best_fit(self.store.lengths, 64, 1, soft_tokens=soft_tokens)
+        self.index: PackIndex = pack_best_fit(
+            self.store.lengths, 64, 1, soft_tokens=soft_tokens, most_pieces=most_pieces
+        )
         self.order = DataOrder(self.index.bins, 5, seed=3)
 
     def works(self, done: int, total: int):
         for update in self.order.updates(done, total):
             yield UpdateWork(update, self.index, self.store)
 
-    def feed(self, rows: int, done: int = 0, total: int = 9, device=CPU) -> PackedFeed:
+    def feed(self, rows: int, done: int = 0, total: int = 9, **more: Any) -> PackedFeed:
         return PackedFeed(
-            self.works(done, total),
+            more.pop("works", self.works(done, total)),
             BatchShape.for_index(self.index, rows),
-            batches_per_update=-(-5 // rows),
-            device=device,
-            pad_id=PAD,
+            batches_per_update=more.pop("batches", -(-5 // rows)),
+            device=more.pop("device", CPU),
             soft=self.index.soft_tokens > 0,
+            **more,
         )
 
     def by_hand(self, done: int, rows: int) -> list[BatchArrays]:
         made = []
         for bins in micro_batches(self.order.update(done).bins, rows):
             out = BatchArrays.allocate(BatchShape.for_index(self.index, rows))
-            fill_batch(out, self.index, bins, self.store, pad_id=PAD)
+            fill_batch(out, self.index, bins, self.store)
             made.append(out)
         return made
 
@@ -101,85 +103,42 @@ def test_places_of_a_soft_prompt_are_told():
     assert all(mask is not None and mask.dtype == torch.bool for mask in masks)
     assert sum(int(mask.sum()) for mask in masks if mask is not None) % 3 == 0
     assert assert_equal_to_filling_by_hand(case, case.feed(2), 2) == 9
+    with Case().feed(2) as feed:
+        assert next(iter(feed)).batches[0].soft_mask is None
 
 
 @pytest.mark.parametrize("soft", [0, 3])
-def test_rows_that_are_trimmed_lose_nothing_but_padding(monkeypatch, soft: int):
+@pytest.mark.parametrize("way", ["trim", "flat"])
+def test_rows_that_are_trimmed_or_end_to_end_lose_nothing_but_padding(monkeypatch, way, soft):
     monkeypatch.setattr("expert.data.feed.feed.TRIMMED_TO", 8)
-    case = Case(soft_tokens=soft)
-    case.index = pack_best_fit(case.store.lengths, 64, 1, soft_tokens=soft, most_pieces=2)
-    case.order = DataOrder(case.index.bins, 5, seed=3)
-    widths = set()
-    whole = case.feed(2)
-    trimmed = PackedFeed(
-        case.works(0, 9),
-        BatchShape.for_index(case.index, 2),
-        batches_per_update=3,
-        device=CPU,
-        pad_id=PAD,
-        soft=soft > 0,
-        trim=True,
-    )
-    with whole, trimmed:
-        for one, other in zip(whole, trimmed, strict=True):
-            assert one.counts == other.counts
-            for full, cut in zip(one.batches, other.batches, strict=True):
-                width = cut.tokens.shape[1]
-                widths.add(width)
-                for name in ("tokens", "labels", "positions", "soft_mask"):
-                    there = getattr(full, name)
-                    if there is not None and name != "positions":
-                        assert torch.equal(there[:, :width], getattr(cut, name)), name
-                assert bool((full.tokens[:, width:] == PAD).all())
-                assert bool((full.labels[:, width:] == -100).all())
-                places = cut.target_places[: cut.targets].long()
-                assert bool((cut.labels.flatten()[places] >= 0).all())
-                assert cut.target_places.shape == (2 * width,)
-                edges = cut.boundaries.tolist()
-                assert edges[-1] == 2 * width
-                starts = [edge for edge in edges if edge < 2 * width]
-                assert [int(cut.positions.flatten()[edge]) for edge in starts] == [0] * len(starts)
-    assert len(widths) > 2
-
-
-@pytest.mark.parametrize("soft", [0, 3])
-def test_rows_end_to_end_lose_nothing_but_padding(monkeypatch, soft: int):
     monkeypatch.setattr("expert.data.feed.feed.FLAT_TO", 8)
-    case = Case(soft_tokens=soft)
-    case.index = pack_best_fit(case.store.lengths, 64, 1, soft_tokens=soft, most_pieces=2)
-    case.order = DataOrder(case.index.bins, 5, seed=3)
-    shape = BatchShape.for_index(case.index, 2)
-    options: dict[str, Any] = {
-        "batches_per_update": 3,
-        "device": CPU,
-        "pad_id": PAD,
-        "soft": soft > 0,
-    }
-    flat = PackedFeed(case.works(0, 9), shape, flat=True, **options)
+    case = Case(soft_tokens=soft, most_pieces=2)
     widths = set()
-    with case.feed(2) as whole, flat:
-        for one, other in zip(whole, flat, strict=True):
-            assert one.counts == other.counts
-            for full, laid in zip(one.batches, other.batches, strict=True):
+    with case.feed(2) as whole, case.feed(2, **{way: True}) as other:
+        for one, two in zip(whole, other, strict=True):
+            assert one.counts == two.counts
+            for full, laid in zip(one.batches, two.batches, strict=True):
+                rows, width = laid.tokens.shape
+                assert rows == (1 if way == "flat" else 2)
+                assert laid.longest == min(64, width)
                 assert documents_in(laid) == documents_in(full)
-                assert (laid.tokens.shape[0], laid.longest) == (1, min(64, laid.tokens.shape[1]))
-                assert laid.tokens.shape[1] < laid.counts.real_tokens + soft * 8 + 8
                 assert int((laid.labels >= 0).sum()) == laid.targets
-                widths.add(laid.tokens.shape[1])
+                places = laid.target_places[: laid.targets].long()
+                assert bool((laid.labels.flatten()[places] >= 0).all())
+                assert laid.target_places.shape == (rows * width,)
+                if way == "flat":
+                    assert width < laid.counts.real_tokens + soft * 8 + 8
+                widths.add(width)
     assert len(widths) > 2
 
 
 def documents_in(batch: Batch) -> list[tuple[list[int], ...]]:
-    """Tokens, labels and positions of every document that is no padding, in order."""
+    """Tokens, labels, positions and soft places of every document that is no padding, in order."""
     edges = batch.boundaries.unique().tolist()
-    parts = [part.flatten() for part in (batch.tokens, batch.labels, batch.positions)]
+    soft = torch.zeros_like(batch.tokens) if batch.soft_mask is None else batch.soft_mask
+    parts = [part.flatten() for part in (batch.tokens, batch.labels, batch.positions, soft)]
     cut = [tuple(part[a:b].tolist() for part in parts) for a, b in pairwise(edges)]
-    return [document for document in cut if set(document[0]) != {PAD}]
-
-
-def test_without_a_soft_prompt_there_is_no_mask_for_it():
-    with Case().feed(2) as feed:
-        assert next(iter(feed)).batches[0].soft_mask is None
+    return [document for document in cut if set(document[0]) != {PAD_ID}]
 
 
 def test_the_number_of_rows_at_once_changes_neither_order_nor_counts():
@@ -221,9 +180,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_where_updates_are_taken():
         yield from case.works(0, 2)
         raise OSError("the disk is gone")
 
-    shape = BatchShape.for_index(case.index, 5)
-    feed = PackedFeed(works(), shape, batches_per_update=1, device=CPU, pad_id=PAD)
-    with feed, pytest.raises(OSError, match="the disk is gone"):
+    with case.feed(5, works=works()) as feed, pytest.raises(OSError, match="the disk is gone"):
         for _ in feed:
             pass
 
@@ -236,9 +193,7 @@ def test_leaving_early_ends_the_thread():
 
 
 def test_an_update_with_too_many_batches_is_an_error_rather_than_a_loss():
-    case = Case()
-    shape = BatchShape.for_index(case.index, 1)
-    feed = PackedFeed(case.works(0, 1), shape, batches_per_update=2, device=CPU, pad_id=PAD)
+    feed = Case().feed(1, batches=2)
     with feed, pytest.raises(ValueError, match=wording("batches-in-update-with")):
         next(iter(feed))
 
@@ -256,15 +211,7 @@ def test_a_silent_batch_of_a_rank_has_no_label_and_counts_nothing():
     batches: list[Batch] = []
     silent: list[Batch] = []
     for rank in range(size):
-        feed = PackedFeed(
-            case.works(0, 1),
-            BatchShape.for_index(case.index, 1),
-            batches_per_update=2,
-            device=CPU,
-            pad_id=PAD,
-            world=World(rank=rank, size=size),
-        )
-        with feed:
+        with case.feed(1, total=1, batches=2, world=World(rank=rank, size=size)) as feed:
             first, second = next(iter(feed)).batches
             batches.append(first)
             (batches if rank == 0 else silent).append(second)

@@ -14,7 +14,7 @@ from expert.core.publish import DONE
 from expert.data.records import BadRow, DataError
 from expert.data.tokens import shards as module
 from expert.data.tokens.prepare import prepare
-from expert.data.tokens.shards import Helper
+from expert.data.tokens.shards import helped
 from tests.data.test_prepare import RECIPE, good_rows, work
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
@@ -70,5 +70,5 @@ def test_without_room_for_a_process_there_is_none(monkeypatch):
         raise OSError("no room")
 
     monkeypatch.setattr(os, "fork", no_room)
-    with Helper(lambda: None, wanted=True) as helper:
-        assert not helper.is_there
+    with helped(lambda: None, wanted=True) as is_there:
+        assert not is_there

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from expert.core.world import ALONE, World
+from expert.data.feed.batches import BatchCounts
 from expert.data.feed.loader import PaddedFeed, PreparedBins, RowsTokenisedLate
-from expert.data.feed.order import DataOrder, Grouping
+from expert.data.feed.order import DataOrder
 from expert.data.pack.pack import pack_none
 from expert.data.records import BadRow, DataError, Row, Segment
 from expert.data.tokens.documents import DocumentStore, write_dataset_files, write_shard
@@ -42,16 +44,17 @@ def prepared(tmp_path: Path) -> PreparedBins:
     write_dataset_files(tmp_path, ["data-00000.arrow"], "f" * 16)
     index = pack_none(DocumentStore(tmp_path).lengths, LENGTH, overlong="cut")
     index.save(tmp_path / "index.arrow")
-    return PreparedBins([tmp_path], tmp_path / "index.arrow", pad_id=0)
+    return PreparedBins([tmp_path], tmp_path / "index.arrow")
 
 
 def an_order(grouped: bool = False) -> DataOrder:
     lengths = np.array([min(len(text), LENGTH) for text in LINES])
-    grouping = Grouping(lengths, 4) if grouped else None
-    return DataOrder(len(LINES), 4, seed=5, grouping=grouping)
+    return DataOrder(len(LINES), 4, seed=5, grouped=lengths if grouped else None)
 
 
-def a_feed(dataset, *, done=0, total=14, rows=2, grouped=False, **options) -> PaddedFeed:
+def a_feed(
+    dataset, *, done=0, total=14, rows=2, grouped=False, world=ALONE, **options
+) -> PaddedFeed:
     return PaddedFeed(
         dataset,
         an_order(grouped),
@@ -60,6 +63,7 @@ def a_feed(dataset, *, done=0, total=14, rows=2, grouped=False, **options) -> Pa
         rows=rows,
         device=CPU,
         options=loader_plan(**options),
+        world=world,
     )
 
 
@@ -114,6 +118,20 @@ def test_the_rows_of_an_update_are_the_same_however_many_go_at_once(prepared):
     assert seen(1) == seen(2) == seen(4)
 
 
+def test_ranks_share_the_rows_and_a_silent_batch_counts_nothing(prepared):
+    with a_feed(prepared, total=1) as alone:
+        whole = next(iter(alone)).counts
+    total, silent = BatchCounts(), 0
+    for rank in range(3):  # four rows: one rank has two of them, the others one and a silent one
+        with a_feed(prepared, total=1, rows=1, world=World(rank=rank, size=3)) as feed:
+            for batch in next(iter(feed)).batches:
+                total += batch.counts
+                silent += batch.counts == BatchCounts()
+                assert bool((batch.labels >= 0).sum() == batch.targets)
+                assert int(batch.target_places[batch.targets]) == batch.labels.numel() - 1
+    assert (total, silent) == (whole, 2)
+
+
 def test_grouping_by_length_pads_less(prepared):
     def places(grouped: bool) -> int:
         with a_feed(prepared, rows=2, grouped=grouped) as feed:
@@ -131,7 +149,7 @@ def test_feeding_leaves_the_global_random_numbers_alone(prepared):
 
 
 def test_tokenising_late_gives_the_batches_that_preparing_gives(prepared):
-    late = RowsTokenisedLate(rows(), segments_of, ENCODER, length=LENGTH, pad_id=0)
+    late = RowsTokenisedLate(rows=rows(), segments_of=segments_of, encoder=ENCODER, length=LENGTH)
     expected = [(bins, tokens) for bins, tokens, _, _ in contents(a_feed(prepared, rows=1))]
     found = [(bins, tokens) for bins, tokens, _, _ in contents(a_feed(late, rows=1))]
     assert found == expected
@@ -139,11 +157,10 @@ def test_tokenising_late_gives_the_batches_that_preparing_gives(prepared):
 
 def test_a_bad_row_met_late_is_named():
     late = RowsTokenisedLate(
-        rows(),
-        lambda row: BadRow(row.file, row.line, "no answer"),
-        ENCODER,
+        rows=rows(),
+        segments_of=lambda row: BadRow(row.file, row.line, "no answer"),
+        encoder=ENCODER,
         length=LENGTH,
-        pad_id=0,
     )
     with pytest.raises(DataError, match=wording("cannot-be-used")):
         late[2]

@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.core.world import World
-from expert.data.feed.order import (
-    DataOrder,
-    Draw,
-    EpochOrder,
-    Grouping,
-    dealt,
-    micro_batches,
-    shuffled,
-)
+from expert.data.feed.order import DataOrder, Draw, dealt, micro_batches, shuffled
 from tests.each import each
 from tests.wording import wording
 
@@ -55,7 +47,7 @@ def test_uses_of_one_seed_share_no_shuffle():
 
 
 def test_epochs_differ_and_seeds_differ():
-    orders = {tuple(EpochOrder(40, seed, epoch).bins) for seed in (1, 2, 3) for epoch in range(4)}
+    orders = {tuple(DataOrder(40, 1, seed).epoch(n)) for seed in (1, 2, 3) for n in range(4)}
     assert len(orders) == 12
 
 
@@ -70,22 +62,11 @@ def test_an_epoch_sees_every_bin_once_in_updates_of_equal_size(count: int, size:
 
 @given(st.data(), counts, st.integers(1, 40), seeds, st.booleans())
 def test_going_on_at_any_update_equals_never_having_stopped(data, count, size, seed, grouped):
-    lengths = np.arange(count) * 7919 % 101
-    grouping = Grouping(lengths, size) if grouped else None
+    lengths = np.arange(count) * 7919 % 101 if grouped else None
     total = DataOrder(count, size, seed).updates_in(2.5)
-    whole = run(DataOrder(count, size, seed, grouping), 0, total)
+    whole = run(DataOrder(count, size, seed, lengths), 0, total)
     done = data.draw(st.integers(0, total))
-    assert run(DataOrder(count, size, seed, grouping), done, total) == whole[done:]
-
-
-@given(counts, st.integers(1, 40), seeds, st.integers(0, 5), st.integers(0, 400))
-def test_a_step_asked_for_alone_is_the_step_of_the_run(count, size, seed, epoch, step):
-    order = DataOrder(count, size, seed)
-    step %= order.steps_per_epoch
-    update = order.update(epoch * order.steps_per_epoch + step)
-    assert (update.epoch, update.step) == (epoch, step)
-    alone = EpochOrder(count, seed, epoch).step(step, size)
-    assert alone.tolist() == update.bins.tolist()
+    assert run(DataOrder(count, size, seed, lengths), done, total) == whole[done:]
 
 
 def test_steps_may_be_asked_for_in_any_sequence():
@@ -118,39 +99,13 @@ def test_an_order_of_nothing_is_refused():
 
 
 @given(counts, st.integers(1, 12), seeds, st.integers(0, 3))
-def test_grouping_keeps_every_bin_and_sorts_each_update(count, batch, seed, epoch):
+def test_grouping_sorts_the_rows_of_each_step_and_changes_none(count, size, seed, epoch):
+    """Sorted over more than a step, steps held rows of one length, and less was learnt."""
     lengths = np.arange(count) * 7919 % 101
-    order = EpochOrder(count, seed, epoch, Grouping(lengths, batch)).bins
-    assert sorted(order.tolist()) == list(range(count))
-    for update in micro_batches(order, batch):
-        assert lengths[update].tolist() == sorted(lengths[update].tolist(), reverse=True)
-
-
-@given(counts, st.integers(1, 12), seeds, st.integers(0, 3))
-def test_grouping_changes_no_rows_of_a_step(count, size, seed, epoch):
-    """Sorted over more than a step, steps held rows of one length."""
-    lengths = np.arange(count) * 7919 % 101
-    plain = EpochOrder(count, seed, epoch)
-    grouped = EpochOrder(count, seed, epoch, Grouping(lengths, size))
-    for step in range(-(-count // size)):
-        assert sorted(grouped.step(step, size)) == sorted(plain.step(step, size))
-
-
-def test_micro_batches_of_a_grouped_step_hold_rows_of_one_length():
-    lengths = np.random.default_rng(0).integers(1, 2048, 6400)
-    spread = []
-    for grouping in (None, Grouping(lengths, 64)):
-        rows = lengths[EpochOrder(6400, 5, 0, grouping).bins].reshape(-1, 8)
-        spread.append(np.mean(rows.max(1) - rows.min(1)))
-    assert spread[1] < spread[0] / 5  # 8 of 64 sorted rows: about an eighth of the range
-
-
-def test_steps_of_grouped_rows_are_as_mixed_as_a_shuffle():
-    """The variance of the mean length of a step, as of 16 rows drawn at random; known to 6 % from
-    500 steps."""
-    lengths = np.random.default_rng(0).integers(22, 25, 8000)
-    means = lengths[EpochOrder(8000, 5, 0, Grouping(lengths, 16)).bins].reshape(-1, 16).mean(1)
-    assert means.var() == pytest.approx(lengths.var() / 16, rel=0.2)
+    plain, grouped = (DataOrder(count, size, seed, by).epoch(epoch) for by in (None, lengths))
+    for one, other in zip(micro_batches(plain, size), micro_batches(grouped, size), strict=True):
+        assert sorted(one) == sorted(other)
+        assert lengths[other].tolist() == sorted(lengths[one].tolist(), reverse=True)
 
 
 @given(bins=st.integers(0, 40), rows=st.integers(1, 9), size=st.integers(1, 6))

@@ -89,7 +89,7 @@ def test_few_rows_are_not_spread_over_sequences_because_the_last_one_is_not_full
 def test_concatenated_rows_make_updates_of_the_rows_asked_for(examples, mean):
     lengths = np.full(4000, mean)
     made = concatenation_of(examples, mean=mean, length=1024)
-    index = pack_concat(lengths, made.length, 0, overlong="split")
+    index = pack_concat(lengths, made.length, 0)
     rows = made.sequences * index.examples / index.bins
     # A sequence is a multiple of 8 places, and a row of 8 places a sequence of its own.
     assert rows == pytest.approx(examples, rel=ROWS_OFF, abs=8 / mean)

@@ -7,12 +7,12 @@ from itertools import islice
 import pytest
 
 from expert.data.examples.formats import example_of
-from expert.data.pack.pack import pack_best_fit
 from expert.data.read.rows import read_rows
 from expert.data.records import Example, Row, Segment
 from expert.data.template.templates import Template, named_template, plain_segments
+from tests.data import SHARED
 from tests.data.examples.understood import understand
-from tests.data.tokenizers import QWEN3, SHARED, qwen3_encoder
+from tests.data.tokenizers import QWEN3, qwen3_encoder
 
 FILES = [
     "json/train.jsonl",
@@ -64,12 +64,3 @@ def test_exactly_the_answers_are_learnt(name: str):
         whole = "".join(segment.text for segment in segments)
         assert decode(ids, skip_special_tokens=False) == whole
         assert decode(learnt, skip_special_tokens=False) == answers_of(example, template)
-
-
-@pytest.mark.parametrize("name", ["json/corpus.jsonl", "sql/train.jsonl", "cypher/train.jsonl"])
-def test_real_rows_fill_sequences_to_98_percent(name: str):
-    encoder = qwen3_encoder()
-    template = named_template("chatml", eos="<|im_end|>")
-    examples = examples_of(name, 700)
-    lengths = encoder.encode([template.segments(example) for example in examples]).lengths
-    assert pack_best_fit(lengths, 2048, 42).statistics().fill >= 0.98

@@ -50,8 +50,8 @@ def pack(store, seed):
     return pack_best_fit(store.lengths, LENGTH, seed)
 
 
-def a_stream(source: Source, workers: int = 0, **more) -> Stream:
-    streamed = StreamedRows(source, lambda: segments_of, ENCODER, window_rows=40)
+def a_stream(source: Source, workers: int = 0, pack=pack, encoder=ENCODER, **more) -> Stream:
+    streamed = StreamedRows(source, lambda: segments_of, encoder, window_rows=40)
     options = loader_plan(workers=workers)
     return Stream(streamed, pack, examples_per_update=10, seed=2, options=options, **more)
 
@@ -135,16 +135,12 @@ def test_an_empty_stream_is_an_error():
 
 
 def test_a_stream_with_nothing_to_learn_is_an_error():
-    streamed = StreamedRows(Source(), lambda: lambda row: [Segment("abc", False)], Unlearnt())
     with pytest.raises(DataError, match=wording("nothing-to-learn")):
-        Stream(streamed, pack, examples_per_update=4, seed=0, options=loader_plan())
+        a_stream(Source(), encoder=Unlearnt(ENCODER.characters))
 
 
 class Unlearnt(CharacterEncoder):
     """Characters of which none is learnt."""
-
-    def __init__(self) -> None:
-        super().__init__("abc")
 
     def encode(self, documents):
         batch = super().encode(documents)
@@ -169,13 +165,12 @@ def test_a_stream_is_fed_like_prepared_tokens():
         shape,
         batches_per_update=stream.shape.batches_per_update(2),
         device=torch.device("cpu"),
-        pad_id=0,
     )
     expected = list(works(a_stream(Source())))
     with feed:
         for fed, work in zip(feed, expected, strict=True):
             out = BatchArrays.allocate(shape)
-            fill_batch(out, work.index, work.update.bins[:2], work.store, pad_id=0)
+            fill_batch(out, work.index, work.update.bins[:2], work.store)
             np.testing.assert_array_equal(fed.batches[0].tokens.flatten().numpy(), out.tokens)
 
 
@@ -185,11 +180,7 @@ def test_a_window_of_which_nothing_is_learnt_makes_no_update():
         gone = np.arange(0 if first else len(store))
         return pack_best_fit(store.lengths, LENGTH, seed, unlearnt=gone)
 
-    streamed = StreamedRows(Source(), lambda: segments_of, ENCODER, window_rows=40)
-    options = loader_plan()
-    stream = Stream(
-        streamed, nothing_after_the_first, examples_per_update=10, seed=2, options=options
-    )
+    stream = a_stream(Source(), pack=nothing_after_the_first)
     rows = [len(texts_of(work)) for work in works(stream)]
     assert (sum(rows), min(rows) > 0) == (40, True)
     assert (stream.first_rows, stream.first_unlearnt) == (40, 0)
@@ -199,7 +190,5 @@ def test_a_stream_whose_first_rows_teach_nothing_is_an_error():
     def nothing(store, seed):
         return pack_best_fit(store.lengths, LENGTH, seed, unlearnt=np.arange(len(store)))
 
-    streamed = StreamedRows(Source(), lambda: segments_of, ENCODER, window_rows=40)
-    words = wording("first-rows-stream-nothing")
-    with pytest.raises(DataError, match=words):
-        Stream(streamed, nothing, examples_per_update=4, seed=0, options=loader_plan())
+    with pytest.raises(DataError, match=wording("first-rows-stream-nothing")):
+        a_stream(Source(), pack=nothing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ from expert.data.records import Example, Row, Segment
 from expert.data.template.templates import named_template
 from expert.data.tokens.encoder import SpecialTokens, TextEncoder
 from expert.data.tokens.text_pieces import PieceEncoder, find_cuts, without_normalizer
+from tests.data import FILES, SHARED
 from tests.data.examples.understood import understand
-from tests.data.tokenizers import SHARED, qwen3_encoder, small_tokenizer
+from tests.data.tokenizers import qwen3_encoder, small_tokenizer
 from tests.each import each
 
-FILES = Path(__file__).parent / "files"
 QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -114,23 +115,8 @@ def test_ascii_text_is_cut_into_the_words_of_the_tokenizer():
     pieces = PieceEncoder(tokenizer_of("qwen"))
     texts = ["it's  a (test), 12\n\n<x>\tend ", "naïve it's"]
     cut = pieces.cut([[Segment(text, True)] for text in texts], by_words=True)
-    words = [
-        "it",
-        "'s",
-        " ",
-        " a",
-        " (",
-        "test",
-        "),",
-        " ",
-        "1",
-        "2",
-        "\n\n",
-        "<x",
-        ">",
-        "\tend",
-        " ",
-    ]
+    words = [*("it", "'s", " ", " a", " (", "test", "),", " ", "1", "2"), "\n\n", "<x", ">"]
+    words += ["\tend", " "]
     assert cut == [[words], [["naïve it's"]]]
 
 
@@ -154,41 +140,19 @@ def test_nothing_is_encoded_as_nothing():
     assert [len(part) for part in (made.ids, made.lengths, made.spans, made.span_counts)] == [0] * 4
 
 
-def with_words_unknown(tokenizer: Any) -> None:
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+UNKNOWN: dict[str, Callable[[Any], Any]] = {
+    "other words": lambda it: setattr(it, "pre_tokenizer", pre_tokenizers.Metaspace()),
+    "a space before": lambda it: setattr(
+        it, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)
+    ),
+    "lower case": lambda it: setattr(it, "normalizer", normalizers.Lowercase()),
+    "a token that takes blanks": lambda it: it.add_tokens([AddedToken("<mask>", lstrip=True)]),
+    "a token over lines": lambda it: it.add_tokens([AddedToken("a\nb")]),
+    "dropout": lambda it: setattr(it.model, "dropout", 0.1),
+}
 
 
-def with_a_space_before(tokenizer: Any) -> None:
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-
-
-def with_lower_case(tokenizer: Any) -> None:
-    tokenizer.normalizer = normalizers.Lowercase()
-
-
-def with_a_token_that_takes_blanks(tokenizer: Any) -> None:
-    tokenizer.add_tokens([AddedToken("<mask>", lstrip=True)])
-
-
-def with_a_token_over_lines(tokenizer: Any) -> None:
-    tokenizer.add_tokens([AddedToken("a\nb")])
-
-
-def with_dropout(tokenizer: Any) -> None:
-    tokenizer.model.dropout = 0.1
-
-
-@each(
-    "change",
-    [
-        with_words_unknown,
-        with_a_space_before,
-        with_lower_case,
-        with_a_token_that_takes_blanks,
-        with_a_token_over_lines,
-        with_dropout,
-    ],
-)
+@each("change", UNKNOWN.values(), ids=UNKNOWN)
 def test_a_tokenizer_of_which_it_is_not_known_is_never_cut(change):
     tokenizer = tokenizer_of("gpt2")
     assert find_cuts(tokenizer) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,21 @@ def save(folder: Path, rows: list[dict[str, Any]]) -> Path:
     return folder
 
 
+def token_expert(folder: Path, rows: list[dict[str, Any]], **config: Any) -> Path:
+    """An expert whose rows are tokens, named by the path of its data set."""
+    save(folder / "tokens", rows)
+    return an_expert(folder, dataset={"path": "tokens", "use_pretokenized": True}, **config)
+
+
+def cached_expert(folder: Path, rows: list[dict[str, Any]]) -> tuple[Path, Path]:
+    """One whose cache path names a folder of tokens, and that folder."""
+    file = an_expert(folder, pretokenized_cache="mine/tokenized")
+    return file, save(folder / "mine" / "tokenized", rows)
+
+
+ROWS = [token_row(n) for n in range(20)]
+
+
 def bytes_below(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -66,8 +82,7 @@ def trained_texts(data: PreparedData) -> list[str]:
 
 
 def test_tokens_that_the_cache_path_names_are_used_without_their_padding(tmp_path):
-    file = an_expert(tmp_path, pretokenized_cache="mine/tokenized")
-    folder = save(tmp_path / "mine" / "tokenized", [token_row(n) for n in range(20)])
+    file, folder = cached_expert(tmp_path, ROWS)
     before = bytes_below(folder)
     made = prepare(file)
     texts = texts_of(made, "train") + texts_of(made, "validation")
@@ -107,8 +122,7 @@ def test_tokens_that_the_path_names_are_used_with_the_splits_of_their_folder(tmp
 def test_without_labels_all_but_the_padding_is_trained_on(tmp_path):
     model_folder(tmp_path / "models" / "small", pad_token="<pad>")
     rows = [token_row(n, labels=False) for n in range(20)]
-    save(tmp_path / "tokens", rows)
-    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    file = token_expert(tmp_path, rows)
     made = prepare(file)
     statistics = made.train.folders[0].statistics
     assert (
@@ -121,17 +135,15 @@ def test_without_labels_all_but_the_padding_is_trained_on(tmp_path):
 def test_without_a_mask_pad_tokens_at_the_end_are_padding(tmp_path):
     rows = [token_row(n, labels=False, mask=False) for n in range(20)]
     real = sum(token != 0 for row in rows for token in row["input_ids"])
-    save(tmp_path / "tokens", rows)
-    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    file = token_expert(tmp_path, rows)
     model_folder(tmp_path / "models" / "small", pad_token=TOKENIZER.id_to_token(0))
     assert prepare(file).train.folders[0].statistics.tokens == real
 
 
 def test_ids_beyond_the_vocabulary_do_not_fit_and_the_rows_are_tokenised_instead(tmp_path):
-    file = an_expert(tmp_path, pretokenized_cache="mine/tokenized")
     rows = [token_row(n, labels=False) for n in range(20)]
     rows[7]["input_ids"][3] = 49_000
-    folder = save(tmp_path / "mine" / "tokenized", rows)
+    file, folder = cached_expert(tmp_path, rows)
     before = bytes_below(folder)
     made = prepare(file)
     assert "FROM city" in texts_of(made, "train")[0]
@@ -142,11 +154,10 @@ def test_ids_beyond_the_vocabulary_do_not_fit_and_the_rows_are_tokenised_instead
 
 
 def test_ids_of_another_tokenizer_are_known_by_the_text_they_make(tmp_path):
-    file = an_expert(tmp_path, pretokenized_cache="mine/tokenized")
     rows = [token_row(n, labels=False) for n in range(20)]
     for row in rows:
         row["input_ids"] = [(id * 7 + 11) % 300 for id in row["input_ids"]]
-    save(tmp_path / "mine" / "tokenized", rows)
+    file, _ = cached_expert(tmp_path, rows)
     made = prepare(file)
     assert wording("same-when-text-tokenised") in made.doubts[0].text
     assert "FROM city" in texts_of(made, "train")[0]
@@ -168,25 +179,17 @@ def test_ids_of_another_tokenizer_are_known_by_the_text_they_make(tmp_path):
         (lambda row: row.update(labels=[1, 2, 3]), "labels has 3 places and input_ids 64"),
         (lambda row: row.update(labels=[-100] * PADDED), wording("no-token-to-train")),
         (lambda row: row.update(attention_mask=[2] * PADDED), "attention_mask holds 2"),
+        (lambda row: row.update(labels=1), wording("labels-not-list-numbers")),
     ],
 )
 def test_tokens_that_do_not_fit_are_an_error_where_there_are_no_rows(tmp_path, spoil, told):
     rows = [token_row(n) for n in range(20)]
     for row in rows:
         spoil(row)
-    save(tmp_path / "tokens", rows)
-    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    file = token_expert(tmp_path, rows)
     for ask in (prepare, expert.plan, check_dataset):
         with pytest.raises(DataError, match=told):
             ask(file)
-
-
-def test_labels_that_are_numbers_are_not_taken_for_tokens(tmp_path):
-    rows = [{**token_row(n), "labels": n % 2} for n in range(20)]
-    save(tmp_path / "tokens", rows)
-    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
-    with pytest.raises(DataError, match=wording("labels-not-list-numbers")):
-        prepare(file)
 
 
 def test_text_beside_the_tokens_is_what_is_fallen_back_to(tmp_path):
@@ -194,8 +197,7 @@ def test_text_beside_the_tokens_is_what_is_fallen_back_to(tmp_path):
         {**token_row(n, labels=False), "input_ids": [9_999] * PADDED, "text": f"Row {n}."}
         for n in range(20)
     ]
-    save(tmp_path / "tokens", rows)
-    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    file = token_expert(tmp_path, rows)
     made = prepare(file)
     assert "Row 3." in "".join(texts_of(made, "train") + texts_of(made, "validation"))
     assert wording("rows-tokenised-instead") in made.doubts[0].text
@@ -209,16 +211,14 @@ def test_rows_without_tokens_are_tokenised_although_tokens_were_said_to_be_there
 
 
 def test_tokens_are_used_where_the_rows_they_were_made_from_are_gone(tmp_path):
-    file = an_expert(tmp_path, pretokenized_cache="mine/tokenized")
-    save(tmp_path / "mine" / "tokenized", [token_row(n) for n in range(20)])
+    file, _ = cached_expert(tmp_path, ROWS)
     (tmp_path / "train.jsonl").unlink()
     assert prepare(file).train.rows == 18
 
 
 def test_what_was_checked_and_what_cannot_be_known_is_written_beside_the_tokens(tmp_path):
     rows = [{**token_row(n), "token_type_ids": [0] * PADDED, "source": "web"} for n in range(20)]
-    save(tmp_path / "tokens", rows)
-    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    file = token_expert(tmp_path, rows)
     made = prepare(file)
     record = json.loads((made.train.folders[0].folder / CHECKED).read_text(encoding="utf-8"))
     assert record["rows"] == 20
@@ -231,11 +231,8 @@ def test_what_was_checked_and_what_cannot_be_known_is_written_beside_the_tokens(
 
 
 def test_rows_longer_than_the_length_are_cut_or_left_out_like_others(tmp_path):
-    rows = [token_row(n) for n in range(20)]
-    save(tmp_path / "tokens", rows)
-    dataset = {"path": "tokens", "use_pretokenized": True}
-    file = an_expert(tmp_path, dataset=dataset, max_seq_length=48)
-    longest = max(sum(row["attention_mask"]) for row in rows)
+    file = token_expert(tmp_path, ROWS, max_seq_length=48)
+    longest = max(sum(row["attention_mask"]) for row in ROWS)
     made = prepare(file, overrides=(f"max_seq_length={longest - 1}",))
     assert made.train.index.overlong.cut > 0
     made = prepare(file, overrides=(f"max_seq_length={longest - 1}", "overlong=drop"))
@@ -245,19 +242,15 @@ def test_rows_longer_than_the_length_are_cut_or_left_out_like_others(tmp_path):
 def test_rows_joined_and_cut_to_one_length_are_told_of(tmp_path):
     text = encoded("".join(f"Row {n} says so.<|im_end|>" for n in range(400)))
     chunks = [text[start : start + 32] for start in range(0, len(text) - 32, 32)]
-    save(tmp_path / "tokens", [{"input_ids": ids, "labels": ids} for ids in chunks])
-    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    file = token_expert(tmp_path, [{"input_ids": ids, "labels": ids} for ids in chunks])
     assert any(wording("every-row-has-tokens") in doubt.text for doubt in prepare(file).doubts)
 
 
 def test_a_changed_token_folder_is_converted_again(tmp_path):
-    file = an_expert(tmp_path, pretokenized_cache="mine/tokenized")
-    save(tmp_path / "mine" / "tokenized", [token_row(n) for n in range(20)])
+    file, folder = cached_expert(tmp_path, ROWS)
     first = prepare(file).train.folders[0]
-    import shutil
-
-    shutil.rmtree(tmp_path / "mine" / "tokenized")
-    save(tmp_path / "mine" / "tokenized", [token_row(n) for n in range(21)])
+    shutil.rmtree(folder)
+    save(folder, [*ROWS, token_row(20)])
     second = prepare(file).train.folders[0]
     assert first.key != second.key
     assert second.statistics.documents == 21
@@ -275,8 +268,7 @@ def test_prepared_tokens_of_another_expert_keep_what_they_train_on(tmp_path):
 
 
 def test_the_check_of_a_data_set_and_the_plan_understand_tokens(tmp_path):
-    save(tmp_path / "tokens", [token_row(n) for n in range(20)] + [token_row(3)])
-    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    file = token_expert(tmp_path, [*ROWS, token_row(3)])
     before = sorted(tmp_path.rglob("*"))
     report = check_dataset(file)
     assert report.problems == []
@@ -290,15 +282,14 @@ def test_the_check_of_a_data_set_and_the_plan_understand_tokens(tmp_path):
 
 
 def test_tokens_without_the_key_that_says_so_are_refused_with_it(tmp_path):
-    save(tmp_path / "tokens", [token_row(n) for n in range(20)])
+    save(tmp_path / "tokens", ROWS)
     file = an_expert(tmp_path, dataset={"path": "tokens"})
     with pytest.raises(DataError, match=r"tokens already.*use_pretokenized: true"):
         prepare(file)
 
 
 def test_token_folders_are_found_with_who_uses_them(tmp_path):
-    an_expert(tmp_path, pretokenized_cache="mine/tokenized")
-    save(tmp_path / "mine" / "tokenized", [token_row(n) for n in range(20)])
+    cached_expert(tmp_path, ROWS)
     users, _ = read_users(tmp_path)
     found = find_datasets([tmp_path], environ={}, home=tmp_path / "home", users=users)
     tokens = next(entry for entry in found if entry.kind == "tokenised")
@@ -307,8 +298,7 @@ def test_token_folders_are_found_with_who_uses_them(tmp_path):
 
 def test_rows_that_no_special_token_ends_are_told_of(tmp_path):
     rows = [{"input_ids": encoded(f"Row {n} says so.")} for n in range(20)]
-    save(tmp_path / "tokens", rows)
-    file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
+    file = token_expert(tmp_path, rows)
     assert wording("would-not-learn-to") in prepare(file).doubts[0].text
 
 
@@ -319,14 +309,7 @@ def test_a_run_is_trained_on_tokens_and_is_not_judged_by_them_unasked(tmp_path):
 
     tiny = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     rows = [{"input_ids": tiny.encode(f"Row {n} says {n}.<|endoftext|>").ids} for n in range(20)]
-    save(tmp_path / "tokens", rows)
-    file = an_expert(
-        tmp_path,
-        dataset={"path": "tokens", "use_pretokenized": True},
-        model="tiny",
-        max_steps=2,
-        device="cpu",
-    )
+    file = token_expert(tmp_path, rows, model="tiny", max_steps=2, device="cpu")
     result = train(file)
     assert result.steps == 2
     with pytest.raises(NoTestSet, match=wording("its-rows-are-tokens")):
@@ -336,8 +319,7 @@ def test_a_run_is_trained_on_tokens_and_is_not_judged_by_them_unasked(tmp_path):
 def test_a_look_before_the_run_warns_of_tokens_that_do_not_fit(tmp_path):
     from expert.jobs.diagnose.data import check_data
 
-    file = an_expert(tmp_path, pretokenized_cache="mine/tokenized")
-    save(tmp_path / "mine" / "tokenized", [{"input_ids": [9_999] * 8} for _ in range(20)])
+    file, _ = cached_expert(tmp_path, [{"input_ids": [9_999] * 8}] * 20)
     facts = check_data(open_run(file, data="counted"))
     found = {each.name: each for each in facts.findings}
     assert wording("beyond-the-tokenizers") in found["token-folder"].evidence
@@ -345,7 +327,7 @@ def test_a_look_before_the_run_warns_of_tokens_that_do_not_fit(tmp_path):
 
 def test_files_of_tokens_are_read_like_a_saved_folder(tmp_path):
     file = an_expert(tmp_path, dataset={"path": "tokens.jsonl", "use_pretokenized": True})
-    rows = [token_row(n) for n in range(20)]
+    rows = ROWS
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "tokens.jsonl").write_text(text, encoding="utf-8")
     datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "tokens.parquet"))
@@ -365,7 +347,7 @@ def test_each_task_may_have_tokens_of_its_own(tmp_path):
 
 def test_beside_a_folder_that_may_only_be_read_nothing_is_written(tmp_path, monkeypatch):
     file = an_expert(tmp_path / "own")
-    folder = save(tmp_path / "shared" / "tokens", [token_row(n) for n in range(20)])
+    folder = save(tmp_path / "shared" / "tokens", ROWS)
     monkeypatch.setattr("os.access", lambda path, mode: "shared" not in str(path))
     before = bytes_below(tmp_path / "shared")
     made = prepare(file, overrides=(f"pretokenized_cache={folder}",))

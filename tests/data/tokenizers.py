@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from expert.data.tokens.encoder import SpecialTokens, TextEncoder
+from tests.data import FILES, SHARED
 
 # A byte-level BPE of 400 tokens with ChatML markers. It is a file so that every process of a test
 # has the same one, whether or not training one is deterministic.
-TOKENIZER = Path(__file__).parent / "files" / "tokenizer.json"
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+TOKENIZER = FILES / "tokenizer.json"
 QWEN3 = SHARED / "tokenizers" / "qwen3"
 
 

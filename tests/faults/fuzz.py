@@ -81,9 +81,9 @@ def _rows(file: Path, raw: bytes) -> None:
 
 
 def _template(file: Path, raw: bytes) -> None:
-    from expert.data.template.chat_template import chat_template
+    from expert.data.template.chat_template import ChatTemplate
 
-    chat_template(raw.decode("utf-8", "replace"))
+    ChatTemplate(raw.decode("utf-8", "replace"))
 
 
 def _stored(file: Path, raw: bytes) -> None:

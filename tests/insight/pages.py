@@ -11,12 +11,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from expert.insight.ladder.ladder import Ladder, Measured, SettingResult
+from expert.insight.ladder.ladder import Ladder
 from expert.insight.page.blocks import Block, Figure, Folded, Grid, Page, Tile, Tiles, Words
 from expert.insight.page.contents import make_page
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
 from expert.jobs.report import gather
+from tests.insight.ladders import ladder as made_ladder
+from tests.insight.ladders import rung
 
 GIB = 2**30
 START = 1_800_000_000.0
@@ -264,27 +266,5 @@ def hostile_run(folder: Path, text: str) -> Path:
 
 
 def ladder() -> Ladder:
-    seen = Measured(
-        tokens_per_second=100.0, windows=[100.0], spread=0.0, samples_per_second=1.0,
-        seconds_per_update=1.0, seconds_per_epoch=10.0, gpu_utilization=None,
-        peak_memory_bytes=None, mfu=None, mfu_because="no GPU", padding=None, data_wait=None,
-        examples_per_update=4, updates_measured=5, updates_before=2, updates_learnt=7,
-        compile_seconds=None, loss=1.0, micro_batch=4, accumulation=1, fallbacks=[],
-    )  # fmt: skip
-    common: dict[str, Any] = {
-        "adds": "",
-        "changes": {},
-        "settings": {},
-        "plan_hash": "",
-        "seconds": 1.0,
-    }
-    rungs = [
-        SettingResult(name="baseline", status="kept", because="", measured=seen, **common),
-        SettingResult(name="<b>", status="failed", because="no <room>", **common),
-    ]
-    return Ladder(
-        name="demo", date="2026-01-01", command="expert benchmark", version="1", card="a card",
-        device="cpu", model="tiny", parameters=None, adapter="lora", quantization="none",
-        dataset="d", training_rows=10, max_seq_length=64, examples_per_update=4, held_out_rows=2,
-        held_out_tokens=20, quick=True, seconds=3.0, environment={}, notes=[], rungs=rungs,
-    )  # fmt: skip
+    failed = rung("<b>", None, "failed", because="no <room>")
+    return made_ladder(rung("baseline", 100.0), failed, card="a card", environment={})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,87 +14,14 @@ from expert.insight.record import RunRecord
 from expert.insight.step.anatomy import dissect
 
 GIB = 2**30
-HEALTHY_STEP: Event = {
-    # As an H200 told them of a 0.6B model (docs/benchmarks/training-speed-h200.json), an update.
-    "updates": 5,
-    "loss": 2.0,
-    "tokens": 130_000,
-    "tokens_per_second": 108_997.0,
-    "samples_per_second": 300.0,
-    "mfu": 0.2917,
-    "padding": 0.02,
-    "seconds": 1.4934,
-    "grad_norm": 1.0,
-    "time_data_wait": 6.6e-6,
-    "time_copy": 8.0e-5,
-    "time_forward": 0.668,
-    "time_backward": 0.821,
-    "time_optimizer": 0.0032,
-    "time_other": 7.0e-5,
-    "time_feed": 0.006,
-    "ran_dry": 0.0,
-    "gpu_utilization": 100.0,
-    "gpu_memory_bytes": 46 * GIB,
-    "gpu_process_memory_bytes": 45.5 * GIB,
-    "peak_reserved_bytes": 44_436_553_728,
-    "power_watts": 690.0,
-    "sm_clock_mhz": 1700.0,
-    "throttled_power": 0.6,
-    "throttled_heat": 0.0,
-    "allocator_retries": 0,
-    "recompiles": 0,
-}
-PLAN: dict[str, Any] = {
-    "model": {"name": "Qwen/Qwen3-0.6B", "parameters": 596_049_920, "quantization": "none"},
-    "adapter": {"type": "lora", "trainable_parameters": 10_092_544},
-    "kernels": {
-        "device": "cuda",
-        "precision": "bf16",
-        "tf32": True,
-        "attention": "flash",
-        "fused_loss": True,
-        "compile": False,
-        "checkpointing": "none",
-        "recomputed_blocks": 0,
-    },
-    "data": {"max_seq_length": 2048, "packing": "best-fit", "tokenize": "ahead"},
-    "batch": {
-        "examples_per_update": 100,
-        "sequences_per_update": 16,
-        "micro_batch": 16,
-        "accumulation": 1,
-    },
-    "loader": {"workers": 0, "prefetch": 4, "pin_memory": True},
-    "optim": {"optimizer": "adamw_torch_fused"},
-    "length": {
-        "epochs": 3.0,
-        "max_steps": None,
-        "flops_per_token": 2.6e9,
-        "peak_flops": 989e12,
-        "tokens_per_epoch": 1_000_000,
-        "seconds": None,
-    },
-    "watch": {"logging_steps": 5, "eval_steps": None, "save_steps": None},
-    "memory": {
-        "budget_bytes": 139 * GIB,
-        "peak_bytes": 45 * GIB,
-        "parts": {"activations": 38 * GIB, "workspace": 2 * GIB, "loss": GIB},
-    },
-    "decisions": [],
-    "remarks": [],
-}
+_HEALTHY = json.loads(Path(__file__).with_name("healthy.json").read_text(encoding="utf-8"))
+HEALTHY_STEP: Event = _HEALTHY["step"]
+"""As an H200 told them of a 0.6B model (docs/benchmarks/training-speed-h200.json), an update."""
+PLAN: dict[str, Any] = _HEALTHY["plan"]
 H200: dict[str, Any] = {
-    "name": {"value": "NVIDIA H200", "source": "NVML"},
-    "memory_total_bytes": {"value": 150_754_820_096, "source": "NVML"},
-    "capability": {"value": [9, 0], "source": "NVML"},
-    "holders": {"value": [], "source": "NVML"},
+    name: {"value": value, "source": "NVML"} for name, value in _HEALTHY["gpu"].items()
 }
-CPU = {
-    "device": "cpu",
-    "precision": "fp32",
-    "tf32": False,
-    "attention": "sdpa",
-}
+CPU = {"device": "cpu", "precision": "fp32", "tf32": False, "attention": "sdpa"}
 
 
 def step_events(count: int = 12, /, *, every: Any = 5, **changes: Any) -> list[Event]:

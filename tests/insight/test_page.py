@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from expert.insight.findings.finding import Finding
-from expert.insight.page.blocks import CaseExample, Folded, LineChart
+from expert.insight.page.blocks import CaseExample, Folded
 from expert.insight.page.contents import ladder_page, make_page
 from expert.insight.page.environment import FIRST_EDGE
 from expert.insight.page.html import page_html
@@ -136,8 +136,7 @@ def test_missing_numbers_are_never_shown_as_zero(tmp_path: Path):
 
 
 def test_the_smoothed_loss_is_drawn_over_the_single_steps_and_evaluations_beside(tmp_path: Path):
-    chart = figures_of(page_of(write_run(tmp_path / "run", usual())))["loss"].chart
-    assert isinstance(chart, LineChart)
+    chart: Any = figures_of(page_of(write_run(tmp_path / "run", usual())))["loss"].chart
     assert [(line.name, line.look) for line in chart.series] == [
         ("logged loss", "faint"),
         ("training, smoothed", "line"),
@@ -150,8 +149,7 @@ def test_of_an_step_taken_twice_the_second_is_drawn(tmp_path: Path):
     back = {"event": "rolled_back", "time": START, "step": 4, "from_step": 10, "to_step": 4}
     events = [started(), *(step_event(n) for n in range(1, 11)), back, *again, finished(10)]
     page = page_of(write_run(tmp_path / "run", events))
-    chart = figures_of(page)["loss"].chart
-    assert isinstance(chart, LineChart)
+    chart: Any = figures_of(page)["loss"].chart
     points = chart.series[0].points
     assert [x for x, _ in points] == list(range(1, 11))
     assert {y for x, y in points if x >= 5} == {9.0}
@@ -165,9 +163,8 @@ def test_an_step_that_was_undone_and_skipped_draws_no_tooth_into_the_rate(tmp_pa
     after = [step_event(n, rate=1e-4) for n in range(5, 13) if n not in (8, 9)]
     events = [started(), *before, {**back, "skipped": [[7, 8]]}, *after, finished(12)]
     figures = figures_of(page_of(write_run(tmp_path / "run", events)))
-    rate, loss = figures["rate"].chart, figures["loss"].chart
-    assert isinstance(rate, LineChart)
-    assert isinstance(loss, LineChart)
+    rate: Any = figures["rate"].chart
+    loss: Any = figures["loss"].chart
     assert {y for x, y in rate.series[0].points if x >= 5} == {1e-4}
     assert [x for x, _ in rate.series[0].points] == [n for n in range(1, 13) if n not in (8, 9)]
     assert [x for x, _ in loss.series[0].points] == list(range(1, 13))  # what leapt is shown
@@ -366,11 +363,9 @@ def test_compared_runs_share_their_axes_and_differ_in_a_table(tmp_path: Path):
     page = page_of(one, two, one)
     figures = figures_of(page)
     for name in ("loss-by-step", "loss-by-tokens", "loss-by-time", "evals-by-step"):
-        chart = figures[name].chart
-        assert isinstance(chart, LineChart)
+        chart: Any = figures[name].chart
         assert [line.name for line in chart.series] == ["one", "two", "one (2)"]
-    by_time = figures["loss-by-time"].chart
-    assert isinstance(by_time, LineChart)
+    by_time: Any = figures["loss-by-time"].chart
     assert [line.points[-1][0] for line in by_time.series] == [15.0, 30.0, 15.0]
     numbers, plans = grids_of(page, "comparison")
     rows = {row[0]: row[1:] for row in numbers.rows}

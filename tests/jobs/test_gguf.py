@@ -18,7 +18,7 @@ from expert.cli.export import exported_lines
 from expert.core.publish import damage
 from expert.core.rundir import RunFolder
 from expert.data.records import Turn
-from expert.data.template.chat_template import chat_template
+from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import LAYOUTS, named_template
 from expert.jobs.export.chat_format import Pieces, go_template, jinja_of, pieces_of
 from expert.jobs.export.checks import CannotExport
@@ -170,7 +170,7 @@ def test_pieces_are_quoted_so_that_neither_go_nor_the_modelfile_ends_early():
 
 
 def test_a_template_that_does_more_is_left_to_the_file_with_the_reason():
-    odd = chat_template(
+    odd = ChatTemplate(
         "{% for m in messages %}{{ m.content|length }}:{{ m.content }}<e>{% endfor %}"
         "{% if add_generation_prompt %}>{% endif %}",
         bos="",

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from expert.judging.domain import kind_of_answers
-from tests.data.real_rows import REAL_DATA
+from tests.data import SHARED
 from tests.each import each
 from tests.wording import wording
 
@@ -60,7 +60,7 @@ def test_what_decides_is_told_in_numbers():
 
 
 def test_instructions_of_many_kinds_are_open_text():
-    file = REAL_DATA / "alpaca" / "alpaca_libre.jsonl"
+    file = SHARED / "alpaca" / "alpaca_libre.jsonl"
     if not file.is_file():
         pytest.skip("shared/data/alpaca is not here")
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:500]]

@@ -12,9 +12,12 @@ from expert.manifest.text.document import parse_document
 from expert.planning.draft import Kept
 from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine, unknown
 from expert.planning.machine.target import Target, choose_target
+from expert.planning.models.known_models import find_known_model
+from expert.planning.models.shapes import ModelShape
 from expert.planning.plan import make_plan
 from expert.planning.run_plan import RunPlan
 from expert.planning.survey import Survey
+from tests.wording import wording
 
 GIB = 2**30
 NOWHERE = Path("nowhere")
@@ -59,6 +62,13 @@ def gpu(name: str, gib: float, capability: tuple[int, int], held_gib: float = 0)
         pcie_generation=none,
         pcie_width=none,
     )
+
+
+def shape_of(name: str) -> ModelShape:
+    """The shape of a model that is known by its name."""
+    known = find_known_model(name)
+    assert known is not None
+    return known.shape
 
 
 def manifest(config: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -120,6 +130,11 @@ def decision(plan: RunPlan, path: str) -> tuple[Any, str, str]:
     """(value, because, source) of one decision."""
     found = next(d for d in plan.decisions if d.path == path)
     return found.value, found.because, found.source
+
+
+def asked(value: Any) -> tuple[Any, str, str]:
+    """A decision that is the manifest's."""
+    return value, wording("set-in-the-manifest"), "manifest"
 
 
 def remarks(plan: RunPlan, kind: str) -> list[str]:

@@ -21,18 +21,9 @@ from expert.planning.memory.calibration import (
 )
 from expert.planning.memory.memory import H200, autocast_bytes, estimate, resting_bytes
 from expert.planning.memory.workload import Workload
-from expert.planning.models.known_models import find_known_model
-from expert.planning.models.shapes import ModelShape
 from tests.each import each
-from tests.planning.planning import decision, manifest, plan
+from tests.planning.planning import decision, manifest, plan, shape_of
 from tests.wording import wording
-
-
-def shape_of(name: str) -> ModelShape:
-    known = find_known_model(name)
-    assert known is not None
-    return known.shape
-
 
 LLAMA = shape_of("Llama-3.2-1B")
 WORK = Workload(shape=LLAMA, rows=4, row_tokens=2048)
@@ -139,7 +130,6 @@ def test_autocast_copies_come_and_go_with_an_update():
 def test_a_plan_knows_the_workload_that_it_was_made_for():
     made = plan(manifest())
     work = workload_of(made)
-    assert work is not None
     assert estimate(work).total == made.memory.peak_bytes
     assert json.loads(made.model_dump_json())["memory"]["workload"]["rows"] == work.rows
 
@@ -147,7 +137,6 @@ def test_a_plan_knows_the_workload_that_it_was_made_for():
 def test_a_changed_plan_is_estimated_again_for_what_it_runs_now():
     made = plan(manifest())
     work = workload_of(made)
-    assert work is not None
     less = made.with_values({"batch.micro_batch": 1}, "a test", "fallback")
     again = estimated_again(less, Calibrations())
     expected = estimate(replace(work, rows=1, accumulates=made.batch.accumulation != 1))
@@ -159,7 +148,6 @@ def test_a_plan_for_a_card_that_was_probed_says_so(tmp_path):
     before = plan(manifest(config))
     found = package_version("torch").value
     work = workload_of(before)
-    assert work is not None
     probe = probe_of(work, card=before.target, torch=found)
     remember(probe, tmp_path / "memory-probes.json")
     after = plan(manifest(config), environ={"EXPERT_HOME": str(tmp_path)})

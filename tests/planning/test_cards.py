@@ -41,15 +41,13 @@ def test_peaks_are_known_all_together_or_not_at_all(card: Card):
 
 
 @every_card
-def test_narrower_numbers_are_never_slower(card: Card):
+def test_narrower_numbers_are_never_slower(card):
     bf16, fp16, tf32, fp8 = peaks_of(card)
     if bf16 is not None:
         assert fp16 == bf16
-        assert tf32 is not None
         # The data sheets round: L40S is the furthest off, 183 of 362 here and 733 below.
         assert tf32 == pytest.approx(bf16 / 2, rel=0.012)
     if fp8 is not None:
-        assert bf16 is not None
         assert fp8 == pytest.approx(2 * bf16, rel=0.015)
 
 
@@ -83,7 +81,6 @@ def test_compute_outruns_memory_on_every_card(card: Card):
 )
 def test_peaks_are_dense_and_accumulate_in_fp32(slug, bf16, tf32, fp8):
     card = find_card(slug)
-    assert card is not None
     assert (card.bf16_tflops, card.tf32_tflops, card.fp8_tflops) == (bf16, tf32, fp8)
 
 
@@ -133,9 +130,7 @@ def test_the_name_a_driver_gives_finds_the_card_with_its_memory(card: Card):
     ],
 )
 def test_the_usual_ways_to_type_a_card_find_it(typed, slug):
-    card = find_card(typed)
-    assert card is not None
-    assert card.slug == slug
+    assert find_card(typed).slug == slug
 
 
 @each(
@@ -154,9 +149,7 @@ def test_the_usual_ways_to_type_a_card_find_it(typed, slug):
     ],
 )
 def test_a_bare_name_means_the_smallest_memory_and_a_size_picks_its_own(typed, slug):
-    card = find_card(typed)
-    assert card is not None
-    assert card.slug == slug
+    assert find_card(typed).slug == slug
 
 
 @each("typed", ["", "rtx", "nvidia", "4095", "gtx 4090", "rtx 6000", "4090 ti"])
@@ -171,9 +164,7 @@ def test_a_laptop_gpu_is_never_taken_for_the_desktop_card():
         assert all(name.endswith(" Laptop GPU") for name in card.nvml_names)
         assert peaks_of(card) == (None, None, None, None)
     # As much memory as the desktop card has: the name alone must tell them apart.
-    found = card_named("NVIDIA GeForce RTX 4060 Laptop GPU", 8188 * MIB)
-    assert found is not None
-    assert found.slug == "rtx-4060-laptop"
+    assert card_named("NVIDIA GeForce RTX 4060 Laptop GPU", 8188 * MIB).slug == "rtx-4060-laptop"
     assert card_named("NVIDIA GeForce RTX 2080 Laptop GPU", 8192 * MIB) is None
 
 
@@ -189,9 +180,7 @@ def test_a_laptop_gpu_is_never_taken_for_the_desktop_card():
     ],
 )
 def test_one_driver_name_with_two_sizes_is_distinguished_by_memory(nvml_name, mib, slug):
-    card = card_named(nvml_name, mib * MIB)
-    assert card is not None
-    assert card.slug == slug
+    assert card_named(nvml_name, mib * MIB).slug == slug
 
 
 @each(

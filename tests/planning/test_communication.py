@@ -10,12 +10,10 @@ import pytest
 from expert.planning.choose.communication import SLOW_LINK, reached_by, traffic_of
 from expert.planning.machine.links import LINKS
 from expert.planning.memory.workload import Workload
-from expert.planning.models.known_models import find_known_model
 from expert.planning.run_plan import ParallelPlan
+from tests.planning.planning import shape_of
 
-KNOWN = find_known_model("Llama-3.1-8B")
-assert KNOWN is not None
-LLAMA = KNOWN.shape
+LLAMA = shape_of("Llama-3.1-8B")
 LORA = Workload(shape=LLAMA, rows=1, row_tokens=2048, engine="replicated")
 SHARDED = replace(LORA, engine="sharded", shards=4)
 FULL = replace(SHARDED, adapter="full")
@@ -104,8 +102,6 @@ def test_a_link_that_is_not_known_leaves_the_time_unknown_and_the_bytes_known(wo
 
 def test_a_step_lasts_as_long_as_the_longer_of_computing_and_fetching():
     found = traffic_of(SHARDED, ranks(), 1)
-    assert found.hidden_seconds is not None
-    assert found.waiting_seconds is not None
     slow, fast = 10 * found.hidden_seconds, found.hidden_seconds / 10
     assert found.step_seconds(slow) == pytest.approx(slow + found.waiting_seconds)
     assert found.step_seconds(fast) == pytest.approx(found.hidden_seconds + found.waiting_seconds)
@@ -115,7 +111,6 @@ def test_ranks_without_communication_that_matters_are_as_fast_as_so_many_cards()
     found = reached_by(
         traffic_of(LORA, ranks(), 1), (1e3, 2e3), (1e3, 2e3), tokens=1e6, sequences=8, ranks=4
     )
-    assert found is not None
     assert found.efficiency == pytest.approx((1.0, 1.0), rel=1e-3)
     assert found.tokens_per_second == pytest.approx((4e3, 8e3), rel=1e-3)
 
@@ -124,7 +119,6 @@ def test_ranks_without_a_sequence_cost_efficiency():
     found = reached_by(
         traffic_of(LORA, ranks(), 1), (1e3, 1e3), None, tokens=1e6, sequences=5, ranks=4
     )
-    assert found is not None
     assert found.balance == pytest.approx(5 / 8)
     assert found.efficiency[1] == pytest.approx(5 / 8, rel=1e-3)
 
@@ -133,7 +127,6 @@ def test_a_card_that_is_faster_alone_lowers_the_efficiency():
     found = reached_by(
         traffic_of(LORA, ranks(), 1), (1e3, 1e3), (2e3, 2e3), tokens=1e6, sequences=8, ranks=4
     )
-    assert found is not None
     assert found.efficiency == pytest.approx((0.5, 0.5), rel=1e-3)
 
 
@@ -141,6 +134,5 @@ def test_the_slow_end_does_not_count_on_the_whole_link():
     found = reached_by(
         traffic_of(FULL, ranks(), 1), (1e9, 1e9), None, tokens=1e6, sequences=4, ranks=4
     )
-    assert found is not None
     low, high = found.tokens_per_second
     assert low / high == pytest.approx(SLOW_LINK)

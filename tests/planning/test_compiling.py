@@ -19,10 +19,9 @@ from expert.planning.machine.cards import find_card
 from expert.planning.measurements import MeasuredRate, measurements_file, remember_rate
 from expert.planning.memory.calibration import workload_of
 from expert.planning.memory.workload import Workload
-from expert.planning.models.known_models import find_known_model
 from expert.planning.survey import Survey
 from tests.each import each
-from tests.planning.planning import decision, gpu, machine, plan
+from tests.planning.planning import decision, gpu, machine, plan, shape_of
 from tests.planning.planning import own_blocks as manifest
 from tests.wording import wording
 
@@ -48,14 +47,10 @@ def made(steps: int, model: str = "Qwen3-0.6B", card: str | None = "h200", **opt
 )
 def test_the_table_has_the_rates_that_were_measured_side_by_side(model, tokens, eager, compiled):
     """Within 7 %: it leaves the fixed time of a block, which was measured elsewhere, on top."""
-    known, card = find_known_model(model), find_card("h200")
-    assert known is not None
-    assert card is not None
+    peak = 1e12 * find_card("h200").bf16_tflops
     for rate, path in ((eager, False), (compiled, True)):
-        work = Workload(shape=known.shape, rows=16, row_tokens=2048, compiled=path)
-        found = pass_seconds(
-            work, tokens=tokens, mean_tokens=480, peak=(card.bf16_tflops or 0) * 1e12
-        )
+        work = Workload(shape=shape_of(model), rows=16, row_tokens=2048, compiled=path)
+        found = pass_seconds(work, tokens=tokens, mean_tokens=480, peak=peak)
         assert tokens / found.seconds == pytest.approx(rate, rel=0.07)
 
 
@@ -89,27 +84,22 @@ def test_what_torch_has_kept_makes_compiling_worth_it_for_shorter_runs(tmp_path)
     before = here(tmp_path, 60)
     assert not before.kernels.compile
     work = workload_of(here(tmp_path, 400))
-    assert work is not None
     remembered(tmp_path, work, warm=False, seconds=29.0, cache=str(tmp_path))
     after = here(tmp_path, 60)
     assert after.kernels.compile
     assert wording("kept-by-torch") in decision(after, "kernels.compile")[1]
     parts, cold = after.length.expected_parts, here(tmp_path / "new", 400).length.expected_parts
-    assert parts is not None
-    assert cold is not None
     assert parts["compile"][1] < cold["compile"][1]
 
 
 def test_a_folder_that_was_emptied_means_compiling_anew(tmp_path):
     work = workload_of(here(tmp_path, 400))
-    assert work is not None
     remembered(tmp_path, work, warm=False, seconds=29.0, cache=str(tmp_path / "gone"))
     assert not here(tmp_path, 60).kernels.compile
 
 
 def test_a_host_that_compiles_slowly_is_remembered(tmp_path):
     work = workload_of(here(tmp_path, 400))
-    assert work is not None
     remembered(tmp_path, work, warm=False, seconds=200.0, cache=str(tmp_path / "gone"))
     assert not here(tmp_path, 400).kernels.compile
     assert made(400).kernels.compile  # a card that is elsewhere has another host
@@ -117,7 +107,6 @@ def test_a_host_that_compiles_slowly_is_remembered(tmp_path):
 
 def test_records_are_of_one_card_model_step_and_version(tmp_path):
     work = workload_of(made(400))
-    assert work is not None
     file = compilations_file({"EXPERT_HOME": str(tmp_path)})
     remembered(tmp_path, work, warm=False, seconds=25.0, cache=str(tmp_path))
     remembered(tmp_path, work, warm=True, seconds=3.0, cache=str(tmp_path))

@@ -136,15 +136,12 @@ def test_what_captured_passes_keep_and_what_runs_beside_them_is_in_the_peak():
     plain, captured = (long_rows(use_cuda_graphs=on, **config) for on in (False, True))
     assert plain.memory.peak_bytes == pytest.approx(1.04 * (55.2 + 0.82) * GIB, rel=0.02)
     parts = captured.memory.parts
-    assert parts is not None
-    assert plain.memory.parts is not None
     assert {"evaluation", "captured_gradients"} == parts.keys() - plain.memory.parts.keys()
     more = captured.memory.peak_bytes - plain.memory.peak_bytes
     beside = parts["evaluation"] + parts["captured_gradients"]
     assert more == pytest.approx(1.05 * beside, rel=0.01)  # with the allocator's own share
     assert 2 * GIB < more < 8 * GIB
     work = workload_of(captured)  # as a run estimates again after a fallback
-    assert work is not None
     assert estimate(work).total == pytest.approx(captured.memory.peak_bytes, rel=1e-6)
 
 

@@ -6,38 +6,26 @@ from tests.each import each
 from tests.planning.planning import manifest, plan
 from tests.wording import wording
 
+DECAY, RATE = "optim.weight_decay", "optim.learning_rate"
+RISES = {"lr_scheduler_kwargs": {"min_lr": 0.1}}
+NEVER = {"early_stopping_patience": 2, "early_stopping_threshold": 1e3, "max_steps": 5}
+
 
 @each(
     "config, path, text",
     [
         ({"dropout": 1.0}, "adapter.dropout", wording("dropout-trains-nothing")),
         ({"dropout": 0.9}, "adapter.dropout", wording("dropout-drops-much")),
-        ({"weight_decay": 1e10}, "optim.weight_decay", wording("decay-explodes")),
-        (
-            {"weight_decay": 5000, "learning_rate": 2e-4},
-            "optim.weight_decay",
-            wording("decay-takes-all"),
-        ),
-        (
-            {"weight_decay": 200, "learning_rate": 2e-4},
-            "optim.weight_decay",
-            wording("decay-takes-much"),
-        ),
-        ({"learning_rate": 0.5}, "optim.learning_rate", wording("rate-diverges")),
-        ({"learning_rate": 1e-12}, "optim.learning_rate", wording("rate-too-small")),
+        ({"weight_decay": 1e10}, DECAY, wording("decay-explodes")),
+        ({"weight_decay": 5000, "learning_rate": 2e-4}, DECAY, wording("decay-takes-all")),
+        ({"weight_decay": 200, "learning_rate": 2e-4}, DECAY, wording("decay-takes-much")),
+        ({"learning_rate": 0.5}, RATE, wording("rate-diverges")),
+        ({"learning_rate": 1e-12}, RATE, wording("rate-too-small")),
         ({"adam_epsilon": 1.0}, "optim.epsilon", wording("epsilon-too-large")),
         ({"max_grad_norm": 1e-9}, "optim.max_grad_norm", wording("norm-too-small")),
-        (
-            {"lr_scheduler_kwargs": {"min_lr": 0.1}},
-            "optim.scheduler_options",
-            wording("rate-rises"),
-        ),
+        (RISES, "optim.scheduler_options", wording("rate-rises")),
         ({"warmup_ratio": 1.0}, "optim.warmup_ratio", wording("warmup-is-all")),
-        (
-            {"early_stopping_patience": 2, "early_stopping_threshold": 1e3, "max_steps": 5},
-            "watch.early_stopping_threshold",
-            wording("never-improves"),
-        ),
+        (NEVER, "watch.early_stopping_threshold", wording("never-improves")),
     ],
 )
 def test_what_trains_nothing_or_explodes_is_a_warning_of_the_plan(config, path, text):

@@ -14,32 +14,23 @@ import pytest
 
 from expert.core.text import duration_range
 from expert.manifest.schema.manifest import CharGptShape
-from expert.planning.choose.expected_time import expected_time, scaled
+from expert.planning.choose.expected_time import expected_parts, scaled, sum_of
 from expert.planning.choose.rates import RunShape, cpu_rate, gpu_rate, known_rate
 from expert.planning.machine.cards import find_card
 from expert.planning.memory.workload import Workload, flops_per_token
-from expert.planning.models.known_models import find_known_model
 from expert.planning.models.resolve import char_gpt_shape
 from tests.each import each
+from tests.planning.planning import shape_of
 
 RECORDS = Path(__file__).parents[2] / "docs" / "benchmarks"
 
 
-def shape(name: str) -> Any:
-    known = find_known_model(name)
-    assert known is not None
-    return known.shape
+SHAPES = {"qwen3-0.6b": shape_of("Qwen3-0.6B"), "llama-8b": shape_of("Llama-3.1-8B")}
+SMALL = shape_of("SmolLM2-135M")
 
 
-SHAPES = {"qwen3-0.6b": shape("Qwen3-0.6B"), "llama-8b": shape("Llama-3.1-8B")}
-SMALL = shape("SmolLM2-135M")
-
-
-def peak() -> tuple[float, float]:
-    card = find_card("h200")
-    assert card is not None
-    assert card.bf16_tflops is not None
-    return (card.bf16_tflops * 1e12,) * 2
+def peak():
+    return (find_card("h200").bf16_tflops * 1e12,) * 2
 
 
 def a_run(work: Workload, tokens_of_a_step: float, **changes: Any) -> RunShape:
@@ -181,11 +172,10 @@ def test_recorded_rates_of_a_cpu_lie_in_its_range():
     from expert.planning.models.resolve import resolve_model
 
     tiny = resolve_model(BaseModelSpec(name="tiny"), Path()).shape
-    assert tiny is not None
     run = a_run(Workload(shape=tiny, rows=1, row_tokens=256, rank=32), 900, mean_tokens=60)
     low, high = cpu_rate(run, 2)
     last = results("ladder-expert-json-cpu", "rungs")[-2]["measured"]["tokens_per_second"]
-    at_once = results("cpu-at-once", "at_once")["4"]["tokens_per_second"]  # type: ignore[call-overload]
+    at_once = results("cpu-at-once", "at_once")["4"]["tokens_per_second"]
     for rate in (last, *at_once):
         assert low < rate < high
     assert cpu_rate(run, 8)[0] < 4 * low  # more cores help less
@@ -194,18 +184,15 @@ def test_recorded_rates_of_a_cpu_lie_in_its_range():
 def test_a_time_is_the_sum_of_its_parts():
     work = Workload(shape=SMALL, rows=1, row_tokens=1024)
     run = a_run(work, 1000, compiled=True, evaluated_tokens=20_000, unprepared_tokens=3e5)
-    found = expected_time(run, (500.0, 1000.0), "because", measured=False, device="cuda")
-    assert found.parts["train"] == (100.0, 200.0)
-    assert found.parts["prepare"] == pytest.approx((0.15, 2.0))
-    assert found.parts["evaluate"] == pytest.approx((6.0, 20.0))
-    assert found.seconds == pytest.approx(
-        tuple(sum(part[side] for part in found.parts.values()) for side in (0, 1))
-    )
-    on_cpu = expected_time(run, (500.0, 1000.0), "because", measured=False, device="cpu")
-    assert on_cpu.parts["compile"] == (0.0, 0.0)
-    twice = scaled(found.parts, 2.0)
+    parts = expected_parts(run, (500.0, 1000.0), device="cuda")
+    assert parts["train"] == (100.0, 200.0)
+    assert parts["prepare"] == pytest.approx((0.15, 2.0))
+    assert parts["evaluate"] == pytest.approx((6.0, 20.0))
+    assert sum_of(parts) == pytest.approx([sum(part[n] for part in parts.values()) for n in (0, 1)])
+    assert expected_parts(run, (500.0, 1000.0), device="cpu")["compile"] == (0.0, 0.0)
+    twice = scaled(parts, 2.0)
     assert twice["train"] == [200.0, 400.0]
-    assert twice["start"] == list(found.parts["start"])
+    assert twice["start"] == list(parts["start"])
 
 
 def test_recorded_runs_ended_within_the_expected_time():
@@ -226,7 +213,7 @@ def test_recorded_runs_ended_within_the_expected_time():
             packed=True,
         )
         rate = gpu_rate(run, peak=peak(), measured_card=True)
-        low, high = expected_time(run, rate, "", measured=False, device="cuda").seconds
+        low, high = sum_of(expected_parts(run, rate, device="cuda"))
         ended.append((first["case"], low, first["seconds"], high))
     assert [each for each in ended if not each[1] < each[2] < each[3]] == []
 

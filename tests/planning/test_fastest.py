@@ -12,10 +12,9 @@ from expert.planning.machine.cards import find_card
 from expert.planning.memory.fitting import even_split
 from expert.planning.memory.memory import chunk_for, loss_chunk_rows
 from expert.planning.memory.workload import Workload
-from expert.planning.models.known_models import find_known_model
 from expert.planning.survey import Survey
 from tests.each import each
-from tests.planning.planning import decision, plan
+from tests.planning.planning import decision, plan, shape_of
 from tests.planning.planning import own_blocks as manifest
 from tests.wording import wording
 
@@ -104,12 +103,9 @@ def test_where_launches_dominate_and_nothing_can_be_checkpointed_passes_are_capt
 
 @pytest.mark.parametrize("quantization", ["none", "int4"])
 def test_a_pass_has_a_fixed_time_that_is_longer_where_weights_are_unpacked(quantization):
-    known, card = find_known_model("Llama-3.1-8B"), find_card("h200")
-    assert known is not None
-    assert card is not None
-    work = Workload(shape=known.shape, rows=1, row_tokens=2048, quantization=quantization)
-
-    peak = 1e12 * (card.bf16_tflops or 0)
+    shape = shape_of("Llama-3.1-8B")
+    work = Workload(shape=shape, rows=1, row_tokens=2048, quantization=quantization)
+    peak = 1e12 * find_card("h200").bf16_tflops
 
     def rate(tokens: int) -> float:
         return tokens / pass_seconds(work, tokens=tokens, mean_tokens=430, peak=peak).seconds

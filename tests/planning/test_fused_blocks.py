@@ -66,8 +66,6 @@ def test_they_keep_less_than_compiled_blocks_do():
     fused = plan(manifest(config), "h200")
     compiled = plan(manifest({**config, "torch_compile": True}), "h200")
     peaks = [made.memory.peak_bytes for made in (fused, compiled)]
-    assert peaks[0] is not None
-    assert peaks[1] is not None
     assert peaks[0] < 0.9 * peaks[1]
 
 
@@ -81,6 +79,5 @@ def test_attention_is_compiled_only_for_runs_that_are_long_enough(rows, attentio
 
 @each(("kept", "fused"), [(None, True), (True, True), (False, False)])
 def test_a_run_that_is_resumed_keeps_the_blocks_it_began_with(kept, fused):
-    made = plan(manifest(), kept=Kept(fused_blocks=kept))
-    assert made.kernels.fused_blocks is fused
+    assert plan(manifest(), kept=Kept(fused_blocks=kept)).kernels.fused_blocks is fused
     assert plan(manifest({"fused_blocks": True}), kept=Kept(fused_blocks=kept)).kernels.fused_blocks

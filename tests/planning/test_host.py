@@ -12,6 +12,7 @@ import pytest
 
 from expert.planning.machine import host
 from expert.planning.machine.machine import Fact
+from tests.each import each
 from tests.planning.fake_nvml import GIB
 from tests.wording import wording
 
@@ -36,70 +37,60 @@ def sixteen_gib(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 
 
+def v2(quota: str, path: str = "/") -> dict[str, str]:
+    return {"proc/self/cgroup": f"0::{path}", "sys/fs/cgroup/cpu.max": quota}
+
+
+def v1(folder: str) -> dict[str, str]:
+    return {
+        "proc/self/cgroup": "5:memory:/docker/ab\n4:cpu,cpuacct:/docker/ab\n0::/",
+        f"sys/fs/cgroup/{folder}/docker/ab/cpu.cfs_quota_us": "300000",
+        f"sys/fs/cgroup/{folder}/docker/ab/cpu.cfs_period_us": "100000",
+        f"sys/fs/cgroup/{folder}/cpu.cfs_quota_us": "-1",
+        f"sys/fs/cgroup/{folder}/cpu.cfs_period_us": "100000",
+    }
+
+
+TIGHTER_PARENT = {
+    "proc/self/cgroup": "0::/batch/job/step",
+    "sys/fs/cgroup/batch/cpu.max": "250000 100000",
+    "sys/fs/cgroup/batch/job/cpu.max": "max 100000",
+    "sys/fs/cgroup/batch/job/step/cpu.max": "800000 100000",
+}
+MOUNT, QUOTA = "cgroup v2 cpu.max of /sys/fs/cgroup", "cgroup v1 cpu.cfs_quota_us"
+
+
 @pytest.mark.usefixtures("sixteen_cores")
-@pytest.mark.parametrize(
-    ("quota", "cores"), [("400000 100000", 4), ("250000 100000", 2), ("50000 100000", 1)]
+@each(
+    ("files", "cores", "source"),
+    [
+        # A quota rounds down but leaves one core.
+        (v2("400000 100000"), 4, f"{MOUNT} (4 cores)"),
+        (v2("250000 100000"), 2, f"{MOUNT} (2.5 cores)"),
+        (v2("50000 100000"), 1, f"{MOUNT} (0.5 cores)"),
+        (TIGHTER_PARENT, 2, f"{MOUNT}/batch (2.5 cores)"),
+        *(
+            (
+                v1(folder),
+                3,
+                f"cgroup v1 cpu.cfs_quota_us of /sys/fs/cgroup/{folder}/docker/ab (3 cores)",
+            )
+            for folder in ("cpu,cpuacct", "cpu")
+        ),
+        # A path that is not mounted here falls back to the mount.
+        (v2("200000 100000", "/kubepods/pod1/box"), 2, f"{MOUNT} (2 cores)"),
+        (
+            v2("200000 100000", "/../../other") | {"sys/other/cpu.max": "100000 100000"},
+            2,
+            f"{MOUNT} (2 cores)",
+        ),
+        # Affinity counts where the quota is no tighter.
+        *((v2(quota), 16, "sched_getaffinity") for quota in ("max 100000", "3200000 100000", "")),
+        (v2("1600000 100000"), 16, "sched_getaffinity"),
+    ],
 )
-def test_a_cpu_quota_rounds_down_but_leaves_one_core(tmp_path, quota, cores):
-    roots = write(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": quota})
-    fact = host.cores_available(roots)
-    assert fact.value == cores
-    assert fact.source.startswith("cgroup v2 cpu.max of /sys/fs/cgroup (")
-
-
-@pytest.mark.usefixtures("sixteen_cores")
-def test_a_tighter_parent_group_limits_the_cores(tmp_path):
-    roots = write(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/batch/job/step",
-            "sys/fs/cgroup/batch/cpu.max": "250000 100000",
-            "sys/fs/cgroup/batch/job/cpu.max": "max 100000",
-            "sys/fs/cgroup/batch/job/step/cpu.max": "800000 100000",
-        },
-    )
-    assert host.cores_available(roots) == Fact(
-        2, "cgroup v2 cpu.max of /sys/fs/cgroup/batch (2.5 cores)"
-    )
-
-
-@pytest.mark.usefixtures("sixteen_cores")
-@pytest.mark.parametrize("folder", ["cpu,cpuacct", "cpu"])
-def test_the_quota_of_cgroup_v1_limits_the_cores(tmp_path, folder):
-    roots = write(
-        tmp_path,
-        {
-            "proc/self/cgroup": "5:memory:/docker/ab\n4:cpu,cpuacct:/docker/ab\n0::/",
-            f"sys/fs/cgroup/{folder}/docker/ab/cpu.cfs_quota_us": "300000",
-            f"sys/fs/cgroup/{folder}/docker/ab/cpu.cfs_period_us": "100000",
-            f"sys/fs/cgroup/{folder}/cpu.cfs_quota_us": "-1",
-            f"sys/fs/cgroup/{folder}/cpu.cfs_period_us": "100000",
-        },
-    )
-    assert host.cores_available(roots) == Fact(
-        3, f"cgroup v1 cpu.cfs_quota_us of /sys/fs/cgroup/{folder}/docker/ab (3 cores)"
-    )
-
-
-@pytest.mark.usefixtures("sixteen_cores")
-@pytest.mark.parametrize("path", ["/kubepods/pod1/box", "/../../other"])
-def test_a_path_that_is_not_mounted_here_falls_back_to_the_mount(tmp_path, path):
-    roots = write(
-        tmp_path,
-        {
-            "proc/self/cgroup": f"0::{path}",
-            "sys/fs/cgroup/cpu.max": "200000 100000",
-            "sys/other/cpu.max": "100000 100000",
-        },
-    )
-    assert host.cores_available(roots).value == 2
-
-
-@pytest.mark.usefixtures("sixteen_cores")
-@pytest.mark.parametrize("quota", ["max 100000", "3200000 100000", "1600000 100000", ""])
-def test_affinity_counts_where_the_quota_is_no_tighter(tmp_path, quota):
-    roots = write(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": quota})
-    assert host.cores_available(roots) == Fact(16, "sched_getaffinity")
+def test_the_tightest_of_affinity_and_quotas_gives_the_cores(tmp_path, files, cores, source):
+    assert host.cores_available(write(tmp_path, files)) == Fact(cores, source)
 
 
 def test_a_system_without_sched_getaffinity_is_asked_through_psutil(monkeypatch, tmp_path):
@@ -130,80 +121,72 @@ def test_the_processor_is_named_as_proc_names_it(tmp_path):
 # --- memory --------------------------------------------------------------------------------------
 
 
+ROOT = {"proc/self/cgroup": "0::/"}
+V1 = "sys/fs/cgroup/memory/docker/ab"
+NO_LIMIT = "9223372036854771712"
+BATCH = {
+    "proc/self/cgroup": "0::/batch/job",
+    "sys/fs/cgroup/batch/memory.max": str(8 * GIB),
+    "sys/fs/cgroup/batch/memory.current": str(7 * GIB),
+    "sys/fs/cgroup/batch/memory.stat": f"anon {5 * GIB}\ninactive_file {GIB}",
+    "sys/fs/cgroup/batch/job/memory.max": str(6 * GIB),
+    "sys/fs/cgroup/batch/job/memory.current": str(GIB),
+}
+DOCKER = {
+    "proc/self/cgroup": "5:memory:/docker/ab\n0::/",
+    f"{V1}/memory.limit_in_bytes": str(4 * GIB),
+    f"{V1}/memory.usage_in_bytes": str(3 * GIB),
+    f"{V1}/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": NO_LIMIT,
+}
+MAX = "sys/fs/cgroup/memory.max"
+ALL = (Fact(16 * GIB, "psutil"), Fact(12 * GIB, "psutil"))
+
+
 @pytest.mark.usefixtures("sixteen_gib")
-def test_the_tightest_group_gives_the_memory_and_the_fullest_the_room(tmp_path):
-    roots = write(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/batch/job",
-            "sys/fs/cgroup/batch/memory.max": str(8 * GIB),
-            "sys/fs/cgroup/batch/memory.current": str(7 * GIB),
-            "sys/fs/cgroup/batch/memory.stat": f"anon {5 * GIB}\ninactive_file {GIB}",
-            "sys/fs/cgroup/batch/job/memory.max": str(6 * GIB),
-            "sys/fs/cgroup/batch/job/memory.current": str(GIB),
-        },
-    )
-    total, available = host.ram(roots)
-    assert total == Fact(6 * GIB, "cgroup v2 memory.max of /sys/fs/cgroup/batch/job")
-    assert available.value == 2 * GIB  # of batch: 8 - (7 - 1 that can be dropped)
-    assert available.source == wording("cgroup-less-usage-file")
+@each(
+    ("files", "total", "available"),
+    [
+        # The tightest gives the memory, the fullest the room: 8 - (7 - 1 that can be dropped).
+        (
+            BATCH,
+            Fact(6 * GIB, "cgroup v2 memory.max of /sys/fs/cgroup/batch/job"),
+            Fact(2 * GIB, wording("cgroup-less-usage-file")),
+        ),
+        # No limit leaves the memory of the machine.
+        ({}, *ALL),
+        (ROOT | {MAX: "max"}, *ALL),
+        (ROOT | {MAX: str(64 * GIB)}, *ALL),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": NO_LIMIT,
+            },
+            *ALL,
+        ),
+        # A full machine counts even where the group has room.
+        (
+            ROOT | {MAX: str(15 * GIB), "sys/fs/cgroup/memory.current": str(GIB)},
+            Fact(15 * GIB, "cgroup v2 memory.max of /sys/fs/cgroup"),
+            ALL[1],
+        ),
+    ],
+)
+def test_memory_is_that_of_the_machine_or_of_the_tightest_group(tmp_path, files, total, available):
+    assert host.ram(write(tmp_path, files)) == (total, available)
 
 
 @pytest.mark.usefixtures("sixteen_gib")
 def test_the_memory_limit_of_cgroup_v1_is_kept(tmp_path):
-    folder = "sys/fs/cgroup/memory/docker/ab"
-    roots = write(
-        tmp_path,
-        {
-            "proc/self/cgroup": "5:memory:/docker/ab\n0::/",
-            f"{folder}/memory.limit_in_bytes": str(4 * GIB),
-            f"{folder}/memory.usage_in_bytes": str(3 * GIB),
-            f"{folder}/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
-        },
-    )
-    total, available = host.ram(roots)
-    assert total == Fact(4 * GIB, "cgroup v1 memory.limit_in_bytes of /" + folder)
+    total, available = host.ram(write(tmp_path, DOCKER))
+    assert total == Fact(4 * GIB, f"cgroup v1 memory.limit_in_bytes of /{V1}")
     assert available.value == 2 * GIB
 
 
 @pytest.mark.usefixtures("sixteen_gib")
-@pytest.mark.parametrize(
-    "files",
-    [
-        {},
-        {"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "max"},
-        {"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": str(64 * GIB)},
-        {
-            "proc/self/cgroup": "4:memory:/",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
-        },
-    ],
-)
-def test_no_limit_leaves_the_memory_of_the_machine(tmp_path, files):
-    total, available = host.ram(write(tmp_path, files))
-    assert total == Fact(16 * GIB, "psutil")
-    assert available == Fact(12 * GIB, "psutil")
-
-
-@pytest.mark.usefixtures("sixteen_gib")
-def test_a_full_machine_counts_even_where_the_group_has_room(tmp_path):
-    files = {
-        "proc/self/cgroup": "0::/",
-        "sys/fs/cgroup/memory.max": str(15 * GIB),
-        "sys/fs/cgroup/memory.current": str(GIB),
-    }
-    total, available = host.ram(write(tmp_path, files))
-    assert total.value == 15 * GIB
-    assert available == Fact(12 * GIB, "psutil")
-
-
-@pytest.mark.usefixtures("sixteen_gib")
 def test_a_limit_with_unreadable_usage_leaves_the_available_memory_unknown(tmp_path):
-    files = {"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": str(8 * GIB)}
-    total, available = host.ram(write(tmp_path, files))
-    assert total.value == 8 * GIB
-    assert available.value is None
+    total, available = host.ram(write(tmp_path, ROOT | {MAX: str(8 * GIB)}))
+    assert (total.value, available.value) == (8 * GIB, None)
     assert available.source.endswith(wording("limit-but-usage-cannot"))
 
 

@@ -19,6 +19,7 @@ from expert.planning.measurements import (
     speed_settings,
 )
 from tests.data.damaging import damage
+from tests.each import each
 from tests.planning.planning import decision, plan
 from tests.planning.planning import own_blocks as manifest
 from tests.wording import wording
@@ -98,8 +99,8 @@ def test_a_flipped_bit_in_what_was_measured_is_not_planned_by_and_is_a_warning(h
 
 
 def test_a_new_record_takes_the_place_of_an_older_one_of_the_same_shape_only(home):
-    for each in (rate(), rate(max_seq_length=512), rate(card="h200")):
-        remember_rate(home, each)
+    for one in (rate(), rate(max_seq_length=512), rate(card="h200")):
+        remember_rate(home, one)
     remember_rate(home, rate(tokens_per_second=2000.0))
     found = read_rates(home)
     assert len(found) == 3
@@ -133,8 +134,8 @@ def test_a_damaged_file_is_put_aside_and_not_lost(home):
 
 def test_what_was_measured_is_forgotten_of_one_model_or_of_all(home):
     assert forget_rates(home) == 0
-    for each in (rate(), rate(max_seq_length=512), rate(model="tiny")):
-        remember_rate(home, each)
+    for one in (rate(), rate(max_seq_length=512), rate(model="tiny")):
+        remember_rate(home, one)
     assert forget_rates(home, "qwen3-0.6b") == 2
     assert [each.model for each in read_rates(home)] == ["tiny"]
     assert forget_rates(home) == 1
@@ -241,6 +242,49 @@ def test_a_short_run_is_not_compiled_although_compiling_won(home, tmp_path):
     assert decision(long, "kernels.compile")[2] == "measurement"
 
 
+def timed(home: Path, folder: Path, config: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """A plan for short rows beside what a benchmark measured."""
+    (folder / "train.jsonl").write_text('{"text": "abc"}\n' * 1000, encoding="utf-8")
+    changes = {"settings": {"kernels.attention": "sdpa"}, **changes}
+    remember_rate(home, rate(measured_on="2026-01-01", **changes))
+    return planned(home, config, folder=folder)
+
+
+def test_a_measured_rate_gives_a_narrow_time_with_start_and_evaluation(home, tmp_path):
+    made = timed(home, tmp_path)
+    because = "1,000 tokens/s measured on 2026-01-01"
+    seconds = pytest.approx(50 * made.length.tokens_per_epoch / 1000)
+    assert decision(made, "length.seconds") == (seconds, because, "measurement")
+    assert made.length.tokens_per_second == 1000.0
+    (low, high), because, source = decision(made, "length.expected_seconds")
+    assert (because, source) == (wording("measured-on-in"), "measurement")
+    parts = made.length.expected_parts
+    assert low == pytest.approx(sum(part[0] for part in parts.values()))
+    assert parts["train"][0] < made.length.seconds < parts["train"][1]
+    assert parts["evaluate"][0] > 0
+    other = decision(timed(home, tmp_path, {"attention": "eager"}), "length.expected_seconds")
+    assert other[1] == wording("estimated-measured-on-for")
+    assert other[0][1] / other[0][0] > high / low
+
+
+@each(
+    ("config", "changes"),
+    [
+        ({}, {"max_seq_length": 512}),
+        ({}, {"max_seq_length": None, "packing": None, "settings": {}}),  # of older versions
+        ({}, {"packing": "none"}),
+        ({}, {"parameters": 5}),
+        ({}, {"adapter": "dora"}),
+        ({"packing": False}, {}),
+        ({"attention": "eager"}, {}),  # another kernel than was measured
+    ],
+    ids=str,
+)
+def test_a_rate_of_another_kind_of_run_gives_no_time(tmp_path, config, changes):
+    made = timed(tmp_path / "home" / "measurements.json", tmp_path, config, **changes)
+    assert (made.length.seconds, made.length.tokens_per_second) == (None, None)
+
+
 # ---- what a run told
 
 
@@ -305,7 +349,6 @@ def test_rows_that_are_tokenised_late_have_no_time_of_a_run_whose_rows_were_read
 def test_the_rate_of_a_run_holds_for_rows_about_as_long(home, tmp_path, longer, known):
     (tmp_path / "train.jsonl").write_text(ROWS, encoding="utf-8")
     found = a_run(planned(home, folder=tmp_path))
-    assert found.row_tokens is not None
     remember_rate(home, found.model_copy(update={"row_tokens": found.row_tokens * longer}))
     assert (planned(home, folder=tmp_path).length.seconds is not None) is known
 
@@ -314,8 +357,8 @@ def test_runs_and_benchmarks_take_only_the_place_of_their_like(home, tmp_path):
     (tmp_path / "train.jsonl").write_text(ROWS, encoding="utf-8")
     run = a_run(planned(home, folder=tmp_path), settings={"optim.optimizer": "sgd"}, row_tokens=100)
     remember_rate(home, rate())
-    for each in (run, run.model_copy(update={"row_tokens": 200.0})):
-        remember_rate(home, each)
+    for one in (run, run.model_copy(update={"row_tokens": 200.0})):
+        remember_rate(home, one)
     remember_rate(home, run.model_copy(update={"tokens_per_second": 3.0}))
     remember_rate(home, rate(tokens_per_second=2.0))
     assert [each.tokens_per_second for each in read_rates(home)] == [1000.0, 3.0, 2.0]

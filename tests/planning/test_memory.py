@@ -21,9 +21,10 @@ from expert.planning.memory.memory import (
     workspace_bytes,
 )
 from expert.planning.memory.workload import Workload, flops_per_token
-from expert.planning.models.known_models import KNOWN_MODELS, find_known_model
+from expert.planning.models.known_models import KNOWN_MODELS
 from expert.planning.models.shapes import ModelShape
 from tests.each import each
+from tests.planning.planning import shape_of
 
 MEASURED = Path(__file__).parents[2] / "docs" / "benchmarks" / "memory-h200.json"
 SHAPES = {
@@ -49,12 +50,6 @@ RUNS = MEASURED.with_name("memory-runs-h200.json")
 TOLERANCE = 0.05
 # The worst of the runs is off by 5.1 % (0.6B trained whole and recomputed, 16 rows).
 RUN_TOLERANCE = 0.055
-
-
-def shape_of(name: str) -> ModelShape:
-    known = find_known_model(name)
-    assert known is not None
-    return known.shape
 
 
 def modelled_records() -> list[dict[str, Any]]:

@@ -29,20 +29,6 @@ def test_without_any_word_the_adapter_is_rank_16_on_every_linear_layer():
     assert made.adapter.trainable_parameters == 10_092_544
 
 
-@pytest.mark.parametrize(
-    ("kind", "rate"), [("lora", 2e-4), ("dora", 2e-4), ("full", 2e-5), ("ia3", 5e-3)]
-)
-def test_the_rate_is_the_usual_one_for_what_learns(kind, rate):
-    assert plan(manifest({"adapter_type": kind})).optim.learning_rate == rate
-
-
-def test_ia3_and_full_have_no_rank():
-    for kind in ("ia3", "full"):
-        made = plan(manifest({"adapter_type": kind}))
-        assert made.adapter.rank is None
-        assert made.adapter.alpha is None
-
-
 def test_soft_prompts_alone_train_only_their_tokens():
     prompt = {"name": "style", "tokens": 48, "init_method": "text", "init_text": "Be brief."}
     made = plan(manifest({"adapter_type": "none"}, soft_prompts=[prompt]))
@@ -50,54 +36,58 @@ def test_soft_prompts_alone_train_only_their_tokens():
     assert made.adapter.soft_prompts[0]["tokens"] == 48
 
 
+NO_RANK = {"adapter.rank": None, "adapter.alpha": None}
+
+
 @each(
-    ("config", "steps", "ratio"),
+    ("config", "dataset", "expected"),
     [
-        ({}, None, 0.03),
-        ({"warmup_steps": 10}, 10, None),
-        ({"warmup_steps": 0}, 0, None),
-        ({"warmup_steps": 0, "warmup_ratio": 0.1}, None, 0.1),
-        ({"warmup_steps": 50, "warmup_ratio": 0.1}, None, 0.1),
+        ({"adapter_type": "lora"}, {}, {"optim.learning_rate": 2e-4}),
+        ({"adapter_type": "dora"}, {}, {"optim.learning_rate": 2e-4}),
+        ({"adapter_type": "full"}, {}, {"optim.learning_rate": 2e-5, **NO_RANK}),
+        ({"adapter_type": "ia3"}, {}, {"optim.learning_rate": 5e-3, **NO_RANK}),
+        ({}, {}, {"optim.warmup_steps": None, "optim.warmup_ratio": 0.03}),
+        ({"warmup_steps": 10}, {}, {"optim.warmup_steps": 10, "optim.warmup_ratio": None}),
+        ({"warmup_steps": 0}, {}, {"optim.warmup_steps": 0, "optim.warmup_ratio": None}),
+        (
+            {"warmup_steps": 50, "warmup_ratio": 0.1},
+            {},
+            {"optim.warmup_steps": None, "optim.warmup_ratio": 0.1},
+        ),
+        ({"max_grad_norm": 0}, {}, {"optim.max_grad_norm": 0}),
+        ({"max_grad_norm": None}, {}, {"optim.max_grad_norm": 0}),
+        # Steps without a strategy mean steps.
+        ({"save_steps": 250}, {}, {"watch.save_strategy": "steps", "watch.save_steps": 250}),
+        ({"eval_steps": 9}, {}, {"watch.evaluation_strategy": "steps", "watch.eval_steps": 9}),
+        ({"save_total_limit": None}, {}, {"watch.keep_checkpoints": None}),
+        ({}, {}, {"watch.keep_checkpoints": 3}),
+        (
+            {},
+            {"validation_split": 0},
+            {
+                "watch.evaluation_strategy": "no",
+                "watch.load_best": False,
+                "data.validation": "none",
+            },
+        ),
+        (
+            {"max_steps": 100},
+            {"streaming": True},
+            {
+                "watch.save_strategy": "steps",
+                "watch.save_steps": 500,
+                "data.cache": None,
+                "loader.workers": 4,
+                "length.total_steps": 100,
+            },
+        ),
     ],
 )
-def test_the_warm_up_ratio_wins_over_steps(config, steps, ratio):
-    made = plan(manifest(config))
-    assert (made.optim.warmup_steps, made.optim.warmup_ratio) == (steps, ratio)
-
-
-@pytest.mark.parametrize("off", [0, None])
-def test_clipping_can_be_switched_off(off):
-    assert plan(manifest({"max_grad_norm": off})).optim.max_grad_norm == 0
-
-
-def test_save_steps_without_a_strategy_means_steps():
-    made = plan(manifest({"save_steps": 250, "eval_steps": 100}))
-    assert (made.watch.save_strategy, made.watch.save_steps) == ("steps", 250)
-    assert (made.watch.evaluation_strategy, made.watch.eval_steps) == ("steps", 100)
-
-
-def test_null_keeps_every_checkpoint():
-    assert plan(manifest({"save_total_limit": None})).watch.keep_checkpoints is None
-    assert plan(manifest()).watch.keep_checkpoints == 3
-
-
-def test_without_validation_rows_nothing_is_evaluated():
-    data = manifest()
-    data["training"]["dataset"]["validation_split"] = 0
-    made = plan(data)
-    assert made.watch.evaluation_strategy == "no"
-    assert made.watch.load_best is False
-    assert made.data.validation == "none"
-
-
-def test_a_stream_is_saved_by_steps_and_never_cached():
-    data = manifest({"max_steps": 100})
-    data["training"]["dataset"]["streaming"] = True
-    made = plan(data)
-    assert (made.watch.save_strategy, made.watch.save_steps) == ("steps", 500)
-    assert made.data.cache is None
-    assert made.loader.workers == 4
-    assert made.length.total_steps == 100
+def test_what_a_manifest_leaves_open_is_settled(config, dataset, expected):
+    data = manifest(config)
+    data["training"]["dataset"] |= dataset
+    values = {each.path: each.value for each in plan(data).decisions}
+    assert {path: values[path] for path in expected} == expected
 
 
 @each(
@@ -120,8 +110,7 @@ def test_the_template_of_a_folder_follows_the_last_part_of_the_model_s_name(
     folder = tmp_path / name
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}", encoding="utf-8")
-    made = plan(manifest(base_models=[{"name": str(folder)}]))
-    assert made.model.prompt_template == template
+    assert plan(manifest(base_models=[{"name": str(folder)}])).model.prompt_template == template
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "Qwen3-0.6B", "openai-community/gpt2"])
@@ -151,8 +140,7 @@ def test_a_tokenizer_with_a_template_of_its_own_is_used(tmp_path):
     (folder / "config.json").write_text("{}", encoding="utf-8")
     config = {"chat_template": "{{ messages }}"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    made = plan(manifest(base_models=[{"name": str(folder)}]))
-    assert made.model.prompt_template == "tokenizer"
+    assert plan(manifest(base_models=[{"name": str(folder)}])).model.prompt_template == "tokenizer"
 
 
 def test_soft_prompts_that_fill_a_length_left_open_are_refused():

@@ -58,7 +58,6 @@ def test_a_folder_as_written_comes_first(tmp_path):
     model_folder(tmp_path / "models" / "mine")
     found = resolve("mine", tmp_path)
     assert (found.place, found.location) == ("folder", str(tmp_path / "mine"))
-    assert found.shape is not None
     assert found.shape.hidden == 64
 
 
@@ -94,8 +93,7 @@ def test_a_model_downloaded_before_is_found_in_the_hub_cache(tmp_path, name):
 
 def test_the_hub_cache_variable_counts(tmp_path):
     snapshot(tmp_path / "c", "Qwen--Qwen3-0.6B")
-    found = resolve("Qwen3-0.6B", tmp_path, HF_HUB_CACHE=str(tmp_path / "c"))
-    assert found.place == "hf cache"
+    assert resolve("Qwen3-0.6B", tmp_path, HF_HUB_CACHE=str(tmp_path / "c")).place == "hf cache"
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "Qwen3-0.6B", "mine/unheard-of"])
@@ -134,7 +132,6 @@ def test_a_model_that_was_fetched_in_part_is_fetched_and_its_config_counts(tmp_p
     part = model_folder(tmp_path / "hub" / "models--a--big" / "snapshots" / "abc")
     found = resolve("a/big", tmp_path / "m", HF_HOME=str(tmp_path))
     assert (found.place, found.location) == ("hub", "a/big")
-    assert found.shape is not None
     assert found.shape.hidden == 64
     assert resolve("big", tmp_path / "m", HF_HOME=str(tmp_path)).location == "a/big"
     (part / "model-1-of-2.safetensors").write_bytes(NO_TENSORS)
@@ -151,7 +148,6 @@ def test_a_model_that_was_fetched_in_part_is_fetched_and_its_config_counts(tmp_p
 def test_a_hub_id_is_left_to_be_fetched(tmp_path):
     found = resolve("Qwen/Qwen3-0.6B", tmp_path)
     assert (found.place, found.location) == ("hub", "Qwen/Qwen3-0.6B")
-    assert found.shape is not None
     assert found.shape.parameters == 596_049_920
 
 
@@ -224,7 +220,6 @@ def test_tiny_is_the_folder_that_comes_with_the_package(tmp_path, monkeypatch):
     model_folder(tmp_path / "tiny")  # a folder of the same name is written ./tiny
     found = resolve("tiny", tmp_path)
     assert (found.place, found.location) == ("built-in", str(tmp_path / "package" / "tiny"))
-    assert found.shape is not None
     assert found.shape.context == 512
     assert found.shape_from == wording("of-the-model")
     assert resolve("./tiny", tmp_path).place == "folder"
@@ -246,7 +241,6 @@ def test_a_model_made_on_this_machine_is_found_by_its_name(tmp_path):
 
 def test_smollm2_that_was_not_made_yet_has_a_shape_and_says_how_to_get_it(tmp_path):
     found = resolve("smollm2-135m", tmp_path)
-    assert found.shape is not None
     assert found.shape.parameters == 134_515_008
     assert found.because.startswith(wording("not-on-machine-yet"))
 

@@ -154,8 +154,7 @@ def test_tokens_of_a_step_are_multiplied_by_accumulation():
 
 def test_rows_longer_than_a_sequence_count_as_much_as_is_left_of_them():
     config = {"batch_tokens": 4096, "max_seq_length": 512}
-    made = plan(manifest(config), survey=counted(100, 300_000))
-    assert made.batch.examples_per_update == 8
+    assert plan(manifest(config), survey=counted(100, 300_000)).batch.examples_per_update == 8
 
 
 def test_rows_that_were_packed_say_what_a_sequence_holds():

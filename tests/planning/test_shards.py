@@ -17,12 +17,10 @@ from expert.planning.memory.shards import (
     host_bytes,
 )
 from expert.planning.memory.workload import Workload
-from expert.planning.models.known_models import find_known_model
 from expert.planning.models.shapes import ModelShape
+from tests.planning.planning import shape_of
 
-KNOWN = find_known_model("Llama-3.1-8B")
-assert KNOWN is not None
-LLAMA = KNOWN.shape
+LLAMA = shape_of("Llama-3.1-8B")
 LORA = Workload(shape=LLAMA, rows=1, row_tokens=2048)
 FULL = replace(LORA, adapter="full")
 

@@ -99,18 +99,19 @@ def test_max_samples_is_planned_and_prepared_alike(tmp_path):
     whole = expert.prepare(path)
     limited = ("max_samples=250",)
     plan = expert.plan(path, overrides=limited)
-    assert _reason(plan, "length.tokens_per_epoch") == wording("counted-on-first-rows")
+    assert _reason(plan, "length.tokens_per_epoch") == wording("counted-on-250-rows")
     made = expert.prepare(path, overrides=limited)
     assert (whole.train.index.examples, made.train.index.examples) == (2000, 250)
     assert plan.length.tokens_per_epoch == made.train.index.statistics().tokens
 
 
-def test_rows_of_csv_over_several_lines_are_told_by_the_first_ones(tmp_path):
+def test_rows_of_csv_over_several_lines_are_counted_by_reading_them(tmp_path):
     path = _expert(tmp_path, 1)
     cells = '"Add\n2 and 3?",5\n' * 400
     (tmp_path / "rows.csv").write_text(f"instruction,response\n{cells}", encoding="utf-8")
     plan = expert.plan(path, overrides=("training.dataset.path=rows.csv",))
-    assert _reason(plan, "length.tokens_per_epoch") == wording("counted-on-first")
+    assert _reason(plan, "length.tokens_per_epoch") == wording("counted-on-sample-rows")
+    assert plan.length.rows == 360
 
 
 def test_a_plan_writes_nothing_but_the_hash_of_the_data(tmp_path):

@@ -264,7 +264,7 @@ def test_packed_batches_hold_every_example_once(tmp_path, packing):
     examples = targets = 0
     for first in range(0, index.bins, 2):
         bins = np.arange(first, min(first + 2, index.bins))
-        counts = fill_batch(out, index, bins, store, pad_id=0)
+        counts = fill_batch(out, index, bins, store)
         examples += counts.examples
         targets += counts.targets
         assert (out.labels >= 0).sum() == counts.targets

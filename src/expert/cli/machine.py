@@ -132,7 +132,7 @@ def presets() -> None:
         (
             verdict.card.slug,
             verdict.preset.model,
-            f"{verdict.preset.rows} × {verdict.preset.row_tokens} tokens",
+            f"{verdict.preset.work.rows} × {verdict.preset.work.row_tokens} tokens",
             verdict.preset.settings,
             verdict.words(),
         )

@@ -10,11 +10,13 @@ import contextlib
 import hashlib
 import os
 import shutil
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from expert.core.errors import Damaged
-from expert.core.files import read_bytes, sha256_of, write_text_atomically
+from expert.core.files import read_bytes, sha256_of, sync_folder, write_text_atomically
 
 SUFFIX = ".sha256"
 MAX_BYTES = 10_000
@@ -58,6 +60,26 @@ def write_hashed(path: Path, text: str, *, trusts_old: bool = False) -> None:
     write_text_atomically(path, text)
 
 
+@contextlib.contextmanager
+def writing_hashed(path: Path) -> Iterator[IO[bytes]]:
+    """A stream that becomes `path` when it is left, after its hash: the old file or the whole new
+    one, never half of it. The name that it has before is new: no link waits there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with temporary.open("xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        keep_hash(path, sha256_of(temporary))
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
 def refuse_damaged(path: Path, advice: str) -> None:
     """Raise where a file has other bytes than were written; one without a hash is of an earlier
     version, and is taken as it is."""
@@ -72,6 +94,13 @@ def put_copy_aside(path: Path) -> Path:
     with contextlib.suppress(OSError):  # where nothing can be written, nothing is replaced
         shutil.copyfile(path, aside, follow_symlinks=False)
     return aside
+
+
+def told_aside(path: Path, made: str) -> str:
+    """Put a damaged file aside, and say so: `made` is what is done again."""
+    aside = put_copy_aside(path).name
+    words = f"has other bytes than were written: {made} again, and the damaged one put aside as"
+    return f"{path}: {words} {aside}"
 
 
 def free_name(path: Path) -> Path:

@@ -6,6 +6,7 @@ No file is tokenised whole, and nothing is written but what remembers the hash o
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from expert.data.tokens.documents import DocumentStore
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.decisions import Remark
 from expert.planning.models.model_files import UnfitModelFolder
-from expert.planning.survey import FILE_BYTES_PER_TOKEN, PackedRows, Survey, survey_file
+from expert.planning.survey import FILE_BYTES_PER_TOKEN, PackedRows, Survey
 
 if TYPE_CHECKING:
     from expert.data.named_sources import NamedSources
@@ -149,7 +150,7 @@ def _sampled(line: Line) -> Counts | None:
     line = replace(line, most_rows=ROWS_FOR_COLUMNS)
     spread = spread_rows(source.files, format=source.format, most=SAMPLED_ROWS)
     if spread is None or (source.max_samples is not None and spread.lines > source.max_samples):
-        return _of_first_rows(line, source)
+        return _read_through(line.chosen.sources, line)
     lengths, remarks = _tokenised(line, source, [each.row for each in spread.drawn])
     kept = [length > 0 for length in lengths]
     if not any(kept):
@@ -159,27 +160,10 @@ def _sampled(line: Line) -> Counts | None:
     return Counts(Survey(round(estimated), round(tokens), spread.because, how), remarks=remarks)
 
 
-def _of_first_rows(line: Line, source: Source) -> Counts | None:
-    """The length of the first rows for as many as there are lines: all that can be known of CSV
-    whose cells hold line breaks, and what is asked for where only the first are used."""
-    files = [survey_file(path) for path in source.files]
-    if not files or any(each.rows is None for each in files):
-        return None
-    first = list(islice(reading_of(line, source).rows(), SAMPLED_ROWS))
-    lengths, remarks = _tokenised(line, source, first)
-    known = [length for length in lengths if length]
-    if not known:
-        return None
-    rows = sum(each.rows or 0 for each in files)
-    how = f"counted on the first {counted(len(known), 'row')}"
-    tokens = round(sum(known) / len(known) * rows)
-    survey = Survey(rows, tokens, files[0].because, how).of_first(source.max_samples)
-    return Counts(survey, remarks=remarks)
-
-
 def _read_through(sources: Sources, line: Line | None) -> Counts | None:
-    """Rows of files without lines (.json, parquet, a folder, packed files) by reading them, and
-    tokens of a sample; from bytes where there is no tokenizer."""
+    """Rows of files without a row a line (.json, parquet, packed files, CSV whose cells hold line
+    breaks), or the first of them where no more are used, by reading them, and tokens of a sample;
+    from bytes where there is no tokenizer."""
     weights = [task.weight for task in sources.tasks] or [1.0]
     found = [_read_source(source, line) for source in sources.trains]
     known = [each for each in found if each is not None]
@@ -190,12 +174,15 @@ def _read_through(sources: Sources, line: Line | None) -> Counts | None:
     how = f"counted on a sample of {counted(min(SAMPLED_ROWS, rows), 'row')}"
     if line is None:
         how = f"from bytes: {FILE_BYTES_PER_TOKEN} of a row a token"
-    return Counts(Survey(rows, tokens, known[0][2], how))
+    remarks = tuple(remark for each in known for remark in each[3])
+    return Counts(Survey(rows, tokens, known[0][2], how), remarks=remarks)
 
 
-def _read_source(source: Source, line: Line | None) -> tuple[int, float, str] | None:
-    """Rows of a source, about their tokens, and how that is known; None where there are too many
-    to count here."""
+def _read_source(
+    source: Source, line: Line | None
+) -> tuple[int, float, str, tuple[Remark, ...]] | None:
+    """Rows of a source, about their tokens, how that is known, and warnings; None where there are
+    too many to count here."""
     chance, rows, size = random.Random(0), 0, 0
     kept: list[Row] = []
     for row in islice(iterate(source), MOST_READ + 1):
@@ -217,20 +204,21 @@ def _read_source(source: Source, line: Line | None) -> tuple[int, float, str] | 
         if any(path.suffix.lower() in _PACKED for path in source.files) or not whole:
             return None
         times, because = max(1.0, whole / size), f"estimated from the first {MOST_READ:,} rows"
+    times = min(times, (source.max_samples or math.inf) / rows)
     rows = round(rows * times)
     if line is None:
-        return rows, size * times / FILE_BYTES_PER_TOKEN, because
-    lengths, _ = _tokenised(line, source, kept)
+        return rows, size * times / FILE_BYTES_PER_TOKEN, because, ()
+    lengths, remarks = _tokenised(line, source, kept)
     used = [length for length in lengths if length]
     if not used:
         return None
     good = round(rows * len(used) / len(lengths))
-    return good, good * sum(used) / len(used), because
+    return good, good * sum(used) / len(used), because, remarks
 
 
 def _rows_in_footers(source: Source) -> int | None:
     """Rows of parquet files as they say themselves; None for other files."""
-    if source.max_samples or any(path.suffix.lower() != ".parquet" for path in source.files):
+    if any(path.suffix.lower() != ".parquet" for path in source.files):
         return None
     import pyarrow.parquet
 

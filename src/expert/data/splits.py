@@ -11,10 +11,10 @@ import numpy as np
 
 from expert.core.errors import ExpertError
 from expert.core.files import sha256_of
-from expert.core.hashed import keep_hash, put_copy_aside, state_of
+from expert.core.hashed import keep_hash, state_of, told_aside
 from expert.core.room import within_room
 from expert.core.rundir import in_turn
-from expert.data.feed.order import DataOrder, Grouping
+from expert.data.feed.order import DataOrder
 from expert.data.inspect.shared_rows import SharedRows, SplitRows, find_shared
 from expert.data.line import (
     Line,
@@ -32,7 +32,6 @@ from expert.data.pack.overlong_rows import not_empty, remarks_on_length
 from expert.data.pack.pack import bins_per_update
 from expert.data.pack.pack_index import IndexName, PackIndex
 from expert.data.pack.packing import (
-    PAD_ID,
     RowsToPack,
     packed,
     packing_for,
@@ -265,11 +264,7 @@ def _save_index(line: Line, index: PackIndex, file: Path) -> None:
     earlier version, which may stay where nothing can be written and it is equal."""
     state = state_of(file)
     if state == "damaged":
-        aside = put_copy_aside(file)
-        line.damaged.append(
-            f"{file}: has other bytes than were written: packed again, and the "
-            f"damaged one put aside as {aside.name}"
-        )
+        line.damaged.append(told_aside(file, "packed"))
     try:
         index.save(file)
     except OSError:
@@ -303,8 +298,8 @@ def data_order(plan: RunPlan, split: PreparedSplit) -> DataOrder:
     """The order of a split's bins: steps of as many as hold the planned examples on average."""
     index = split.index
     count = bins_per_update(index, plan.batch.examples_per_update)
-    grouping = Grouping(index.bin_lengths(), count) if plan.data.group_by_length else None
-    return DataOrder(index.bins, count, plan.optim.seed, grouping)
+    grouped = index.bin_lengths() if plan.data.group_by_length else None
+    return DataOrder(index.bins, count, plan.optim.seed, grouped)
 
 
 def packed_counts(plan: RunPlan, split: PreparedSplit) -> PackedCounts:
@@ -368,10 +363,9 @@ def late_rows(line: Line, split: PreparedSplit) -> RowsTokenisedLate:
     texts, store = list(reading.rows()), split.open()
     rows = [texts[store.row(int(document))] for document in split.index.piece_document]
     return RowsTokenisedLate(
-        [row for row in rows if isinstance(row, Row)],
-        reading.segments_of,
-        line.encoder,
+        rows=[row for row in rows if isinstance(row, Row)],
+        segments_of=reading.segments_of,
+        encoder=line.encoder,
         length=line.plan.data.max_seq_length,
         soft_tokens=soft_tokens(line.plan),
-        pad_id=PAD_ID,
     )

@@ -14,6 +14,16 @@ from expert.core.rundir import RunFolder, RunFolderError
 from expert.core.stored_json import object_in
 
 
+def mapping(value: Any) -> dict[str, Any]:
+    """The value if it is an object, else an empty one: files may hold anything."""
+    return value if isinstance(value, dict) else {}
+
+
+def listed(value: Any) -> list[Any]:
+    """The value if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """Everything a reader of a run needs. Missing files are empty mappings."""
@@ -50,8 +60,7 @@ class RunRecord:
     def planned(self, path: str) -> Any:
         """A value of the plan such as "kernels.attention"; None where the plan has none."""
         slice_name, _, key = path.partition(".")
-        part = self.plan.get(slice_name)
-        return part.get(key) if isinstance(part, Mapping) else None
+        return mapping(self.plan.get(slice_name)).get(key)
 
     @property
     def on_gpu(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import getpass
-import json
 import os
 import re
 import tempfile
@@ -19,10 +18,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from expert.core.files import alone
-from expert.core.hashed import write_hashed
 from expert.planning.machine.host import package_version
-from expert.planning.measurements import measurements_file, read_records
+from expert.planning.measurements import measurements_file, read_records, remember_record
 from expert.planning.memory.calibration import shape_key
 from expert.planning.memory.workload import Workload
 
@@ -67,9 +64,9 @@ def read_compilations(path: Path) -> tuple[Compilation, ...]:
     return tuple(read_records(path, Compilation))
 
 
-def cache_folder(environ: Mapping[str, str] = os.environ) -> str:
+def cache_folder() -> str:
     """Where torch keeps what it compiles."""
-    asked = environ.get("TORCHINDUCTOR_CACHE_DIR")
+    asked = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if asked:
         return asked
     try:
@@ -131,11 +128,7 @@ def remember_compilation(
         measured_on=datetime.date.today().isoformat(),
     )
 
-    def key(one: Compilation) -> tuple[object, ...]:
-        return one.card, one.model, one.step, sorted(one.versions.items(), key=str), one.warm
+    def place(one: Compilation) -> object:
+        return one.card, one.model, one.step, one.versions, one.warm
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with alone(path):
-        kept = [one for one in read_compilations(path) if key(one) != key(made)]
-        records = [one.model_dump() for one in (*kept, made)][-KEPT:]
-        write_hashed(path, json.dumps(records, indent=1) + "\n")
+    remember_record(path, made, place, most=KEPT)

@@ -202,6 +202,25 @@ class PlanDraft:
     def parameters(self) -> int | None:
         return self.resolved.shape.parameters if self.resolved.shape is not None else None
 
+    def rate_key(self, quantization: str) -> dict[str, Any]:
+        """What a rate must have been measured with to be one of a run like this."""
+        return {
+            "card": self.card_key,
+            "model": self.model_key,
+            "adapter": self.config.adapter_type,
+            "quantization": quantization,
+            "max_seq_length": self["data.max_seq_length"],
+            "packing": self["data.packing"],
+            "parameters": self.parameters,
+        }
+
+    @property
+    def row_tokens(self) -> float | None:
+        """Mean tokens of a row; all blocks of a corpus are of one length."""
+        if self.is_char_model:
+            return float(self["data.max_seq_length"])
+        return self.survey.mean_tokens
+
     @property
     def card_words(self) -> str:
         """`NVIDIA T4 (7.5)` for reasons."""

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from expert.planning.run_plan import RunPlan
@@ -68,10 +69,6 @@ class Setting:
         return {
             key: value(ground) if callable(value) else value for key, value in self.settings.items()
         }
-
-
-def _only_rows(ground: Ground) -> str:
-    return "a corpus of characters is cut into blocks" if ground.characters else ""
 
 
 def _compiles(ground: Ground) -> str:
@@ -145,7 +142,7 @@ SETTINGS: tuple[Setting, ...] = (
             "micro_batch_size": _sequences_at_once,
         },
         about=("data.packing",),
-        needs=_only_rows,
+        needs=lambda ground: "a corpus of characters is cut into blocks" * ground.characters,
     ),
     Setting(
         name="bf16 + TF32",
@@ -261,13 +258,7 @@ def not_here(setting: Setting, before: RunPlan, after: RunPlan) -> str:
 
 def value_at(plan: RunPlan, path: str) -> Any:
     """A value of the plan by its path."""
-    part, _, key = path.partition(".")
-    return getattr(getattr(plan, part), key)
-
-
-def has_dropout(plan: RunPlan) -> bool:
-    """Whether random numbers of the device take part, which other kernels draw differently."""
-    return bool(plan.adapter.dropout or (plan.model.architecture or {}).get("dropout"))
+    return attrgetter(path)(plan)
 
 
 def tolerance(before: RunPlan, after: RunPlan) -> tuple[float, str]:
@@ -286,7 +277,9 @@ def not_comparable(before: RunPlan, after: RunPlan) -> str:
     """
     if "data.packing" in changes(before, after):
         return "other rows share a step"
-    return "dropout draws other numbers" if has_dropout(after) else ""
+    # Random numbers of the device take part, which other kernels draw differently.
+    drops = after.adapter.dropout or (after.model.architecture or {}).get("dropout")
+    return "dropout draws other numbers" if drops else ""
 
 
 def cost_of(before: RunPlan, after: RunPlan) -> str:
@@ -325,9 +318,6 @@ def find_setting(name: str) -> Setting | None:
     """The setting of this name, however it is written; None for an unknown one."""
 
     def plain(text: str) -> str:
-        return "".join(letter for letter in text.lower() if letter.isalnum())
+        return "".join(filter(str.isalnum, text.lower()))
 
-    for setting in (BASELINE, *SETTINGS):
-        if plain(setting.name) == plain(name):
-            return setting
-    return None
+    return next((each for each in (BASELINE, *SETTINGS) if plain(each.name) == plain(name)), None)

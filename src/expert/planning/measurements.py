@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -87,12 +87,10 @@ class MeasuredRate(BaseModel):
         return self
 
     def is_about(self, other: Mapping[str, Any]) -> bool:
-        """Whether a record is of the same card, model and shape."""
-        keys = (
-            *("card", "model", "adapter", "quantization"),
-            *("max_seq_length", "packing", "parameters"),
-        )
-        return all(other.get(key) == getattr(self, key) for key in keys)
+        """Whether a record is of the same card, model and shape; "auto" stands for any base."""
+        keys = ("card", "model", "adapter", "max_seq_length", "packing", "parameters")
+        base = other.get("quantization") in ("auto", self.quantization)
+        return base and all(other.get(key) == getattr(self, key) for key in keys)
 
 
 def measurements_file(environ: Mapping[str, str] = os.environ) -> Path:
@@ -118,6 +116,17 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
         with suppress(ValidationError):
             found.append(kind.model_validate(record))
     return found
+
+
+def remember_record(
+    path: Path, made: Record, place: Callable[[Record], object], *, most: int
+) -> None:
+    """Add a record to a file of the newest `most`; one in the same place is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with alone(path):
+        kept = [one for one in read_records(path, type(made)) if place(one) != place(made)]
+        records = [one.model_dump() for one in (*kept, made)][-most:]
+        write_hashed(path, json.dumps(records, indent=1) + "\n")
 
 
 def read_rates(path: Path) -> list[MeasuredRate]:
@@ -167,23 +176,10 @@ def rows_alike(measured: float, here: float | None) -> bool:
     return here is not None and here <= ROWS_ALIKE * measured and measured <= ROWS_ALIKE * here
 
 
-def find_best(
-    rates: Sequence[MeasuredRate],
-    wanted: tuple[str, str, str],
-    *,
-    quantization: str,
-    max_seq_length: int,
-    packing: str,
-    parameters: int | None,
-) -> MeasuredRate | None:
-    """The newest benchmark for (card, model, adapter) in this shape; any base where it is open."""
-    for rate in reversed(rates):
-        same = (rate.card, rate.model, rate.adapter) == wanted
-        same &= (rate.max_seq_length, rate.packing) == (max_seq_length, packing)
-        same &= rate.parameters == parameters and rate.row_tokens is None
-        if same and rate.settings and quantization in ("auto", rate.quantization):
-            return rate
-    return None
+def find_best(rates: Sequence[MeasuredRate], wanted: Mapping[str, Any]) -> MeasuredRate | None:
+    """The newest benchmark of the same card, model, adapter, base and shape."""
+    found = (rate for rate in reversed(rates) if rate.row_tokens is None and rate.settings)
+    return next((rate for rate in found if rate.is_about(wanted)), None)
 
 
 def remember_rate(path: Path, rate: MeasuredRate) -> None:
@@ -195,19 +191,16 @@ def remember_rate(path: Path, rate: MeasuredRate) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with alone(path):
-        kept, older = [], rate
-        for record in _records(path):
-            if not _same(rate, record):
-                kept.append(record)
-                continue
-            with suppress(ValidationError):
-                older = MeasuredRate.model_validate(record)
+        records = _records(path)
+        kept = [record for record in records if not _same(rate, record)]
+        replaced = [_understood(record) for record in records if _same(rate, record)]
+        older = next(filter(None, reversed(replaced)), rate)
         settled = {
             "settings": {**older.settings, **rate.settings},
             "gains": {**older.gains, **rate.gains},
         }
-        records = [*kept, {**rate.model_dump(mode="json"), **settled}]
-        write_hashed(path, json.dumps(records, indent=2) + "\n")
+        kept.append({**rate.model_dump(mode="json"), **settled})
+        write_hashed(path, json.dumps(kept, indent=2) + "\n")
 
 
 def forget_rates(path: Path, model: str | None = None) -> int:
@@ -217,24 +210,27 @@ def forget_rates(path: Path, model: str | None = None) -> int:
     """
     if not path.is_file():
         return 0
-    kept, forgotten = [], 0
+
+    def stays(record: Any) -> bool:
+        found = _understood(record)
+        return found is None or model not in (None, found.model)
+
     with alone(path):
-        for record in _records(path):
-            try:
-                found = MeasuredRate.model_validate(record)
-            except ValidationError:
-                kept.append(record)
-                continue
-            if model is None or found.model == model:
-                forgotten += 1
-            else:
-                kept.append(record)
+        records = _records(path)
+        kept = list(filter(stays, records))
         if kept:
             write_hashed(path, json.dumps(kept, indent=2) + "\n")
         else:
             hash_file(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-    return forgotten
+    return len(records) - len(kept)
+
+
+def _understood(record: Any) -> MeasuredRate | None:
+    try:
+        return MeasuredRate.model_validate(record)
+    except ValidationError:
+        return None
 
 
 def _same(rate: MeasuredRate, record: Any) -> bool:

@@ -47,7 +47,7 @@ from expert.planning.draft import SET, Kept, PlanDraft
 from expert.planning.machine.host import package_version
 from expert.planning.machine.links import choose_cluster, share_of_target
 from expert.planning.machine.target import Target
-from expert.planning.measurements import MeasuredRate, find_best, measurements_file, read_rates
+from expert.planning.measurements import find_best, measurements_file, read_rates
 from expert.planning.memory.calibration import calibrations_file, calibrations_of
 from expert.planning.memory.workload import QUANTISED, Workload
 from expert.planning.models.resolve import basename, resolve_model
@@ -119,12 +119,8 @@ def make_plan(
 
 
 def _warn_of_damaged_measurements(draft: PlanDraft, environ: Mapping[str, str]) -> None:
-    for file in (
-        measurements_file(environ),
-        calibrations_file(environ),
-        compilations_file(environ),
-    ):
-        if state_of(file) == "damaged":
+    for file_of in (measurements_file, calibrations_file, compilations_file):
+        if state_of(file := file_of(environ)) == "damaged":
             draft.warn(
                 "measurements",
                 f"{file}: has other bytes than were written: what was measured before is not used  "
@@ -139,7 +135,7 @@ def _settle_all(draft: PlanDraft) -> None:
     choose_precision(draft)
     choose_tf32(draft)
     settle_sequences(draft)
-    draft.best = _best(draft)
+    draft.best = find_best(draft.rates, draft.rate_key(base_quantization(draft)))
     choose_switches(draft)
     choose_loss_chunk(draft)
     choose_optimizer(draft)
@@ -191,18 +187,6 @@ def choose_model(manifest: Manifest, name: str | None) -> BaseModelSpec:
     raise UnknownModel(
         f"--model {name}: the manifest has {names}  (--model chooses among those; to use another, "
         f"--set base_model={name})"
-    )
-
-
-def _best(draft: PlanDraft) -> MeasuredRate | None:
-    """What a benchmark found for sequences like these."""
-    return find_best(
-        draft.rates,
-        (draft.card_key, draft.model_key, draft.config.adapter_type),
-        quantization=base_quantization(draft),
-        max_seq_length=draft["data.max_seq_length"],
-        packing=draft["data.packing"],
-        parameters=draft.parameters,
     )
 
 

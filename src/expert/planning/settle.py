@@ -10,7 +10,7 @@ from typing import Any
 from expert.core.errors import ManifestError, Problem
 from expert.manifest.schema.kinds import SCHEDULES
 from expert.planning.choose.doubts import doubts_about
-from expert.planning.choose.expected_time import scaled
+from expert.planning.choose.expected_time import scaled, sum_of
 from expert.planning.choose.length import MAX_STEPS, not_reached
 from expert.planning.choose.parallel import TOO_FEW, Estimates, too_few
 from expert.planning.decisions import Remark
@@ -113,7 +113,7 @@ def _with_time_of(plan: RunPlan, before: LengthPlan) -> RunPlan:
     decision = next(each for each in plan.decisions if each.path == "length.expected_seconds")
     now = scaled(parts, new / old)
     values = {
-        "length.expected_seconds": [sum(part[side] for part in now.values()) for side in (0, 1)],
+        "length.expected_seconds": sum_of(now),
         "length.expected_parts": now,
     }
     return plan.with_values(values, decision.because, decision.source)

@@ -110,12 +110,17 @@ def _survey(spec: DatasetSpec, folder: Path, characters: bool) -> Survey:
     return survey_file(found).of_first(spec.max_samples)
 
 
-def local_path(path: str, folder: Path) -> Path:
-    """A path of the manifest on this machine; Windows separators work everywhere."""
-    portable = Path(path.split("::")[0].replace("\\", "/"))
+def portable(path: str) -> Path:
+    """A path as this machine writes it; Windows separators and ~ are understood everywhere."""
+    found = Path(path.replace("\\", "/"))
     with contextlib.suppress(RuntimeError):  # ~somebody who is not here is not found later
-        portable = portable.expanduser()
-    return portable if portable.is_absolute() else folder / portable
+        found = found.expanduser()
+    return found
+
+
+def local_path(path: str, folder: Path) -> Path:
+    """A path of the manifest on this machine."""
+    return folder / portable(path.split("::")[0])
 
 
 def looks_local(path: str, folder: Path) -> bool:

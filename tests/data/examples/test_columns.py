@@ -61,15 +61,7 @@ def test_columns_are_chosen_by_name_in_a_fixed_order(names, instruction, respons
             "system instruction output",
             Columns("instruction", instruction="instruction", response="output", system="system"),
         ),
-    ],
-)
-def test_other_kinds_of_rows_are_known_by_their_columns(names, columns):
-    assert understand(names.split(), {}) == columns
-
-
-@each(
-    ("names", "columns"),
-    [
+        # Further names change nothing where the usual ones are enough.
         ("text query", Columns("text", text="text")),
         ("query text", Columns("text", text="text")),
         ("text request", Columns("text", text="text")),
@@ -83,63 +75,60 @@ def test_other_kinds_of_rows_are_known_by_their_columns(names, columns):
         ("query input output", Columns("instruction", instruction="input", response="output")),
     ],
 )
-def test_further_names_change_nothing_where_the_usual_ones_are_enough(names, columns):
+def test_other_kinds_of_rows_are_known_by_their_columns(names, columns):
     assert understand(names.split(), {}) == columns
 
 
-def test_blanks_around_the_name_of_a_column_do_not_hide_it():
-    columns = understand(["Question", " Answer "], {})
-    assert columns == Columns("instruction", instruction="Question", response=" Answer ")
+def exchange(instruction: str, response: str, input: str = "") -> Columns:
+    return Columns("instruction", instruction=instruction, response=response, input=input)
 
 
-def test_an_object_as_input_makes_a_multi_task_row_without_a_task_column():
-    assert understand(["input", "output"], {"input": {"text": "x"}}) == TASKS
+BODY = Columns("text", text="body")
 
 
-def test_a_messages_column_that_holds_text_is_no_conversation():
-    names = ["messages", "question", "answer"]
-    assert understand(names, {"messages": "3"}).kind == "instruction"
-
-
-def test_mapped_columns_win_over_the_automatic_choice():
-    mapping = FieldMapping(instruction="b", response="a", input="c")
-    names = ["instruction", "output", "a", "b", "c"]
-    assert understand(names, {}, field_mapping=mapping) == Columns(
-        "instruction", instruction="b", response="a", input="c"
-    )
-
-
-def test_columns_that_are_not_mapped_are_chosen_among_the_others():
-    mapping = FieldMapping(response="prompt")
-    assert understand(["prompt", "question"], {}, field_mapping=mapping) == Columns(
-        "instruction", instruction="question", response="prompt"
-    )
-
-
-@pytest.mark.parametrize(
-    "asked",
+@each(
+    ("names", "asked", "columns"),
     [
-        {"field_mapping": FieldMapping(text="body")},
-        {"text_field": "body"},
-        {"field_mapping": FieldMapping(text="body"), "text_field": "body"},
+        # Blanks around the name of a column do not hide it.
+        (["Question", " Answer "], {}, exchange("Question", " Answer ")),
+        # Mapped columns win over the automatic choice; the others are chosen among the rest.
+        ("instruction output a b c", {"instruction": "b", "response": "a", "input": "c"},
+         exchange("b", "a", "c")),
+        ("prompt question", {"response": "prompt"}, exchange("question", "prompt")),
+        # A part mapped to its own name may be absent.
+        ("prompt completion",
+         {"instruction": "instruction", "response": "response", "text": "text"},
+         exchange("prompt", "completion")),
+        # Mapped columns of preference rows are taken as asked.
+        ("prompt chosen rejected", {"instruction": "prompt", "response": "chosen"},
+         exchange("prompt", "chosen")),
+        # A text column that is named wins over everything.
+        ("instruction output body messages", {"text": "body"}, BODY),
+        ("instruction output body messages", {"text_field": "body"}, BODY),
+        ("instruction output body messages", {"text": "body", "text_field": "body"}, BODY),
+    ],
+)  # fmt: skip
+def test_columns_that_the_manifest_names_are_taken(names, asked, columns):
+    mapping = FieldMapping.model_validate({k: v for k, v in asked.items() if k != "text_field"})
+    given = names.split() if isinstance(names, str) else names
+    text_field = asked.get("text_field")
+    assert understand(given, {}, field_mapping=mapping, text_field=text_field) == columns
+
+
+@each(
+    ("row", "part", "column"),
+    [
+        # An object as input makes a row of a task without a task column.
+        ({"input": {"text": "x"}, "output": "y"}, "kind", "multi_task"),
+        # A messages column that holds text is no conversation.
+        ({"messages": "3", "question": "Q", "answer": "A"}, "kind", "instruction"),
+        # The system text of OpenOrca; a column named speech may hold text.
+        ({"system_prompt": "S", "question": "Q", "response": "A"}, "system", "system_prompt"),
+        ({"speech": "Friends, Romans", "question": "Q", "answer": "A"}, "response", "answer"),
     ],
 )
-def test_a_text_column_named_in_the_manifest_wins_over_everything(asked):
-    names = ["instruction", "output", "body", "messages"]
-    assert understand(names, {}, **asked) == Columns("text", text="body")
-
-
-def test_a_part_mapped_to_its_own_name_may_be_absent():
-    mapping = FieldMapping(instruction="instruction", response="response", text="text")
-    assert understand(["prompt", "completion"], {}, field_mapping=mapping) == Columns(
-        "instruction", instruction="prompt", response="completion"
-    )
-
-
-def test_mapped_columns_of_preference_rows_are_taken_as_asked():
-    mapping = FieldMapping(instruction="prompt", response="chosen")
-    columns = understand(["prompt", "chosen", "rejected"], {}, field_mapping=mapping)
-    assert columns.response == "chosen"
+def test_what_a_column_holds_decides_too(row, part, column):
+    assert getattr(understand(list(row), row), part) == column
 
 
 @each(
@@ -220,22 +209,12 @@ def test_single_messages_of_a_tree_are_refused():
         understand(list(row), row)
 
 
-def test_the_system_text_of_openorca_is_read():
-    row = {"id": "1", "system_prompt": "S", "question": "Q", "response": "A"}
-    assert understand(list(row), row).system == "system_prompt"
-
-
 def test_a_mapped_column_that_the_first_window_of_a_stream_lacks_may_come_later():
     seen = ColumnSurvey.of([{"question": "a", "answer": "b"}], whole=False)
     mapping = FieldMapping(input="context")
     assert understand_columns(seen, DatasetSpec(field_mapping=mapping)).input == "context"
     with pytest.raises(DataError, match="no column 'reply'"):
         understand_columns(seen, DatasetSpec(field_mapping=FieldMapping(response="reply")))
-
-
-def test_a_column_named_speech_may_hold_text():
-    row = {"speech": "Friends, Romans", "question": "Q", "answer": "A"}
-    assert understand(list(row), row).response == "answer"
 
 
 @pytest.mark.parametrize("answer", [{"a": 1}, [1], {"role": "assistant", "content": "A"}])

@@ -16,12 +16,78 @@ from tests.data.real_rows import REAL_SAMPLES, real_examples, real_rows
 from tests.each import each
 from tests.wording import wording
 
-# Instruction rows
+
+def said(*turns: str) -> list[dict[str, Any]]:
+    """Messages from "role text" pairs."""
+    return [dict(zip(("role", "content"), turn.split(" ", 1), strict=True)) for turn in turns]
 
 
-def test_an_instruction_row_becomes_a_question_and_an_answer():
-    row = {"instruction": "Name all rivers", "input": "", "response": "SELECT name FROM river"}
-    assert turns_of(row) == [("user", "Name all rivers"), ("assistant", "SELECT name FROM river")]
+QA = [("user", "Q"), ("assistant", "A")]
+SQA = [("system", "S"), *QA]
+PARTS = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}, "c"]
+JSON = '[{"role": "assistant", "content": "A"}]'
+TASK = {
+    "broken_json": "[1 2]",
+    "instruction": "Repair it, JSON only.",
+    "error_type": "missing_comma_array",
+    "schema": {"type": "array"},
+    "text": "",
+}
+TOLD = 'Repair it, JSON only.\n\nBroken json:\n[1 2]\n\nSchema:\n{"type":"array"}'
+
+
+@each(
+    ("row", "turns"),
+    [
+        ({"instruction": "Q", "input": "", "response": "A"}, QA),
+        # A blank input or system makes no block and no turn.
+        ({"instruction": "Q", "input": "  \n", "output": "A", "system": "  \n"}, QA),
+        ({"instruction": "Q", "input": None, "output": "A", "system": None}, QA),
+        # A row without a request asks with its input.
+        ({"instruction": "", "input": "Q", "output": "A"}, QA),
+        ({"instruction": "Q", "output": "A", "system": "S"}, SQA),
+        # Texts are kept to the last blank; numbers are as they are written.
+        (
+            {"instruction": " Q\n", "output": "A \n\n"},
+            [("user", " Q\n"), ("assistant", "A \n\n")],
+        ),
+        ({"instruction": "Q", "output": 3}, [("user", "Q"), ("assistant", "3")]),
+        ({"instruction": "Q", "output": 2.5}, [("user", "Q"), ("assistant", "2.5")]),
+        # JSON text of messages stays a text: a model may be trained to write it.
+        ({"prompt": "Q", "completion": JSON}, [("user", "Q"), ("assistant", JSON)]),
+        # Prompt and completion may be lists of messages, or one of them.
+        ({"prompt": said("system S", "user Q"), "completion": said("assistant A")}, SQA),
+        ({"prompt": said("user Q"), "completion": "A"}, QA),
+        # Messages and ShareGPT. The system turn of a conversation wins over the column.
+        (
+            {
+                "conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}],
+                "system": "S",
+            },
+            SQA,
+        ),
+        ({"messages": said("system S", "user Q", "assistant A"), "system": "outer"}, SQA),
+        ({"messages": said("system  ", "user Q", "assistant A")}, QA),
+        (
+            {"messages": [{"role": "user", "content": PARTS}, *said("assistant A")]},
+            [("user", "a bc"), ("assistant", "A")],
+        ),
+        # A question at the end may stay unanswered.
+        ({"messages": said("user Q", "assistant A", "user R")}, [*QA, ("user", "R")]),
+        # The parts of a task follow its instruction under their names.
+        (
+            {"task": "json_repair", "input": TASK, "output": [1, 2]},
+            [("user", TOLD), ("assistant", "[1,2]")],
+        ),
+        (
+            {"task": "text_to_schema", "input": {"description": "A port"}, "output": "{}"},
+            [("user", "Description:\nA port"), ("assistant", "{}")],
+        ),
+        ({"task": "t", "input": "Q", "output": "A"}, QA),
+    ],
+)
+def test_a_row_of_any_shape_becomes_a_conversation(row, turns):
+    assert turns_of(row) == turns
 
 
 @each(
@@ -41,26 +107,6 @@ def test_the_input_block_is_labelled_by_its_text_and_its_column(column, material
     assert turns_of(row, field_mapping=mapping)[0] == ("user", f"Q\n\n{label}:\n{material}")
 
 
-@pytest.mark.parametrize("blank", ["", "  \n", None])
-def test_a_blank_input_or_system_makes_no_block_and_no_turn(blank):
-    row = {"instruction": "Q", "input": blank, "output": "A", "system": blank}
-    assert turns_of(row) == [("user", "Q"), ("assistant", "A")]
-
-
-def test_a_row_without_a_request_asks_with_its_input():
-    assert turns_of({"instruction": "", "input": "X", "output": "A"})[0] == ("user", "X")
-
-
-def test_the_system_column_becomes_the_system_turn():
-    row = {"instruction": "Q", "output": "A", "system": "S"}
-    assert turns_of(row) == [("system", "S"), ("user", "Q"), ("assistant", "A")]
-
-
-def test_texts_are_kept_to_the_last_blank():
-    row = {"instruction": " Q\n", "output": "A \n\n"}
-    assert turns_of(row) == [("user", " Q\n"), ("assistant", "A \n\n")]
-
-
 @pytest.mark.parametrize(
     ("answer", "text"),
     [({"a": [1, "ä"]}, '{"a":[1,"ä"]}'), ([1, 2], "[1,2]"), ([{"x": 1}], '[{"x":1}]'), ([], "[]")],
@@ -70,11 +116,6 @@ def test_objects_and_lists_are_trained_on_as_json_only_where_that_is_asked_for(a
     assert turns_of(row, json_values=True)[1] == ("assistant", text)
     kind = "a list" if isinstance(answer, list) else "an object"
     assert reason_of(row) == wording("column-output-holds-not", kind=kind)
-
-
-@pytest.mark.parametrize(("answer", "text"), [(3, "3"), (2.5, "2.5")])
-def test_a_number_is_an_answer_as_it_is_written(answer, text):
-    assert turns_of({"instruction": "Q", "output": answer})[1] == ("assistant", text)
 
 
 @each(
@@ -95,12 +136,6 @@ def test_an_answer_of_a_known_shape_is_what_it_says(answer):
         {"prompt": "Q", "x": answer}, field_mapping=FieldMapping(instruction="prompt", response="x")
     )
     assert mapped == [("user", "Q"), ("assistant", "A")]
-
-
-def test_an_answer_that_is_json_text_of_messages_stays_a_text():
-    """A model may be trained to write such JSON."""
-    text = '[{"role": "assistant", "content": "A"}]'
-    assert turns_of({"prompt": "Q", "completion": text})[1] == ("assistant", text)
 
 
 @each(
@@ -131,6 +166,11 @@ def test_an_instruction_row_that_cannot_be_used_says_why(row, reason):
     assert reason_of(row, INSTRUCTION) == reason
 
 
+def test_a_completion_that_is_no_answer_is_refused():
+    row = {"prompt": "Q", "completion": said("user A")}
+    assert reason_of(row) == wording("column-completion-last-message")
+
+
 def test_a_bad_row_shows_its_beginning_only():
     bad = example_of(Row({"output": "x" * 5000}, "a.jsonl", 3), INSTRUCTION)
     assert isinstance(bad, BadRow)
@@ -138,80 +178,10 @@ def test_a_bad_row_shows_its_beginning_only():
     assert str(bad) == "a.jsonl:3: column 'instruction' is missing; columns found: output"
 
 
-# Prompt and completion
-
-
-def test_prompt_and_completion_may_be_lists_of_messages():
-    row = {
-        "prompt": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}],
-        "completion": [{"role": "assistant", "content": "A"}],
-    }
-    assert turns_of(row) == [("system", "S"), ("user", "Q"), ("assistant", "A")]
-
-
-def test_a_list_of_messages_and_a_text_go_together():
-    row = {"prompt": [{"role": "user", "content": "Q"}], "completion": "A"}
-    assert turns_of(row) == [("user", "Q"), ("assistant", "A")]
-
-
-def test_a_completion_that_is_no_answer_is_refused():
-    row = {"prompt": "Q", "completion": [{"role": "user", "content": "A"}]}
-    assert reason_of(row) == wording("column-completion-last-message")
-
-
-# Messages and ShareGPT
-
-
 def test_several_turns_keep_their_order_and_every_name_of_a_role_is_known():
     names = ["system", "human", "gpt", "user", "bot", "user", "model", "user", "assistant"]
     row = {"messages": [{"role": name, "content": f"{n}"} for n, name in enumerate(names)]}
     assert turns_of(row) == [(ROLES[name], f"{n}") for n, name in enumerate(names)]
-
-
-def test_sharegpt_rows_are_conversations_too():
-    row = {
-        "conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}],
-        "system": "S",
-    }
-    assert turns_of(row) == [("system", "S"), ("user", "Q"), ("assistant", "A")]
-
-
-def test_the_system_turn_of_a_conversation_wins_over_the_system_column():
-    said = [
-        {"role": "system", "content": "inner"},
-        {"role": "user", "content": "Q"},
-        {"role": "assistant", "content": "A"},
-    ]
-    assert turns_of({"messages": said, "system": "outer"})[0] == ("system", "inner")
-
-
-def test_text_parts_of_a_message_are_joined():
-    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}, "c"]
-    row = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "A"}]}
-    assert turns_of(row)[0] == ("user", "a bc")
-
-
-def test_an_empty_system_message_is_left_out():
-    said = [
-        {"role": "system", "content": " "},
-        {"role": "user", "content": "Q"},
-        {"role": "assistant", "content": "A"},
-    ]
-    assert turns_of({"messages": said}) == [("user", "Q"), ("assistant", "A")]
-
-
-def test_a_question_at_the_end_may_stay_unanswered():
-    said = [
-        {"role": "user", "content": "Q"},
-        {"role": "assistant", "content": "A"},
-        {"role": "user", "content": "Thanks"},
-    ]
-    assert turns_of({"messages": said})[-1] == ("user", "Thanks")
-
-
-def said(*turns: str) -> list[dict[str, Any]]:
-    """Messages from "role text" pairs."""
-    return [dict(zip(("role", "content"), turn.split(" ", 1), strict=True)) for turn in turns]
 
 
 UNASKED = wording("answer-to-no-user")
@@ -249,40 +219,6 @@ UNASKED = wording("answer-to-no-user")
 )
 def test_a_conversation_that_cannot_be_used_says_why(messages, reason):
     assert reason_of({"messages": messages}, MESSAGES) == reason
-
-
-def test_a_row_without_its_messages_says_which_columns_it_has():
-    assert reason_of({"a": 1}, MESSAGES) == "column 'messages' is missing; columns found: a"
-
-
-# Multi-task rows
-
-
-def test_the_parts_of_a_task_follow_its_instruction_under_their_names():
-    row = {
-        "task": "json_repair",
-        "input": {
-            "broken_json": "[1 2]",
-            "instruction": "Repair it, JSON only.",
-            "error_type": "missing_comma_array",
-            "schema": {"type": "array"},
-            "text": "",
-        },
-        "output": [1, 2],
-    }
-    assert turns_of(row) == [
-        ("user", 'Repair it, JSON only.\n\nBroken json:\n[1 2]\n\nSchema:\n{"type":"array"}'),
-        ("assistant", "[1,2]"),
-    ]
-
-
-def test_the_description_of_a_task_is_not_lost():
-    row = {"task": "text_to_schema", "input": {"description": "A port"}, "output": "{}"}
-    assert turns_of(row)[0] == ("user", "Description:\nA port")
-
-
-def test_the_input_of_a_task_may_be_text():
-    assert turns_of({"task": "t", "input": "Q", "output": "A"})[0] == ("user", "Q")
 
 
 @each(

@@ -13,17 +13,15 @@ from tests.each import each
 from tests.wording import wording
 
 
-def test_plain_text_is_learnt_as_it_stands():
-    assert understood({"text": "First Citizen:\nSpeak.\n"}) == Example(
-        text="First Citizen:\nSpeak.\n"
-    )
-
-
-def test_other_special_tokens_do_not_make_a_text_a_conversation():
-    assert understood({"text": "a <|endoftext|> b <| c"}) == Example(text="a <|endoftext|> b <| c")
+@each("text", ["First Citizen:\nSpeak.\n", "a <|endoftext|> b <| c"])
+def test_text_without_turn_markers_is_learnt_as_it_stands(text):
+    assert understood({"text": text}) == Example(text=text)
 
 
 THREE_TURNS = [("system", "Dialect: sql"), ("user", "All of t"), ("assistant", "SELECT 1;")]
+INSIDE = [("user", "a\r\nb"), ("assistant", "\nc\n\nd\n")]
+QA = [("user", "Q"), ("assistant", "A")]
+THOUGHT = [("user", "Q"), ("assistant", "<think>\nA plain read.\n</think>\nSELECT 1;")]
 
 
 def as_chatml(turns, newline="\n"):
@@ -40,32 +38,24 @@ def test_marked_text_is_taken_apart_on_any_line_ending(write, newline):
     assert turns_of({"text": write(THREE_TURNS, newline)}) == THREE_TURNS
 
 
-def test_line_breaks_inside_a_turn_stay_as_they_are():
-    turns = [("user", "a\r\nb"), ("assistant", "\nc\n\nd\n")]
-    assert turns_of({"text": as_legacy(turns, "\r\n")}) == turns
-    assert turns_of({"text": as_chatml(turns, "\r\n")}) == turns
-
-
-def test_legacy_markers_need_no_line_breaks():
-    text = " <|user|>Q<|end|><|assistant|>A<|end|><|endoftext|>\n"
-    assert turns_of({"text": text}) == [("user", "Q"), ("assistant", "A")]
-
-
-def test_chatml_may_end_with_an_end_of_text_and_name_roles_otherwise():
-    text = "<|im_start|>human\nQ<|im_end|>\n<|im_start|>gpt\nA<|im_end|><|endoftext|>"
-    assert turns_of({"text": text}) == [("user", "Q"), ("assistant", "A")]
-
-
-def test_a_thought_is_part_of_the_answer():
-    answer = "<think>\nA plain read.\n</think>\nSELECT 1;"
-    assert turns_of({"text": as_chatml([("user", "Q"), ("assistant", answer)])})[1][1] == answer
-
-
-def test_markers_of_the_other_kind_are_only_text_inside_a_turn():
-    turns = [("user", "What is <|end|>?"), ("assistant", "A marker.")]
-    assert turns_of({"text": as_chatml(turns)}) == turns
-    turns = [("user", "What is <|im_end|>?"), ("assistant", "A marker.")]
-    assert turns_of({"text": as_legacy(turns)}) == turns
+@each(
+    ("text", "turns"),
+    [
+        # Line breaks inside a turn stay as they are.
+        (as_legacy(INSIDE, "\r\n"), INSIDE),
+        (as_chatml(INSIDE, "\r\n"), INSIDE),
+        # Legacy markers need no line breaks; an end of text may follow.
+        (" <|user|>Q<|end|><|assistant|>A<|end|><|endoftext|>\n", QA),
+        ("<|im_start|>human\nQ<|im_end|>\n<|im_start|>gpt\nA<|im_end|><|endoftext|>", QA),
+        # A thought is part of the answer.
+        (as_chatml(THOUGHT), THOUGHT),
+        # Markers of the other kind are only text inside a turn.
+        (as_chatml([("user", "Is <|end|>?"), QA[1]]), [("user", "Is <|end|>?"), QA[1]]),
+        (as_legacy([("user", "Is <|im_end|>?"), QA[1]]), [("user", "Is <|im_end|>?"), QA[1]]),
+    ],
+)
+def test_marked_text_gives_its_turns(text, turns):
+    assert turns_of({"text": text}) == turns
 
 
 bodies = st.text(min_size=1).filter(
@@ -113,7 +103,3 @@ def test_what_was_written_with_markers_is_read_back(write, newline, question, an
 )
 def test_a_text_that_cannot_be_used_says_why(text, reason):
     assert reason_of({"text": text}, TEXT) == reason
-
-
-def test_a_row_without_its_text_says_which_columns_it_has():
-    assert reason_of({"a": 1}, TEXT) == "column 'text' is missing; columns found: a"

@@ -6,13 +6,21 @@ from typing import Any
 
 import pytest
 
+from expert.data.examples.checks import RowFilter
 from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import understand_columns
 from expert.data.examples.formats import example_of
 from expert.data.examples.messages import unused_fields
-from expert.data.records import BadRow, Example, Row, Turn
+from expert.data.records import Example, Row, Turn
 from expert.data.template.templates import named_template
-from tests.data.examples.understood import MESSAGES, reason_of, turns_of, understand
+from expert.manifest.schema.dataset import RowChecks
+from tests.data.examples.understood import (
+    MESSAGES,
+    example_in,
+    reason_of,
+    turns_of,
+    understand,
+)
 from tests.data.template.chat_templates import family, qwen3_source
 from tests.data.template.test_templates import shown
 from tests.data.tokenizers import small_encoder, small_tokenizer
@@ -31,12 +39,6 @@ def talk(**of_first_answer: Any) -> list[dict[str, Any]]:
     return [TALK[0], {**TALK[1], **of_first_answer}, *TALK[2:]]
 
 
-def example(row: dict[str, Any]) -> Example:
-    made = example_of(Row(row, "rows.jsonl", 1), understand(list(row), row))
-    assert isinstance(made, Example), made
-    return made
-
-
 def learnt_text(template: Any, made: Example, **more: bool) -> list[str]:
     """What the tokens of the learnt spans are decoded to."""
     tokenizer = small_tokenizer()
@@ -53,8 +55,8 @@ CHATML = named_template("chatml", eos="<|endoftext|>")
 @each("mask", [{"weight": 0}, {"weight": 0.0}, {"train": False}])
 @each("template", [CHATML, family("chatml"), family("thinking")])
 def test_an_answer_of_no_weight_is_read_and_not_learnt(template, mask):
-    segments = template.segments(example({"messages": talk(**mask)}))
-    plain = template.segments(example({"messages": TALK}))
+    segments = template.segments(example_in({"messages": talk(**mask)}))
+    plain = template.segments(example_in({"messages": TALK}))
     assert "".join(each.text for each in segments) == "".join(each.text for each in plain)
     learnt = [each.text for each in segments if each.learn]
     assert learnt == [each.text for each in plain if each.learn][1:]
@@ -62,9 +64,9 @@ def test_an_answer_of_no_weight_is_read_and_not_learnt(template, mask):
 
 
 def test_the_tokens_of_such_an_answer_are_in_no_span():
-    made = example({"messages": talk(weight=0)})
+    made = example_in({"messages": talk(weight=0)})
     assert learnt_text(CHATML, made) == ["two<|im_end|>\n"]
-    both = learnt_text(CHATML, example({"messages": talk(weight=1)}))
+    both = learnt_text(CHATML, example_in({"messages": talk(weight=1)}))
     assert both == ["one<|im_end|>\n", "two<|im_end|>\n"]
     whole = learnt_text(CHATML, made, learn_prompt=True)
     assert len(whole) == 2
@@ -117,7 +119,7 @@ def test_two_user_turns_become_one_and_a_developer_is_the_system():
 
 def test_thoughts_stand_before_the_answer_as_qwen3_writes_them():
     said = [TALK[0], {**TALK[1], "reasoning_content": "\nfirst this\n"}]
-    made = example({"messages": said})
+    made = example_in({"messages": said})
     assert made.turns[1].text == "<think>\nfirst this\n</think>\n\none"
     written = shown(family(qwen3_source()).segments(made))
     assert written.endswith("[[<think>\nfirst this\n</think>\n\none<|im_end|>\n]]")
@@ -134,19 +136,15 @@ def test_the_history_of_a_row_comes_before_its_request_and_is_learnt():
     assert turns_of({**row, "history": []}) == [("user", "c"), ("assistant", "three")]
     columns = understand(list(row), row)
     assert columns.unused(ColumnSurvey.of([row])) == {}
-    bad = example_of(Row({**row, "history": [["a"]]}, "rows.jsonl", 1), columns)
-    assert isinstance(bad, BadRow)
-    assert bad.reason == wording("not-pair-request-answer")
+    reason = reason_of({**row, "history": [["a"]]}, columns)
+    assert reason == wording("not-pair-request-answer")
 
 
 def test_a_chosen_conversation_that_repeats_the_request_has_it_once():
     chosen = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     row = {"prompt": "a", "response": chosen}
     assert turns_of(row) == [("user", "a"), ("assistant", "b")]
-    columns = understand(list(row), row)
-    other = example_of(Row({**row, "prompt": "x"}, "rows.jsonl", 1), columns)
-    assert isinstance(other, BadRow)
-    assert wording("holds-another-conversation-prompt") in other.reason
+    assert wording("holds-another-conversation-prompt") in reason_of({**row, "prompt": "x"})
 
 
 def test_fields_that_are_not_read_are_known():
@@ -180,23 +178,13 @@ def test_a_history_that_later_rows_have_is_read(first):
 
 
 def test_tools_that_later_rows_have_are_read():
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    rows = [{"messages": said}, {"messages": said, "tools": [{"name": "add"}]}]
+    rows = [{"messages": TALK}, {"messages": TALK, "tools": [{"name": "add"}]}]
     columns = understand_columns(ColumnSurvey.of(rows))
     made = [example_of(Row(row, "rows.jsonl", 1), columns) for row in rows]
-    assert all(isinstance(each, Example) for each in made)
-    assert [bool(each.tools) for each in made if isinstance(each, Example)] == [False, True]
-
-
-def test_a_history_that_is_null_in_the_first_row_is_read_in_others():
-    columns = understand(["instruction", "output", "history"], {"history": None})
-    assert columns.history == "history"
+    assert [isinstance(each, Example) and bool(each.tools) for each in made] == [False, True]
 
 
 def test_rows_that_differ_in_what_is_learnt_or_offered_are_no_duplicates():
-    from expert.data.examples.checks import RowFilter
-    from expert.manifest.schema.dataset import RowChecks
-
     once = RowFilter(RowChecks(deduplicate=True))
     turns = (Turn("user", "a"), Turn("assistant", "b"))
     unlearnt = (Turn("user", "a"), Turn("assistant", "b", learn=False))
@@ -204,3 +192,10 @@ def test_rows_that_differ_in_what_is_learnt_or_offered_are_no_duplicates():
     assert [once.reason(row) for row in rows] == ["", "", "", "occurred before"]
     calls = Example((Turn("user", "a"), Turn("assistant", "", extra='{"tool_calls": []}')))
     assert RowFilter(RowChecks(min_length=1)).reason(calls) == ""
+
+
+@each("check", ["validate_json", "validate_schema"])
+def test_an_answer_that_nests_without_end_is_left_out_and_ends_nothing(check):
+    deep = '{"not":' * 50_000 + "{}" + "}" * 50_000
+    made = Example((Turn("user", "say"), Turn("assistant", deep)))
+    assert RowFilter(RowChecks(**{check: True})).reason(made)

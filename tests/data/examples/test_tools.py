@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from expert.data.examples.formats import example_of
 from expert.data.inspect.audit import SplitReport
-from expert.data.records import BadRow, Example, Row
 from expert.data.template.templates import LAYOUTS, TemplateError, named_template
-from tests.data.examples.understood import understand
+from tests.data.examples.understood import example_in, reason_of
 from tests.data.template.chat_templates import CHATML, as_transformers_does, family, qwen3_source
 from tests.data.template.test_templates import shown
 from tests.each import each
@@ -53,18 +51,12 @@ SHAREGPT: dict[str, Any] = {
 }
 
 
-def example(row: dict[str, Any]) -> Example:
-    made = example_of(Row(row, "rows.jsonl", 1), understand(list(row), row))
-    assert isinstance(made, Example), made
-    return made
-
-
 def chatml() -> Any:
     return named_template("chatml", eos="<|endoftext|>")
 
 
 def test_calls_and_what_tools_give_back_are_written_as_qwen_and_hermes_do():
-    text = shown(chatml().segments(example(OPENAI)))
+    text = shown(chatml().segments(example_in(OPENAI)))
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "K\u00f6ln"}}\n</tool_call>'
     assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n\nYou may call one or more")
     assert f"<tools>\n{json.dumps(WEATHER)}\n</tools>" in text
@@ -72,11 +64,14 @@ def test_calls_and_what_tools_give_back_are_written_as_qwen_and_hermes_do():
     given = "<tool_response>\n12 degrees\n</tool_response>\n<tool_response>\nrain\n</tool_response>"
     assert f"<|im_start|>user\n{given}<|im_end|>\n" in text
     assert text.endswith("<|im_start|>assistant\n[[Wet.<|im_end|>\n]]")
+    other = shown(chatml().segments(example_in(SHAREGPT)))
+    assert f"<tools>\n{json.dumps(WEATHER)}\n</tools>" in other
+    assert f"<|im_start|>assistant\n[[{call}<|im_end|>\n]]<|im_start|>user\n" in other
 
 
 @pytest.mark.parametrize("row", [OPENAI, SHAREGPT])
 def test_a_models_own_template_is_given_the_tools_and_its_answers_are_learnt(row):
-    source, made = qwen3_source(), example(row)
+    source, made = qwen3_source(), example_in(row)
     own = family(source).segments(made)
     messages = [
         {"role": turn.role, "content": turn.text, **json.loads(turn.extra or "{}")}
@@ -89,29 +84,16 @@ def test_a_models_own_template_is_given_the_tools_and_its_answers_are_learnt(row
     assert shown(own).replace("<think>\n\n</think>\n\n", "") == shown(chatml().segments(made))
 
 
-def test_rows_of_sharegpt_have_their_calls_and_tools_too():
-    made = example(SHAREGPT)
-    assert [turn.role for turn in made.turns] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
-    assert json.loads(made.tools) == [WEATHER]
-    assert "get_weather" in made.turns[2].extra
-
-
 @each("name", [name for name in LAYOUTS if name != "chatml"])
 def test_a_template_without_a_way_to_write_tools_refuses_them(name):
     template = named_template(name, eos="</s>")
     with pytest.raises(TemplateError, match=wording("no-way-to-write")):
-        template.segments(example(OPENAI))
+        template.segments(example_in(OPENAI))
 
 
 def test_a_models_own_template_that_leaves_tools_out_refuses_them():
     with pytest.raises(TemplateError, match=wording("does-not-write-tools")):
-        family(CHATML).segments(example(OPENAI))
+        family(CHATML).segments(example_in(OPENAI))
 
 
 def test_a_tool_whose_name_is_in_the_text_is_not_taken_for_a_call_that_was_written():
@@ -120,40 +102,33 @@ def test_a_tool_whose_name_is_in_the_text_is_not_taken_for_a_call_that_was_writt
     row["messages"][1]["content"] = "Will it rain?"
     assert "rain" in row["messages"][1]["content"]
     with pytest.raises(TemplateError, match=wording("does-not-write")):
-        family(CHATML).segments(example(row))
+        family(CHATML).segments(example_in(row))
 
 
 def test_a_call_of_no_weight_is_not_learnt():
     messages = [dict(each) for each in OPENAI["messages"]]
     messages[2]["weight"] = 0
-    made = example({**OPENAI, "messages": messages})
+    made = example_in({**OPENAI, "messages": messages})
     for template in (chatml(), family(qwen3_source())):
         learnt = [each.text for each in template.segments(made) if each.learn]
         assert len(learnt) == 1
         assert learnt[0].endswith("Wet.<|im_end|>\n")
 
 
-@pytest.mark.parametrize(
+NO_OBJECT = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}
+
+
+@each(
     ("change", "reason"),
     [
         ({"tools": "no json"}, wording("column-tools-no-json")),
         ({"tools": [{"a": 1}]}, wording("column-tools-tool-has")),
         ({"tools": {"name": "x"}}, wording("column-tools-no-list")),
+        ({"messages": [OPENAI["messages"][1], NO_OBJECT]}, wording("arguments-f-no-json")),
     ],
 )
-def test_tools_that_cannot_be_read_are_refused(change, reason):
-    row = {**OPENAI, **change}
-    bad = example_of(Row(row, "rows.jsonl", 1), understand(list(row), row))
-    assert isinstance(bad, BadRow)
-    assert bad.reason == reason
-
-
-def test_arguments_that_are_no_object_are_refused():
-    call = {"function": {"name": "f", "arguments": "[1]"}}
-    row = {"messages": [OPENAI["messages"][1], {"role": "assistant", "tool_calls": [call]}]}
-    bad = example_of(Row(row, "rows.jsonl", 1), understand(list(row), row))
-    assert isinstance(bad, BadRow)
-    assert bad.reason == wording("arguments-f-no-json")
+def test_tools_and_calls_that_cannot_be_read_are_refused(change, reason):
+    assert reason_of({**OPENAI, **change}) == reason
 
 
 def test_without_tools_the_older_field_for_one_call_is_read():
@@ -166,7 +141,7 @@ def test_without_tools_the_older_field_for_one_call_is_read():
             {"role": "assistant", "content": "done"},
         ]
     }
-    text = shown(chatml().segments(example(row)))
+    text = shown(chatml().segments(example_in(row)))
     assert '[[<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>\n]]' in text
     assert "<tool_response>\n1\n</tool_response>" in text
 
@@ -189,7 +164,7 @@ THOUGHTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("row", [OPENAI, SHAREGPT])
 def test_what_asks_for_an_answer_is_what_stands_before_it_in_training(row):
-    made = example(row)
+    made = example_in(row)
     for template in (chatml(), family(qwen3_source())):
         whole = "".join(each.text for each in template.segments(made))
         for place, turn in enumerate(made.turns):
@@ -201,14 +176,14 @@ def test_what_asks_for_an_answer_is_what_stands_before_it_in_training(row):
 
 
 def test_a_template_without_a_way_to_write_tools_asks_for_no_answer_with_them():
-    made = example(OPENAI)
+    made = example_in(OPENAI)
     with pytest.raises(TemplateError, match=wording("no-way-to")):
         named_template("alpaca", eos="</s>").prompt(made.turns[:2], made.tools)
 
 
 def test_thoughts_before_a_call_do_not_spoil_a_row_that_goes_on_with_another_question():
     learnt = [
-        each.text for each in family(qwen3_source()).segments(example(THOUGHTS)) if each.learn
+        each.text for each in family(qwen3_source()).segments(example_in(THOUGHTS)) if each.learn
     ]
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "K\u00f6ln"}}\n</tool_call>'
     assert learnt == [
@@ -239,6 +214,6 @@ def test_words_beside_a_call_that_a_template_leaves_out_are_warned_of():
     for line, (given, template) in enumerate(
         [(row, family(SILENT)), (thoughts, family(SILENT)), (row, chatml())], 1
     ):
-        made = example(given)
+        made = example_in(given)
         split.note_silent_calls(made, template.segments(made), f"rows.jsonl:{line}")
     assert split.warnings() == [wording("train-example-with-words")]

@@ -23,9 +23,14 @@ def understood(values: dict[str, Any], **asked: Any) -> Example | BadRow | Dropp
     return example_of(Row(values, "rows.jsonl", 7), columns)
 
 
-def turns_of(values: dict[str, Any], **asked: Any) -> list[tuple[str, str]]:
+def example_in(values: dict[str, Any], **asked: Any) -> Example:
     example = understood(values, **asked)
     assert isinstance(example, Example), example
+    return example
+
+
+def turns_of(values: dict[str, Any], **asked: Any) -> list[tuple[str, str]]:
+    example = example_in(values, **asked)
     assert example.text == ""
     return [(turn.role, turn.text) for turn in example.turns]
 

@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 
-from expert.core.text import counted
 from expert.data.inspect.audit import (
     LEAKS,
     MARKERS,
@@ -87,10 +86,6 @@ def test_every_marker_is_found_in_what_is_said(marker):
     assert remnants_in(Example(text=f"x{marker}")) == [marker]
 
 
-def test_clean_texts_have_no_markers():
-    assert remnants_in(talk("SELECT [a] <b> ### Note", "x | y")) == []
-
-
 @each(
     ("reason", "empty"),
     [
@@ -113,20 +108,12 @@ def test_learnt_tokens_are_summed_for_every_document():
     assert learnt_tokens(batch).tolist() == [3, 0, 2]
 
 
-def test_duplicates_are_counted_and_point_to_the_first_occurrence():
+def test_duplicates_are_counted_and_the_first_few_point_to_the_first_occurrence():
     a, b, c = talk("a", "1"), talk("b", "2"), talk("c", "3")
-    found = duplicates(collected([a, b, a, c, b, a]))
-    assert found.count == 3
-    assert found.shown == (
-        ("a.jsonl:3", "a.jsonl:1"),
-        ("a.jsonl:5", "a.jsonl:2"),
-        ("a.jsonl:6", "a.jsonl:1"),
-    )
-
-
-def test_only_the_first_few_pairs_are_shown():
-    found = duplicates(collected([talk("a", "1")] * 20))
-    assert (found.count, len(found.shown)) == (19, SHOWN_PAIRS)
+    found = duplicates(collected([a, b, a, c, b, *[a] * 20]))
+    assert (found.count, len(found.shown)) == (22, SHOWN_PAIRS)
+    repeats = [(3, 1), (5, 2), (6, 1), (7, 1), (8, 1)]
+    assert found.shown == tuple((f"a.jsonl:{one}", f"a.jsonl:{two}") for one, two in repeats)
 
 
 def test_duplicates_and_leaks_equal_those_of_a_set_of_texts():
@@ -155,15 +142,12 @@ def test_every_leak_is_counted_once_under_its_gravest_kind_with_both_places():
     assert found[SAME_PROMPT].shown == (("test.jsonl:1", "train.jsonl:3"),)
 
 
-def test_plain_texts_share_no_prompt():
-    found = leaks(collected([Example(text="a")]), collected([Example(text="b")]))
-    assert counts(found) == [0, 0, 0]
-
-
-def test_nothing_leaks_from_an_empty_split():
+def test_nothing_leaks_from_an_empty_split_and_plain_texts_share_no_prompt():
     empty, one = collected([]), collected([talk("a", "b")])
     assert counts(leaks(empty, one)) == counts(leaks(one, empty)) == [0, 0, 0]
     assert duplicates(empty).count == 0
+    texts = [collected([Example(text=text)]) for text in "ab"]
+    assert counts(leaks(*texts)) == [0, 0, 0]
 
 
 def test_lengths_are_summed_up_and_held_against_the_room():
@@ -190,10 +174,6 @@ def test_an_example_costs_44_bytes():
     documents = collected([talk("a" * 1000, "b" * 1000)] * 10)
     columns = [part for part in vars(documents).values() if isinstance(part, np.ndarray)]
     assert sum(column.nbytes for column in columns) == 44 * 10
-
-
-def test_counts_are_said_with_their_noun():
-    assert [counted(n, "row") for n in (0, 1, 1200)] == ["0 rows", "1 row", "1,200 rows"]
 
 
 def test_a_split_warns_of_everything_a_person_should_look_at():
@@ -227,21 +207,28 @@ def test_only_the_first_bad_rows_and_remnants_are_kept():
     assert (split.remnants, len(split.first_remnants)) == ({"<|end|>": 130}, 5)
 
 
-def test_placeholders_that_nobody_filled_in_are_found():
-    said = (Turn("user", "<image>What does {{ name }} hold? {{x.y}} {}"), Turn("assistant", "a"))
-    assert remnants_in(Example(said)) == ["<image>", "{{ name }}", "{{x.y}}"]
-    assert remnants_in(Example(text='a {{"a": 1}} b <images> <|image_pad|>')) == ["<|image_pad|>"]
-    assert remnants_in(Example(text="[INST] a [/INST] b")) == ["[INST]", "[/INST]"]
+@each(
+    ("text", "found"),
+    [
+        ("<image>What does {{ name }} hold? {{x.y}} {}", ["<image>", "{{ name }}", "{{x.y}}"]),
+        ('a {{"a": 1}} b <images> <|image_pad|>', ["<|image_pad|>"]),
+        ("[INST] a [/INST] b", ["[INST]", "[/INST]"]),
+        ("SELECT [a] <b> ### Note x | y", []),
+    ],
+)
+def test_placeholders_that_nobody_filled_in_are_found(text, found):
+    assert remnants_in(talk(text, "a")) == remnants_in(Example(text=text)) == found
 
 
 def test_placeholders_are_warned_about_each_with_its_places():
     split = SplitReport("train")
     for number in range(8):
         split.note_remnants(Example(text="{{name}} [INST]"), f"rows:{number}")
-    assert split.warnings()[0] == (
-        "train: template remnant [INST] in 8 examples: rows:0, rows:1, rows:2, rows:3, rows:4"
-    )
-    assert split.warnings()[1].startswith("train: placeholder {{name}} in 8 examples: rows:0")
+    places = ": rows:0, rows:1, rows:2, rows:3, rows:4"
+    assert split.warnings() == [
+        f"train: template remnant [INST] in 8 examples{places}",
+        f"train: placeholder {{{{name}}}} in 8 examples{places}",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,7 @@ import pytest
 from expert.core.errors import EXIT_USAGE
 from expert.data.read.rows import read_rows
 from expert.data.records import BadRow, DataError, Row
-
-FILES = Path(__file__).parents[1] / "files"
-SHARED = Path(__file__).parents[4] / "shared" / "data"
+from tests.data import FILES
 
 
 def written(folder: Path, name: str, content: str | bytes) -> Path:

@@ -13,9 +13,6 @@ from expert.data.read.sources import Source, Sources, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Row
 from expert.manifest.schema.dataset import DatasetSpec
 
-FILES = Path(__file__).parents[1] / "files"
-SHARED = Path(__file__).parents[4] / "shared" / "data"
-
 
 def resolve(folder: Path, path: str | None = None, **fields: Any) -> Sources:
     return resolve_sources(DatasetSpec(path=path, **fields), folder)

@@ -14,7 +14,8 @@ from expert.data.read import corpora
 from expert.data.read.corpora import SHAKESPEARE_ADDRESS, SHAKESPEARE_SHA256, python_stdlib_text
 from expert.data.read.sources import content_hash
 from expert.data.records import DataError
-from tests.data.read.source_folders import SHARED, refusal_while_reading, train_of, values
+from tests.data import SHARED
+from tests.data.read.source_folders import refusal_while_reading, train_of, values
 from tests.wording import wording
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from expert.core.install import pip_install
-from expert.data.read.hub import SECONDS_LOST, forget_the_hub
+from expert.data.read import hub as reader
 from expert.data.read.sources import Source, content_hash, iterate
 from expert.data.records import DataError, Row
 from tests.data.read.source_folders import (
@@ -32,8 +32,9 @@ CHECK_NETWORK = wording("check-network-download-data")
 @pytest.fixture(autouse=True)
 def answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody asks the real hub, and no test has the answers of another."""
-    monkeypatch.setattr("expert.data.read.hub._unreachable", lambda: None)
-    forget_the_hub()
+    monkeypatch.setattr(reader, "_unreachable", lambda: None)
+    monkeypatch.setattr(reader, "SECONDS_LOST", float("inf"))
+    reader.forget_the_hub()
 
 
 @each(
@@ -229,14 +230,12 @@ def test_the_hub_is_asked_once_for_a_data_set_however_often_it_is_opened(
 
 
 def test_a_hub_that_hangs_costs_one_wait_and_is_asked_again_a_minute_later(monkeypatch, tmp_path):
-    clock = [0.0]
-    monkeypatch.setattr("expert.data.read.hub.time.monotonic", lambda: clock[0])
     asked = counted_questions(monkeypatch, OSError("timed out"))
     module = hub(monkeypatch, ConnectionError("Couldn't reach 'a/b' on the Hub"))
     for _ in range(3):
         assert wording("could-not-be-reached") in refusal_while_reading(train_of(tmp_path, "a/b"))
     assert (len(asked), len(module.asked)) == (1, 3)  # its cache is looked into each time
-    clock[0] = SECONDS_LOST
+    monkeypatch.setattr(reader, "SECONDS_LOST", 1e-9)  # time has passed
     asked = counted_questions(monkeypatch, None)
     module.failure = None
     assert len(values(train_of(tmp_path, "a/b"))) == 5

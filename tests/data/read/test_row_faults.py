@@ -208,7 +208,10 @@ ROW_FAULTS: dict[str, tuple[bytes, str]] = {
     "nan": (b'{"a": NaN}', wording("nan-is-not-json")),
     "digits": (b'{"a": ' + b"9" * 5_000 + b"}", wording("json-with-number-too")),
     "deep": (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", wording("json-nested-too-deeply")),
-    "over_5_mb": (b'{"a": ["' + b'x,\\"]}' * 1_000_000 + b'"]}', wording("mb-long-limit")),
+    "over_5_mb": (
+        b'{"a": ["' + (b"x" * 55 + b',\\"]}') * 100_000 + b'"]}',
+        wording("mb-long-limit"),
+    ),
 }
 
 
@@ -264,6 +267,19 @@ def test_json_lines_and_a_single_object_under_the_name_json_are_read(tmp_path):
     assert outline(written(tmp_path, "a.json", '\n{"a": 1}\n')) == [(2, {"a": 1})]
     assert outline(written(tmp_path, "a.json", '{"data": [\n{"a": 1}]}')) == [(2, {"a": 1})]
     assert outline(written(tmp_path, "a.json", " [ ] \n")) == []
+
+
+def test_rows_of_any_length_are_read_from_arrays_and_objects(tmp_path):
+    """Longer ones than are decoded at first, before and after shorter ones and broken ones."""
+    rows = [{"a": "x" * size} for size in (10, 5_000, 3, 300_000, 20_000, 7)]
+    text = json.dumps(rows)
+    assert good(written(tmp_path, "a.json", text)) == rows
+    assert good(written(tmp_path, "a.json", f'{{"v": "{"y" * 9_000}", "data": {text}}}')) == rows
+    assert good(written(tmp_path, "a.json", json.dumps(rows[4]))) == [rows[4]]
+    broken = text.replace('"a": "xxx"', '"a" "xxx"')
+    assert [type(row) for row in read_rows(written(tmp_path, "a.json", broken))] == [
+        *(Row, Row, BadRow, Row, Row, Row)
+    ]
 
 
 def test_rows_of_an_array_in_one_line_are_told_by_their_number(tmp_path):

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from expert.data.read.rows import FORMATS, file_format, read_rows
 from expert.data.records import BadRow, DataError, Row
-from tests.data.read.row_files import FILES, RIVERS, SHARED, good, outline, write, written, zst
+from tests.data import FILES
+from tests.data.read.row_files import RIVERS, good, outline, write, written, zst
 from tests.each import each
 from tests.wording import wording
 
@@ -207,37 +208,6 @@ def test_any_array_gives_the_rows_that_json_itself_finds(tmp_path_factory, text)
     assert len(found) == len(expected)
     objects = [values for _, values in found if isinstance(values, dict)]
     assert objects == [value for value in expected if isinstance(value, dict)]
-
-
-# ---- real files
-
-
-REAL_ROWS = {
-    "json/train.jsonl": 1998,
-    "json/test.jsonl": 1997,
-    "json/corpus.jsonl": 3998,
-    "sql/train.jsonl": 25116,
-    "sql/test.jsonl": 1895,
-    "cypher/train.jsonl": 5000,
-    "cypher/test.jsonl": 400,
-    "typescript/handbook_text.jsonl": 1322,
-    "shakespeare/train.jsonl": 802,
-    "shakespeare/test.jsonl": 43,
-    "shakespeare/input.txt": 1,
-    "alpaca/alpaca_libre.jsonl": 3095,
-}
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the real data sets are not beside the checkout")
-@pytest.mark.parametrize("name", REAL_ROWS)
-def test_a_real_file_reads_without_a_bad_row(name):
-    assert len(good(SHARED / name)) == REAL_ROWS[name]
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the real data sets are not beside the checkout")
-def test_every_real_file_is_in_the_list():
-    rows = {path.relative_to(SHARED).as_posix() for path in SHARED.rglob("*.jsonl")}
-    assert rows | {"shakespeare/input.txt"} == set(REAL_ROWS)
 
 
 def test_reading_json_lines_imports_no_pyarrow():

@@ -5,17 +5,15 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from expert.data.examples.remembered import remembered_content_hash
 from expert.data.read.folders import unread_files
-from expert.data.read.sources import content_hash, iterate, resolve_sources, split_rows
+from expert.data.read.sources import content_hash, iterate
 from expert.data.records import BadRow, DataError, Row
-from expert.manifest.schema.dataset import DatasetSpec, Task
-from tests.data.read.source_folders import FILES, fill, names, refusal, resolve, train_of, values
+from expert.manifest.schema.dataset import Task
+from tests.data import FILES
+from tests.data.read.source_folders import fill, names, refusal, resolve, train_of, values
 from tests.each import each
 from tests.wording import wording
 
@@ -62,45 +60,32 @@ def test_the_format_of_the_manifest_reads_a_file_without_a_suffix(tmp_path):
 @each(
     ("files", "train", "validation", "test"),
     [
-        (["b.jsonl", "a.jsonl", "sub/c.jsonl"], ["a.jsonl", "b.jsonl", "sub/c.jsonl"], None, None),
+        ("b.jsonl a.jsonl sub/c.jsonl", "a.jsonl b.jsonl sub/c.jsonl", "", ""),
         (
-            ["train.jsonl", "valid.jsonl", "test.jsonl.gz", "metadata.json", "notes.md"],
-            ["train.jsonl"],
-            ["valid.jsonl"],
-            ["test.jsonl.gz"]
+            "train.jsonl valid.jsonl test.jsonl.gz metadata.json notes.md",
+            *("train.jsonl", "valid.jsonl", "test.jsonl.gz"),
+        ),
+        ("sql_train.csv sql-dev.csv", "sql_train.csv", "sql-dev.csv", ""),
+        (
+            "train/0.json train/1.json validation/0.json test/x/deep.json",
+            *("train/0.json train/1.json", "validation/0.json", ""),
         ),
         (
-            ["sql_train.csv", "sql-dev.csv"],
-            ["sql_train.csv"],
-            ["sql-dev.csv"],
-            None
+            "train-00000-of-00002.jsonl train-00001-of-00002.jsonl eval.jsonl",
+            *("train-00000-of-00002.jsonl train-00001-of-00002.jsonl", "eval.jsonl", ""),
         ),
-        (
-            ["train/0.json", "train/1.json", "validation/0.json", "test/x/deep.json"],
-            ["train/0.json", "train/1.json"],
-            ["validation/0.json"],
-            None
-        ),
-        (
-            ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "eval.jsonl"],
-            ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"],
-            ["eval.jsonl"],
-            None
-        ),
-        (["train.jsonl", "more.jsonl", "latest.jsonl"], ["latest.jsonl", "more.jsonl",
-         "train.jsonl"], None, None),
-        ([".hidden.jsonl", ".git/x.jsonl", "a.jsonl"], ["a.jsonl"], None, None)
-    ]
-)  # fmt: skip
+        ("train.jsonl more.jsonl latest.jsonl", "latest.jsonl more.jsonl train.jsonl", "", ""),
+        (".hidden.jsonl .git/x.jsonl a.jsonl", "a.jsonl", "", ""),
+    ],
+)
 def test_files_of_a_folder_become_the_splits_they_are_named_for(
     files, train, validation, test, tmp_path
 ):
-    fill(tmp_path, *(f"rows/{name}" for name in files))
-    sources = resolve(tmp_path, "rows")
-    root = tmp_path / "rows"
-    assert names(sources.train, root) == train
-    assert names(sources.validation, root) == validation
-    assert names(sources.test, root) == test
+    fill(tmp_path, *(f"rows/{name}" for name in files.split()))
+    found = resolve(tmp_path, "rows")
+    sources = (found.train, found.validation, found.test)
+    told = [" ".join(names(source, tmp_path / "rows") or []) for source in sources]
+    assert told == [train, validation, test]
 
 
 def test_a_named_validation_file_wins_and_the_folders_own_is_not_trained_on(tmp_path):
@@ -204,23 +189,16 @@ def test_max_samples_takes_the_first_rows_and_reads_no_further(tmp_path):
 # ---- hashes
 
 
-def test_a_hash_is_that_of_the_file_however_many_rows_are_taken(tmp_path):
-    fill(tmp_path, "a.jsonl")
-    limited = [train_of(tmp_path, "a.jsonl", max_samples=n) for n in (None, 1, 2)]
-    kept = {remembered_content_hash(source, tmp_path / "cache") for source in limited}
-    assert kept == {content_hash(source) for source in limited}
-    assert len(kept) == 1
-
-
-def test_a_hash_depends_on_the_content_and_not_on_the_name(tmp_path):
+def test_a_hash_depends_on_the_content_and_not_on_the_name_or_the_rows_taken(tmp_path):
     fill(tmp_path, "a.jsonl")
     content = (tmp_path / "a.jsonl").read_bytes()
     (tmp_path / "copy.jsonl").write_bytes(content)
-    first = content_hash(train_of(tmp_path, "a.jsonl"))
-    assert len(first) == 64
-    assert content_hash(train_of(tmp_path, "copy.jsonl")) == first
+    same = [train_of(tmp_path, "a.jsonl", max_samples=n) for n in (None, 1, 2)]
+    hashes = {content_hash(source) for source in [*same, train_of(tmp_path, "copy.jsonl")]}
+    hashes |= {remembered_content_hash(source, tmp_path / "cache") for source in same}
+    assert [len(each) for each in hashes] == [64]
     (tmp_path / "a.jsonl").write_bytes(content.replace(b"from", b"form"))
-    assert content_hash(train_of(tmp_path, "a.jsonl")) != first
+    assert content_hash(train_of(tmp_path, "a.jsonl")) not in hashes
 
 
 def test_a_hash_depends_on_how_the_bytes_are_read_and_where_files_end(tmp_path):
@@ -250,44 +228,14 @@ def test_hashing_a_file_that_went_away_is_refused(tmp_path):
     assert str(caught.value) == wording("cannot-read-no-such", a=tmp_path / "a.jsonl")
 
 
-# ---- the split
-
-
-def test_the_split_is_the_same_for_the_same_seed_and_another_for_another():
-    first = split_rows(1000, 0.1, 42)
-    assert (split_rows(1000, 0.1, 42) == first).all()
-    assert (split_rows(1000, 0.1, 43) != first).any()
-    # Pinned: a run that is resumed later must hold back the rows it held back before.
-    assert np.flatnonzero(split_rows(40, 0.1, 42)).tolist() == [7, 18, 32, 39]
-
-
-@given(count=st.integers(0, 500), hundredths=st.integers(0, 100), seed=st.integers(0, 2**32 - 1))
-def test_exactly_the_asked_share_is_split_off_rounded_up(count, hundredths, seed):
-    marks = split_rows(count, hundredths / 100, seed)
-    assert marks.shape == (count,)
-    assert marks.dtype == np.bool_
-    assert int(marks.sum()) == -(-count * hundredths // 100)
-
-
-def test_the_split_touches_no_shared_random_state():
-    np.random.seed(1)
-    before = np.random.get_state()[1].tolist()  # type: ignore[index]
-    split_rows(100, 0.5, 7)
-    assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
-
-
 def test_markdown_is_read_as_text_and_beside_rows_it_tells_of_them(tmp_path):
     for name in ("a.md", "b.markdown", "c.txt", "README.md"):
         (tmp_path / name).write_text(f"text of {name}")
-    source = resolve_sources(DatasetSpec(path=str(tmp_path)), tmp_path).train
-    assert source is not None
-    texts = [row.values["text"] for row in iterate(source) if isinstance(row, Row)]
+    texts = [row["text"] for row in values(train_of(tmp_path, "."))]
     assert texts == ["text of a.md", "text of b.markdown", "text of c.txt"]
     assert unread_files(tmp_path) == ["README.md"]
     for name in ("b.markdown", "c.txt"):
         (tmp_path / name).unlink()
     (tmp_path / "rows.jsonl").write_text('{"text": "row"}\n')
-    source = resolve_sources(DatasetSpec(path=str(tmp_path)), tmp_path).train
-    assert source is not None
-    assert [path.name for path in source.files] == ["rows.jsonl"]
+    assert names(train_of(tmp_path, "."), tmp_path) == ["rows.jsonl"]
     assert unread_files(tmp_path) == ["README.md", "a.md"]

@@ -12,9 +12,9 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from expert.data.records import Example, Turn
-from expert.data.template.chat_template import chat_template
+from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import Template
-from tests.data.real_rows import REAL_DATA
+from tests.data import SHARED
 
 CHATML = """\
 {%- for message in messages %}
@@ -100,8 +100,8 @@ FAMILIES = {
 }
 
 
-def family(name: str, **more: Any) -> Template:
-    return chat_template(FAMILIES.get(name, name), bos="<s>", eos="</s>", **more)
+def family(name: str) -> Template:
+    return ChatTemplate(FAMILIES.get(name, name), bos="<s>", eos="</s>")
 
 
 def as_transformers_does(
@@ -121,7 +121,7 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 def qwen3_source() -> str:
-    path = REAL_DATA / "tokenizers" / "qwen3" / "tokenizer_config.json"
+    path = SHARED / "tokenizers" / "qwen3" / "tokenizer_config.json"
     if not path.is_file():
         pytest.skip("shared/data/tokenizers/qwen3 is not here")
     source = json.loads(path.read_text(encoding="utf-8"))["chat_template"]

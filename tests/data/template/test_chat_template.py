@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pickle
-from datetime import datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.data.records import Example, Segment, Turn
-from expert.data.template.chat_template import chat_template
+from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import TemplateError, named_template
 from tests.data.real_rows import REAL_SAMPLES, real_examples
 from tests.data.template.chat_templates import (
+    BARE,
     CHATML,
     FAMILIES,
     MOVING,
@@ -71,7 +71,7 @@ def test_a_conversation_is_written_by_the_template_and_its_answers_are_found(nam
 def test_a_chatml_template_and_the_chatml_of_that_name_are_the_same(shape):
     example = Example(SHAPES[shape])
     named = named_template("chatml", eos="<|im_end|>")
-    own = chat_template(CHATML, eos="<|im_end|>")
+    own = ChatTemplate(CHATML, eos="<|im_end|>")
     assert own.segments(example) == named.segments(example)
     assert own.prompt(example.turns[:-1]) == named.prompt(example.turns[:-1])
     assert own.stop == named.stop
@@ -147,42 +147,41 @@ def test_an_answer_is_found_behind_its_header_where_the_beginning_of_the_text_mo
     ]
 
 
-def test_an_answer_the_template_does_not_write_is_an_error_of_that_row_only():
-    source = CHATML.replace("message.content +", "message.content | replace('b', 'c') +")
-    template = chat_template(source, eos="<|im_end|>")
-    turns = (USER, Turn("assistant", "ab"), Turn("user", "R"), ANSWER)
-    assert shown(template.segments(Example(turns))).count("[[") == 2
-    source = THINKING.replace("{{- content +", "{{- content | upper +")
-    with pytest.raises(TemplateError) as caught:
-        chat_template(source, eos="").segments(Example((USER, Turn("assistant", "ab"), *turns[2:])))
-    assert str(caught.value) == wording("tokenizers-chat-template-rewrites")
+REPLACED = CHATML.replace("message.content +", "message.content | replace('b', 'c') +")
+UPPER = THINKING.replace("{{- content +", "{{- content | upper +")
+SHORT = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}" + CHATML
+FAILS = "{% if 'x' in messages[0].content %}{{ 1 / 0 }}{% endif %}" + CHATML
+NO_END = "{% for m in messages %}{{ m.content }}{% endfor %}"
+LAST_TWO = "{% set few = messages[-2:] %}" + CHATML.replace("in messages", "in few")
+LOWER = (USER, Turn("assistant", "ab"), Turn("user", "R"), ANSWER)
+LONGER = (USER, ANSWER, USER, ANSWER)
 
 
-def test_a_conversation_the_template_refuses_is_an_error_of_that_row_only():
-    source = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}" + CHATML
-    template = chat_template(source, eos="")
+@each(
+    ("source", "turns", "words"),
+    [
+        # An answer that the template does not write, and one that it does.
+        (UPPER, LOWER, wording("tokenizers-chat-template-rewrites")),
+        (SHORT, LONGER, wording("tokenizers-chat-template-refuses")),
+        (FAILS, (Turn("user", "x"), ANSWER), wording("tokenizers-chat-template-fails")),
+        # Nothing ends an answer that another turn follows.
+        (NO_END, LONGER, wording("tokenizers-chat-template-does")),
+        # An answer is left out of longer conversations.
+        (LAST_TWO, LONGER, wording("tokenizers-chat-template")),
+    ],
+)
+def test_what_a_template_cannot_write_is_an_error_of_that_row_only(source, turns, words):
+    template = ChatTemplate(source, eos="")
     assert template.segments(Example((USER, ANSWER)))
     with pytest.raises(TemplateError) as caught:
-        template.segments(Example((USER, ANSWER, USER, ANSWER)))
-    assert str(caught.value) == wording("tokenizers-chat-template-refuses")
+        template.segments(Example(turns))
+    assert str(caught.value) == words
 
 
-def test_a_template_that_fails_on_a_row_says_how():
-    source = "{% if 'x' in messages[0].content %}{{ 1 / 0 }}{% endif %}" + CHATML
-    template = chat_template(source, eos="")
-    assert template.segments(Example((USER, ANSWER)))
-    with pytest.raises(TemplateError) as caught:
-        template.segments(Example((Turn("user", "x"), ANSWER)))
-    assert str(caught.value) == wording("tokenizers-chat-template-fails")
-
-
-def test_an_answer_without_an_end_between_turns_is_refused():
-    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    template = chat_template(source, eos="</s>")
-    assert shown(template.segments(Example((USER, ANSWER)))) == "Q[[A</s>]]"
-    with pytest.raises(TemplateError) as caught:
-        template.segments(Example((USER, ANSWER, USER, ANSWER)))
-    assert str(caught.value) == wording("tokenizers-chat-template-does")
+def test_answers_are_found_where_a_template_changes_them_or_does_not_end_them():
+    assert shown(ChatTemplate(REPLACED, eos="").segments(Example(LOWER))).count("[[") == 2
+    text = shown(ChatTemplate(NO_END, eos="</s>").segments(Example((USER, ANSWER))))
+    assert text == "Q[[A</s>]]"
 
 
 def test_nothing_is_generated_without_a_question():
@@ -193,25 +192,22 @@ def test_nothing_is_generated_without_a_question():
 # Tokens at the beginning and the end
 
 
-def test_a_bos_the_template_writes_is_told_and_put_before_plain_text_too():
-    template = family("headers")
-    assert template.adds_bos
-    plain = [Segment("<s>", False), Segment("abc</s>", True)]
-    assert template.segments(Example(text="abc")) == plain
-    whole = template.segments(Example(text="abc"), learn_prompt=True)
-    assert whole == [Segment("<s>abc</s>", True)]
-
-
-def test_a_bos_the_template_does_not_write_is_left_to_the_encoder():
-    template = family("chatml")
-    assert not template.adds_bos
-    assert template.segments(Example(text="abc")) == [Segment("abc</s>", True)]
-
-
-def test_a_bos_that_opens_every_turn_is_not_put_before_plain_text():
-    template = chat_template(CHATML, bos="<|im_start|>", eos="<|im_end|>")
-    assert template.adds_bos
-    assert template.segments(Example(text="abc")) == [Segment("abc<|im_end|>", True)]
+@each(
+    ("template", "adds_bos", "plain"),
+    [
+        # One that the template writes is put before plain text too, and is not learnt.
+        (family("headers"), True, "<s>[[abc</s>]]"),
+        # One that it does not write is left to the encoder.
+        (family("chatml"), False, "[[abc</s>]]"),
+        # One that opens every turn is not put before plain text.
+        (ChatTemplate(CHATML, bos="<|im_start|>", eos="<|im_end|>"), True, "[[abc<|im_end|>]]"),
+    ],
+)
+def test_a_bos_is_written_once(template, adds_bos, plain):
+    assert template.adds_bos is adds_bos
+    assert shown(template.segments(Example(text="abc"))) == plain
+    (whole,) = template.segments(Example(text="abc"), learn_prompt=True)
+    assert whole == Segment(plain.replace("[[", "").replace("]]", ""), True)
 
 
 @pytest.mark.parametrize(
@@ -222,37 +218,24 @@ def test_a_template_knows_what_ends_an_answer(name, stop):
     assert family(name).stop == stop
 
 
-def test_variables_and_the_date_reach_the_template():
-    source = "{{ strftime_now('%d %b %Y') }}{% if calm %}!{% endif %}" + CHATML
-    now = datetime(2024, 7, 26)
-    template = chat_template(source, eos="", variables={"calm": True}, now=now)
-    assert template.prompt([USER]).startswith("26 Jul 2024!<|im_start|>")
-    other = chat_template(source, eos="", variables={"calm": True}, now=datetime(2024, 7, 27))
-    calm = chat_template(source, eos="", now=now)
-    assert len({template.fingerprint, other.fingerprint, calm.fingerprint}) == 3
-    today = chat_template("{{ strftime_now('%H:%M:%S') }}" + CHATML, eos="")
-    assert today.prompt([USER]).startswith("00:00:00<|im_start|>")
-    same = chat_template(CHATML, eos="", now=now)
-    assert same.fingerprint == chat_template(CHATML, eos="").fingerprint
+def test_the_date_that_a_template_writes_is_the_same_on_all_days():
+    template = ChatTemplate("{{ strftime_now('%d %b %Y %H:%M:%S') }}" + CHATML, eos="")
+    assert template.prompt([USER]).startswith("26 Jul 2024 00:00:00<|im_start|>")
+    assert template.fingerprint != ChatTemplate(CHATML, eos="").fingerprint
+    # Written down once: tokens that were prepared before are found by it.
+    known = ChatTemplate(BARE, bos="<s>", eos="</s>").fingerprint
+    assert known == "b0513f96932fb72d3b3567000c977acb4e5e9006a03225830596e109be9483c0"
 
 
 def test_a_template_can_be_sent_to_another_process():
-    template = pickle.loads(pickle.dumps(family("headers", variables={"a": 1})))
+    template = pickle.loads(pickle.dumps(family("headers")))
     example = Example(SHAPES["turns"])
     assert template.segments(example) == family("headers").segments(example)
 
 
 def test_json_is_written_without_escapes():
     source = "{{ {'ä': '<b>'} | tojson }}{{ [1] | tojson(indent=2) }}" + CHATML
-    assert chat_template(source, eos="").prompt([USER]).startswith('{"ä": "<b>"}[\n  1\n]<|im')
-
-
-def test_an_answer_left_out_of_longer_conversations_is_an_error_of_the_row():
-    source = "{% set few = messages[-2:] %}" + CHATML.replace("in messages", "in few")
-    template = chat_template(source, eos="")
-    with pytest.raises(TemplateError) as caught:
-        template.segments(Example((USER, ANSWER, USER, ANSWER)))
-    assert str(caught.value) == wording("tokenizers-chat-template")
+    assert ChatTemplate(source, eos="").prompt([USER]).startswith('{"ä": "<b>"}[\n  1\n]<|im')
 
 
 # A real template
@@ -261,7 +244,7 @@ def test_an_answer_left_out_of_longer_conversations_is_an_error_of_the_row():
 @pytest.mark.parametrize(("file", "every"), REAL_SAMPLES)
 def test_every_real_answer_is_learnt_exactly_once_by_a_real_template(file, every):
     source = qwen3_source()
-    template = chat_template(source, eos="<|im_end|>")
+    template = ChatTemplate(source, eos="<|im_end|>")
     for number, (_, example) in enumerate(real_examples(file, every)):
         opening, learnt = template.segments(example)
         answer = example.turns[-1].text.lstrip("\n")
@@ -275,7 +258,7 @@ def test_every_real_answer_is_learnt_exactly_once_by_a_real_template(file, every
 
 
 def test_a_real_template_keeps_the_thoughts_of_the_last_answer():
-    template = chat_template(qwen3_source(), eos="<|im_end|>")
+    template = ChatTemplate(qwen3_source(), eos="<|im_end|>")
     turns = (*SHAPES["turns"][:-1], Turn("assistant", "<think>\nWhy.\n</think>\nB"))
     segments = template.segments(Example(turns))
     assert [segment.text for segment in segments if segment.learn] == [
@@ -283,10 +266,3 @@ def test_a_real_template_keeps_the_thoughts_of_the_last_answer():
         "<think>\nWhy.\n</think>\n\nB<|im_end|>\n",
     ]
     assert template.prompt(turns[:-1]) == text_of(segments[:3])
-
-
-def test_thinking_can_be_turned_off_and_is_then_not_learnt():
-    template = chat_template(qwen3_source(), eos="<|im_end|>", variables={"enable_thinking": False})
-    segments = template.segments(Example((USER, ANSWER)))
-    assert segments[1] == Segment("A<|im_end|>\n", True)
-    assert template.prompt([USER]) == segments[0].text

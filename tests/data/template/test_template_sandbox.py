@@ -6,7 +6,7 @@ import pytest
 
 from expert.data.records import DataError, Example, Turn
 from expert.data.template import sandbox as template_sandbox
-from expert.data.template.chat_template import chat_template
+from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import TemplateError
 from tests.data.template.chat_templates import CHATML, as_transformers_does, exchange, family
 from tests.data.template.test_templates import ANSWER, USER, text_of
@@ -26,7 +26,7 @@ def test_the_filters_that_are_charged_do_what_jinjas_do():
         "{% for a, b in {'x': 1}.items() %}{{ a }}{{ b }}{% endfor %} {{ [1, 2, 3][::-1] }}"
     )
     expected = as_transformers_does(source, [USER])
-    assert chat_template(source + CHATML, eos="").prompt([USER]).startswith(expected)
+    assert ChatTemplate(source + CHATML, eos="").prompt([USER]).startswith(expected)
 
 
 STOPPED = wording("tokenizers-chat-template-stopped")
@@ -110,19 +110,20 @@ TOO_MUCH = STOPPED + wording("makes-far-more-text")
         ("{{ raise_exception('never') }}", wording("the-tokenizers-chat-template")),
     ],
 )
-def test_a_hostile_template_is_refused_before_any_row(hostile, text):
+def test_a_hostile_template_is_refused_before_any_row(hostile, text, monkeypatch):
+    monkeypatch.setattr(template_sandbox, "SECONDS", 600.0)  # by what it makes, on any machine
     if text is None:
-        assert chat_template(hostile + CHATML, eos="")
+        assert ChatTemplate(hostile + CHATML, eos="")
         return
     with pytest.raises(DataError) as caught:
-        chat_template(hostile + CHATML, eos="")
+        ChatTemplate(hostile + CHATML, eos="")
     assert text in str(caught.value)
     assert str(caught.value).endswith("  (set base_models[0].prompt_template: chatml)")
 
 
 def test_a_template_that_turns_hostile_on_some_row_stops_the_whole_data_set():
     source = "{% if 'x' in messages[0].content %}{{ 'a' * 99999999 }}{% endif %}" + CHATML
-    template = chat_template(source, eos="")
+    template = ChatTemplate(source, eos="")
     assert template.segments(Example((USER, ANSWER)))
     with pytest.raises(DataError) as caught:
         template.segments(Example((Turn("user", "x"), ANSWER)))
@@ -133,7 +134,7 @@ def test_a_template_that_turns_hostile_on_some_row_stops_the_whole_data_set():
 def test_a_template_that_runs_too_long_is_stopped_by_the_clock(monkeypatch):
     monkeypatch.setattr(template_sandbox, "SECONDS", -1.0)
     with pytest.raises(DataError, match=wording("stopped-runs-for-more")):
-        chat_template(CHATML, eos="")
+        ChatTemplate(CHATML, eos="")
 
 
 def test_long_rows_have_a_larger_allowance():
@@ -147,5 +148,5 @@ def test_long_rows_have_a_larger_allowance():
 )
 def test_a_template_that_leaves_out_what_is_said_is_of_no_use(source, role):
     with pytest.raises(DataError) as caught:
-        chat_template(source, eos="")
+        ChatTemplate(source, eos="")
     assert str(caught.value) == wording("tokenizers-chat-template-leaves", role=role)

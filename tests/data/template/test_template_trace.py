@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from expert.data.template import chat_template as module
-from expert.data.template.chat_template import ChatTemplate, chat_template
+from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import Template
 from tests.data.template.chat_templates import (
     BARE,
@@ -109,7 +109,7 @@ def test_whatever_a_template_does_with_a_text_the_short_cut_never_shows(use, mon
         "{{ m.content }}", f"{{{{ m.content }}}}{{% if loop.first %}}{use}{{% endif %}}"
     )
     assert use in source
-    template = chat_template(source, eos="")
+    template = ChatTemplate(source, eos="")
     for text in ("Q", "abc ", "b a b", " 12", "MIX ed", "abc", "'quoted'\n", "z"):
         example = exchange(text, "Answer")
         plain = as_transformers_does(source, example.turns, bos_token="", eos_token="")
@@ -117,7 +117,7 @@ def test_whatever_a_template_does_with_a_text_the_short_cut_never_shows(use, mon
 
 
 def test_a_trace_that_missed_something_is_given_up(monkeypatch):
-    template = chat_template(CHATML.replace("message.content", "message.content.strip()"), eos="")
+    template = ChatTemplate(CHATML.replace("message.content", "message.content.strip()"), eos="")
     monkeypatch.setattr(module, "answers_alike", lambda questions, texts: True)
     segments = template.segments(exchange(" Q ", "A"))
     assert text_of(segments).startswith("<|im_start|>user\nQ<|im_end|>")

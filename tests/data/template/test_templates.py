@@ -16,12 +16,9 @@ from expert.data.template.templates import (
     LAYOUTS,
     Template,
     TemplateError,
-    learn_all,
     named_template,
-    plain_segments,
 )
 from expert.manifest.schema.manifest import PromptTemplate
-from tests.data.real_rows import REAL_SAMPLES, real_examples
 from tests.each import each
 from tests.wording import wording
 
@@ -185,12 +182,6 @@ def test_plain_text_is_learnt_whole_with_its_end(name):
     assert template.segments(Example(text="abc"), learn_prompt=True) == [Segment("abc</s>", True)]
 
 
-def test_plain_text_may_begin_with_a_bos_that_is_not_learnt():
-    segments = plain_segments("abc", eos=EOS, bos=BOS)
-    assert segments == [Segment("<s>", False), Segment("abc</s>", True)]
-    assert learn_all(segments) == [Segment("<s>abc</s>", True)]
-
-
 @each(
     ("name", "stop"),
     [
@@ -248,21 +239,6 @@ def test_nothing_is_generated_without_a_question(turns):
     with pytest.raises(TemplateError) as caught:
         named("chatml").prompt(turns)
     assert str(caught.value) == wording("answer-can-generated-only")
-
-
-@pytest.mark.parametrize(("file", "every"), REAL_SAMPLES)
-def test_every_real_answer_is_learnt_exactly_once_by_every_template(file, every):
-    templates = [named(name) for name in LAYOUTS]
-    for _, example in real_examples(file, every):
-        answer = example.turns[-1].text
-        for template in templates:
-            segments = template.segments(example)
-            assert [segment.learn for segment in segments] == [False, True]
-            opening, learnt = (segment.text for segment in segments)
-            lead = template.layout.lead  # type: ignore[attr-defined]
-            assert learnt.startswith(lead + answer)
-            assert learnt.count(template.stop) == 1 + answer.count(template.stop)
-            assert template.prompt(example.turns[:-1]) == opening
 
 
 def test_json_text_needs_no_escaping_in_any_template():

@@ -65,7 +65,7 @@ def of_batches(file: Path) -> Counter[tuple[str, tuple[str, ...]]]:
         index, store = split.index, split.open()
         out = BatchArrays.allocate(BatchShape.for_index(index, 1))
         for one in range(index.bins):
-            fill_batch(out, index, [one], store, pad_id=0)
+            fill_batch(out, index, [one], store)
             place = 0
             for _, start, stop in index.pieces(one):
                 place += index.soft_tokens

@@ -70,8 +70,8 @@ def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):
     assert dataset.path == "owner/names"
     assert check_dataset(made.manifest).problems == []
     assert not (made.folder / "datasets").exists()
-    assert "`owner/names` of the Hugging Face Hub" in (made.folder / "README.md").read_text()
-    with pytest.raises(CannotMake, match="there is no such file"):
+    assert "owner/names" in (made.folder / "README.md").read_text(encoding="utf-8")
+    with pytest.raises(CannotMake, match=wording("no-such-file").partition(": ")[2]):
         new_expert("other", data=Path("owner/names.jsonl"), into=tmp_path)
 
 

@@ -18,6 +18,8 @@ from expert.data.tokens.documents import FlatDocuments
 
 IGNORED = -100
 """The label of a place without a label."""
+PAD_ID = 0
+"""Padding has no label and is seen by no document, so any token will do."""
 
 Numbers = NDArray[np.integer[Any]]
 Places = NDArray[np.int32]
@@ -113,7 +115,6 @@ def fill_batch(
     bins: Bins,
     store: FlatDocuments,
     *,
-    pad_id: int,
     flat: bool = False,
 ) -> BatchCounts:
     """Fill every array with the documents of `bins`, a bin to a row; rows left over are padding.
@@ -134,7 +135,7 @@ def fill_batch(
         what = f"{len(bins)} bins of {index.length} places"
         raise ValueError(f"{what} do not go into {shape.rows} rows of {shape.length}")
     row_starts = np.arange(shape.rows + 1) * shape.length
-    out.tokens.fill(pad_id)
+    out.tokens.fill(PAD_ID)
     ends, counts = _fill_rows(out, index, numbers, store, flat=flat)
     edges = np.unique(np.concatenate((row_starts, ends)))
     if len(edges) > len(out.boundaries):
@@ -204,19 +205,29 @@ def _count_positions(positions: NDArray[np.int32], edges: Numbers) -> None:
 
 
 class PaddedBatch(NamedTuple):
-    """A document to a row, padded on the right."""
+    """A document to a row, padded on the right. Arrays, as it may come from a worker: torch would
+    put tensors into shared memory, which is 64 MB in many containers, and lose those for which
+    there is no room."""
 
-    tokens: NDArray[np.int32]
-    labels: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    soft_mask: NDArray[np.bool_]
-    target_places: NDArray[np.int32]
+    tokens: Any
+    labels: Any
+    positions: Any
+    soft_mask: Any
+    target_places: Any
     """Flat: places of this batch with a label, in order, then its last place, which has none."""
     counts: BatchCounts
 
+    def pin_memory(self) -> PaddedBatch:
+        """The same in page-locked memory, as tensors; the DataLoader's thread asks for it."""
+        import torch
+
+        *arrays, counts = self
+        pinned = [torch.from_numpy(each).pin_memory() for each in arrays]
+        return PaddedBatch._make([*pinned, counts])
+
 
 def padded_batch(
-    index: PackIndex, bins: Bins, store: FlatDocuments, *, pad_id: int, width: int | None = None
+    index: PackIndex, bins: Bins, store: FlatDocuments, width: int | None = None
 ) -> PaddedBatch:
     """Rows of one document each, padded to the longest of them or else to `width`."""
     numbers = np.asarray(bins, dtype=np.int64)
@@ -229,7 +240,7 @@ def padded_batch(
     if longest > shape.length:
         raise ValueError(f"a row of {longest} places does not go into {shape.length}")
     out = BatchArrays.allocate(shape)
-    out.tokens.fill(pad_id)
+    out.tokens.fill(PAD_ID)
     out.positions[:] = np.tile(np.arange(shape.length, dtype=np.int32), shape.rows)
     _, counts = _fill_rows(out, index, numbers, store)
     return PaddedBatch(

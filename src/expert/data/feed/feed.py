@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -215,7 +214,6 @@ class PackedFeed:
         *,
         batches_per_update: int,
         device: torch.device,
-        pad_id: int,
         soft: bool = False,
         whole_rows: bool = False,
         ready_ahead: int = 2,
@@ -232,7 +230,6 @@ class PackedFeed:
         self._trim, self._flat = trim, flat
         self._works = iter(works)
         self._shape = shape
-        self._pad_id = pad_id
         self._whole_rows = whole_rows
         layout = _Layout(shape, soft=soft)
         # One in the model's hands, and as many ready as hold `ready_ahead` batches.
@@ -253,12 +250,7 @@ class PackedFeed:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._thread.join()
         if self._stream is not None:
@@ -347,7 +339,7 @@ class PackedFeed:
 
     def _fill_one(self, out: BatchArrays, work: UpdateWork, some: Dealt) -> BatchCounts:
         given = (out, work.index, some.bins, work.store)
-        counts = fill_batch(*given, pad_id=self._pad_id, flat=self._flat)
+        counts = fill_batch(*given, flat=self._flat)
         if not some.silent:
             return counts
         out.silence()

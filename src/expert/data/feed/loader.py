@@ -9,20 +9,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from expert.core.world import ALONE, World
-from expert.data.feed.batches import IGNORED, BatchCounts, Bins, padded_batch
+from expert.data.feed.batches import IGNORED, BatchCounts, PaddedBatch, padded_batch
 from expert.data.feed.feed import Batch, FedUpdate
 from expert.data.feed.order import DataOrder, Dealt, Update, dealt
 from expert.data.feed.workers import Loader, Patience, Restart, data_loader, taken
-from expert.data.pack.pack import Overlong, pack_none
+from expert.data.pack.pack import pack_none
 from expert.data.pack.pack_index import PackIndex
 from expert.data.records import DataError, Row, Segment
 from expert.data.tokens.documents import DocumentStore, FlatDocuments, shard_of
@@ -30,107 +31,50 @@ from expert.data.tokens.encoder import EncodedBatch, Encoder
 from expert.planning.run_plan import LoaderPlan
 
 
-class PaddedTensors(NamedTuple):
-    """One padded batch on its way from a worker."""
-
-    tokens: Tensor
-    labels: Tensor
-    positions: Tensor
-    soft_mask: Tensor
-    target_places: Tensor
-    counts: tuple[int, int, int]
-
-    def pin_memory(self) -> PaddedTensors:
-        """The same batch in page-locked memory; the DataLoader's thread asks for it."""
-        tensors = {name: getattr(self, name).pin_memory() for name in self._fields[:-1]}
-        return PaddedTensors(**tensors, counts=self.counts)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Between processes as plain bytes: torch would put tensors into shared memory, which is
-        64 MB in many containers, and lose those for which there is no room."""
-        arrays = [getattr(self, name).numpy() for name in self._fields[:-1]]
-        return _received, (*arrays, self.counts)
-
-
-def _received(*parts: Any) -> PaddedTensors:
-    *arrays, counts = parts
-    return PaddedTensors._make([*map(torch.from_numpy, arrays), counts])
-
-
-def padded_tensors(
-    index: PackIndex, bins: Bins, store: FlatDocuments, *, pad_id: int, width: int | None = None
-) -> PaddedTensors:
-    """The documents of `bins`, a row each, padded to the longest, or to `width` where given."""
-    made = padded_batch(index, bins, store, pad_id=pad_id, width=width)
-    counts = made.counts
-    return PaddedTensors(
-        tokens=torch.from_numpy(made.tokens),
-        labels=torch.from_numpy(made.labels),
-        positions=torch.from_numpy(made.positions),
-        soft_mask=torch.from_numpy(made.soft_mask),
-        target_places=torch.from_numpy(made.target_places),
-        counts=(counts.targets, counts.real_tokens, counts.examples),
-    )
-
-
 class PreparedBins(Dataset[Any]):
     """Prepared documents, a padded batch at a time; every worker maps the files for itself."""
 
-    def __init__(self, folders: Sequence[Path], index_file: Path, *, pad_id: int) -> None:
+    def __init__(self, folders: Sequence[Path], index_file: Path) -> None:
         self._folders = tuple(folders)
         self._index_file = index_file
-        self._pad_id = pad_id
         self._opened: tuple[PackIndex, DocumentStore] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}  # maps of files do not travel
 
-    def __getitems__(self, bins: list[int]) -> PaddedTensors:
+    def __getitems__(self, bins: list[int]) -> PaddedBatch:
         if self._opened is None:
             self._opened = PackIndex.open(self._index_file), DocumentStore(*self._folders)
         index, store = self._opened
-        return padded_tensors(index, bins, store, pad_id=self._pad_id)
+        return padded_batch(index, bins, store)
 
 
+@dataclass(eq=False, kw_only=True)
 class RowsTokenisedLate(Dataset[Any]):
-    """Rows as text, tokenised one by one when they are asked for: the slow way, for comparison."""
+    """Rows as text, tokenised one by one when they are asked for: the slow way, for comparison. A
+    row is a row here: what does not fit is cut, also where preparing would split it."""
 
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        segments_of: Callable[[Row], Any],
-        encoder: Encoder,
-        *,
-        length: int,
-        soft_tokens: int = 0,
-        pad_id: int,
-    ) -> None:
-        self._rows = rows
-        self._segments_of = segments_of
-        self._encoder = encoder
-        self._length = length
-        # A row is a row here: what does not fit is cut, also where preparing would split it.
-        self._overlong: Overlong = "cut"
-        self._soft_tokens = soft_tokens
-        self._pad_id = pad_id
+    rows: Sequence[Row]
+    segments_of: Callable[[Row], Any]
+    encoder: Encoder
+    length: int
+    soft_tokens: int = 0
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __getitem__(self, number: int) -> EncodedBatch:
-        row = self._rows[number]
-        made = self._segments_of(row)
+        row = self.rows[number]
+        made = self.segments_of(row)
         if not isinstance(made, list) or not all(isinstance(part, Segment) for part in made):
             raise DataError(f"{row.place}: cannot be used: {made}")
-        return self._encoder.encode([made])
+        return self.encoder.encode([made])
 
-    def together(self, documents: list[EncodedBatch]) -> PaddedTensors:
+    def together(self, documents: list[EncodedBatch]) -> PaddedBatch:
         """The collate function: rows of a batch padded to the longest."""
         store = FlatDocuments([shard_of(document) for document in documents])
-        index = pack_none(
-            store.lengths, self._length, overlong=self._overlong, soft_tokens=self._soft_tokens
-        )
-        return padded_tensors(index, range(index.bins), store, pad_id=self._pad_id)
+        index = pack_none(store.lengths, self.length, overlong="cut", soft_tokens=self.soft_tokens)
+        return padded_batch(index, range(index.bins), store)
 
 
 def as_it_is(batch: Any) -> Any:
@@ -219,7 +163,7 @@ class PaddedFeed:
             for update in updates:
                 yield self._taken(update, batches)
 
-    def _taken(self, update: Update, batches: Iterator[PaddedTensors]) -> FedUpdate:
+    def _taken(self, update: Update, batches: Iterator[PaddedBatch]) -> FedUpdate:
         began = time.perf_counter()
         own = self._sampler.of(update)
         found = [next(batches) for _ in own]
@@ -235,18 +179,17 @@ class PaddedFeed:
         )
 
 
-def on_device(made: PaddedTensors, some: Dealt, device: torch.device, *, soft: bool) -> Batch:
+def on_device(made: PaddedBatch, some: Dealt, device: torch.device, *, soft: bool) -> Batch:
     """A padded batch where the model is. Its rows are documents, padding behind them included."""
     rows, width = made.tokens.shape
     if some.silent:
-        made.labels.fill_(IGNORED)
-        made.target_places.fill_(rows * width - 1)
-        made = made._replace(counts=(0, 0, 0))
+        made.labels[:] = IGNORED
+        made.target_places[:] = rows * width - 1
+        made = made._replace(counts=BatchCounts())
     edges = torch.arange(0, rows * width + 1, width, dtype=torch.int32)
-    targets, real_tokens, examples = made.counts
 
-    def sent(tensor: Tensor) -> Tensor:
-        return tensor.to(device, non_blocking=True)
+    def sent(part: Any) -> Tensor:
+        return torch.as_tensor(part).to(device, non_blocking=True)
 
     return Batch(
         tokens=sent(made.tokens),
@@ -255,11 +198,23 @@ def on_device(made: PaddedTensors, some: Dealt, device: torch.device, *, soft: b
         boundaries=sent(edges),
         soft_mask=sent(made.soft_mask) if soft else None,
         target_places=sent(made.target_places),
-        counts=BatchCounts(targets, real_tokens, examples),
+        counts=made.counts,
         longest=width,
         whole_rows=True,
         bins=tuple(some.bins.tolist()),
     )
+
+
+def padded_rows(
+    index: PackIndex,
+    some: Dealt,
+    store: FlatDocuments,
+    device: torch.device,
+    width: int | None = None,
+) -> Batch:
+    """The documents of some bins where the model is, a row each."""
+    made = padded_batch(index, some.bins, store, width)
+    return on_device(made, some, device, soft=index.soft_tokens > 0)
 
 
 def _by_epoch(updates: Iterator[Update]) -> Iterator[list[Update]]:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,46 +41,6 @@ def shuffled(count: int, *, seed: int, draw: Draw, number: int = 0) -> NDArray[n
     return np.argsort(np.random.Philox(key).random_raw(count), kind="stable")
 
 
-@dataclass(frozen=True, eq=False)
-class Grouping:
-    """Rows of one length go into one micro-batch, so that they pad each other least."""
-
-    lengths: NDArray[np.integer[Any]]
-    """Tokens of every bin."""
-    step: int
-    """Bins of a step."""
-
-
-@dataclass(frozen=True, eq=False)
-class EpochOrder:
-    """The order of all bins in one epoch."""
-
-    count: int
-    seed: int
-    epoch: int
-    grouping: Grouping | None = None
-
-    @cached_property
-    def bins(self) -> NDArray[np.int64]:
-        """Every bin once; drawn on first use, anew for every epoch."""
-        order = shuffled(self.count, seed=self.seed, draw=Draw.EPOCH, number=self.epoch)
-        if self.grouping is None:
-            return order
-        return self._grouped(order, self.grouping)
-
-    def step(self, step: int, bins_per_update: int) -> NDArray[np.int64]:
-        """The bins of one update; the last update of an epoch may have fewer."""
-        return self.bins[step * bins_per_update : (step + 1) * bins_per_update]
-
-    def _grouped(self, order: NDArray[np.int64], by: Grouping) -> NDArray[np.int64]:
-        """The bins of every step sorted by length, longest first; which they are stays random.
-
-        Sorting more than a step at a time pads less, and makes steps of rows of one length, from
-        which less is learnt (docs/benchmarks/packing-cpu.json)."""
-        step = np.arange(self.count) // by.step
-        return order[np.lexsort((-by.lengths[order], step))]
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class Update:
     """What one update is made of."""
@@ -100,15 +59,35 @@ class DataOrder:
     """The updates of a whole run, from any place on."""
 
     def __init__(
-        self, count: int, bins_per_update: int, seed: int, grouping: Grouping | None = None
+        self,
+        count: int,
+        bins_per_update: int,
+        seed: int,
+        grouped: NDArray[np.integer[Any]] | None = None,
     ) -> None:
+        """`grouped`: tokens of every bin, where those of a step are sorted by them: rows of one
+        length go into one micro-batch then, and pad each other least."""
         if count < 1 or bins_per_update < 1:
             raise ValueError(f"{count} bins in updates of {bins_per_update} make no order")
         self.count = count
         self.bins_per_update = bins_per_update
         self.seed = seed
-        self.grouping = grouping
-        self._current = EpochOrder(count, seed, 0, grouping)
+        self._grouped = grouped
+        self._current: tuple[int, NDArray[np.int64]] | None = None
+
+    def epoch(self, number: int) -> NDArray[np.int64]:
+        """Every bin once; drawn anew for every epoch, and kept until another one is asked for.
+
+        Bins of a step are sorted with the longest first; which they are stays random. Sorting more
+        than a step at a time pads less, and makes steps of rows of one length, from which less is
+        learnt (docs/benchmarks/packing-cpu.json)."""
+        if self._current is None or self._current[0] != number:
+            order = shuffled(self.count, seed=self.seed, draw=Draw.EPOCH, number=number)
+            if self._grouped is not None:
+                step = np.arange(self.count) // self.bins_per_update
+                order = order[np.lexsort((-self._grouped[order], step))]
+            self._current = number, order
+        return self._current[1]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -122,16 +101,14 @@ class DataOrder:
     def step_of_bins(self) -> NDArray[np.int64]:
         """The step of each bin in the first epoch."""
         steps = np.empty(self.count, np.int64)
-        order = EpochOrder(self.count, self.seed, 0, self.grouping).bins
-        steps[order] = np.arange(self.count) // self.bins_per_update
+        steps[self.epoch(0)] = np.arange(self.count) // self.bins_per_update
         return steps
 
     def update(self, done: int) -> Update:
         """The update that follows after `done` of them."""
         epoch, step = divmod(done, self.steps_per_epoch)
-        if epoch != self._current.epoch:
-            self._current = EpochOrder(self.count, self.seed, epoch, self.grouping)
-        return Update(done, epoch, step, self._current.step(step, self.bins_per_update))
+        size = self.bins_per_update
+        return Update(done, epoch, step, self.epoch(epoch)[step * size : (step + 1) * size])
 
     def updates(self, done: int, total: int) -> Iterator[Update]:
         """The updates that are left of `total` when `done` are behind us."""

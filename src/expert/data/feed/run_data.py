@@ -19,8 +19,7 @@ from expert.data.feed.loader import (
     PaddedFeed,
     PreparedBins,
     RowsTokenisedLate,
-    on_device,
-    padded_tensors,
+    padded_rows,
 )
 from expert.data.feed.order import DataOrder, Update, dealt, micro_batches
 from expert.data.feed.streaming import Place, Stream
@@ -29,7 +28,7 @@ from expert.data.line import Line, columns_read, unread_columns
 from expert.data.pack.overlong_rows import remarks_on_stream
 from expert.data.pack.pack import shifted_blocks
 from expert.data.pack.pack_index import PackIndex
-from expert.data.pack.packing import PAD_ID, is_padded
+from expert.data.pack.packing import is_padded
 from expert.data.prepared import PreparedData, PreparedSplit
 from expert.data.splits import data_order, given_split, late_rows, stream_of
 from expert.data.tokens.documents import DocumentStore
@@ -71,6 +70,13 @@ class RunData:
     """For each source of training rows: which columns are read, and which are not."""
     doubts: tuple[str, ...] = ()
     """Warnings about the rows, those that are trained on or those that it is judged by."""
+
+    @property
+    def prepared(self) -> tuple[PreparedSplit, DataOrder]:
+        """The training rows of a run that streams none, and their order."""
+        assert self.train is not None
+        assert self.order is not None
+        return self.train, self.order
 
     def splits(self) -> list[PreparedSplit]:
         """Those that are prepared."""
@@ -122,28 +128,55 @@ def training_feed(
 ) -> AbstractContextManager[Any]:
     """The updates that are left of the run, as batches on the device: those of one rank. `restart`
     is asked whether workers that failed are started once more."""
-    total = plan.length.total_steps
-    if data.order is not None and is_padded(plan):
-        split = data.train
-        assert split is not None
-        assert total is not None
-        folders = [prepared.folder for prepared in split.folders]
-        rows = data.late
-        return PaddedFeed(
-            rows if rows is not None else PreparedBins(folders, split.index_file, pad_id=PAD_ID),
-            data.order,
+    more: dict[str, Any] = {"device": device, "soft": data.soft, "world": world}
+    rows, total = plan.batch.micro_batch, plan.length.total_steps
+    patience = plan.watch.hang_seconds or math.inf
+    if data.stream is not None:
+        known = data.stream.shape
+        shape = known.batch_shape(rows, plan.data.max_seq_length)
+        batches, whole_rows = known.batches_per_update(rows, world), known.whole_rows
+        works = data.stream.works(
             done=state.done,
+            place=Place(*(state.place or ())),
+            epochs=plan.length.epochs,
             total=total,
-            rows=plan.batch.micro_batch,
-            device=device,
-            options=plan.loader,
-            soft=data.soft,
-            skipped=state.skipped,
-            world=world,
-            patience=plan.watch.hang_seconds or math.inf,
+            patience=patience,
             restart=restart,
         )
-    return _packed_feed(plan, data, state, device, new_event, world, restart)
+    else:
+        split, order = data.prepared
+        assert total is not None, "known once rows are packed"
+        if is_padded(plan):
+            folders = [prepared.folder for prepared in split.folders]
+            return PaddedFeed(
+                data.late if data.late is not None else PreparedBins(folders, split.index_file),
+                order,
+                done=state.done,
+                total=total,
+                rows=rows,
+                options=plan.loader,
+                skipped=state.skipped,
+                patience=patience,
+                restart=restart,
+                **more,
+            )
+        shape = BatchShape.for_index(split.index, rows)
+        batches = -(-order.bins_per_update // (rows * world.size))
+        whole_rows = has_whole_rows(split)
+        updates = order.updates(state.done, total)
+        works = _prepared_works(updates, split.index, split.open(), seed=plan.optim.seed)
+    return PackedFeed(
+        (work for work in works if work.update.done not in state.skipped),
+        shape,
+        batches_per_update=batches,
+        whole_rows=whole_rows,
+        ready_ahead=plan.loader.prefetch,
+        pin=plan.loader.pin_memory,
+        trim=plan.data.trim,
+        flat=plan.data.flat,
+        new_event=new_event,
+        **more,
+    )
 
 
 def feed_facts(plan: RunPlan, data: RunData) -> dict[str, Any]:
@@ -156,68 +189,6 @@ def feed_facts(plan: RunPlan, data: RunData) -> dict[str, Any]:
     loader = plan.loader
     workers = 0 if kind == "packed" else loader.workers
     return {"kind": kind, "workers": workers, "prefetch": loader.prefetch, "pin": loader.pin_memory}
-
-
-def _packed_feed(
-    plan: RunPlan,
-    data: RunData,
-    state: FeedStart,
-    device: torch.device,
-    new_event: Callable[[], Any] | None,
-    world: World,
-    restart: Restart,
-) -> AbstractContextManager[Any]:
-    rows = plan.batch.micro_batch
-    if data.stream is not None:
-        shape = data.stream.shape.batch_shape(rows, plan.data.max_seq_length)
-        batches = data.stream.shape.batches_per_update(rows, world)
-        whole_rows = data.stream.shape.whole_rows
-    else:
-        assert data.order is not None
-        assert data.train is not None
-        shape = BatchShape.for_index(data.train.index, rows)
-        batches = -(-data.order.bins_per_update // (rows * world.size))
-        whole_rows = has_whole_rows(data.train)
-    return PackedFeed(
-        _works(plan, data, state, restart),
-        shape,
-        batches_per_update=batches,
-        device=device,
-        pad_id=PAD_ID,
-        soft=data.soft,
-        whole_rows=whole_rows,
-        ready_ahead=plan.loader.prefetch,
-        pin=plan.loader.pin_memory,
-        trim=plan.data.trim,
-        flat=plan.data.flat,
-        new_event=new_event,
-        world=world,
-    )
-
-
-def _works(plan: RunPlan, data: RunData, state: FeedStart, restart: Restart) -> Iterator[Any]:
-    if data.stream is not None:
-        found = data.stream.works(
-            done=state.done,
-            place=Place(*state.place) if state.place else Place(),
-            epochs=plan.length.epochs,
-            total=plan.length.total_steps,
-            patience=plan.watch.hang_seconds or math.inf,
-            restart=restart,
-        )
-    else:
-        assert data.order is not None
-        assert plan.length.total_steps is not None
-        split = data.train
-        assert split is not None
-        store = split.open()
-        found = _prepared_works(
-            data.order.updates(state.done, plan.length.total_steps),
-            split.index,
-            store,
-            seed=plan.optim.seed,
-        )
-    return (work for work in found if work.update.done not in state.skipped)
 
 
 def _prepared_works(
@@ -285,15 +256,7 @@ def split_batches(
     rows = shape.batch.rows if shape else min(rows, -(-index.bins // world.size))
     bins = evaluation_order(plan, index) if bins is None else bins
     if is_padded(plan):
-        yield (
-            on_device(
-                padded_tensors(index, some.bins, store, pad_id=PAD_ID),
-                some,
-                device,
-                soft=index.soft_tokens > 0,
-            )
-            for some in dealt(bins, rows, world)
-        )
+        yield (padded_rows(index, some, store, device) for some in dealt(bins, rows, world))
         return
     together = rows * world.size
     works = (
@@ -305,7 +268,6 @@ def split_batches(
         shape.batch if shape else BatchShape.for_index(index, rows),
         batches_per_update=1,
         device=device,
-        pad_id=PAD_ID,
         soft=index.soft_tokens > 0,
         whole_rows=shape.whole_rows if shape else has_whole_rows(split),
         pin=plan.loader.pin_memory,

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from expert.core.text import counted
@@ -25,16 +25,16 @@ from expert.data.feed.workers import Loader, Patience, Restart, data_loader, tak
 from expert.data.line import STREAM_WINDOW_ROWS
 from expert.data.pack.pack import bins_per_update
 from expert.data.pack.pack_index import PackIndex
-from expert.data.records import BadRow, DataError, Dropped, Row, Segment
+from expert.data.records import BadRow, DataError, Made, Row
 from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import EncodedBatch, Encoder
+from expert.data.tokens.shards import Piece
 from expert.planning.run_plan import LoaderPlan
 
 WINDOW_CHARACTERS = 8_000_000
 SPARE_BOUNDARIES = 1.5
 """Later windows may have shorter rows than the first; fuller bins than this are divided."""
 
-Segments = list[Segment] | BadRow | Dropped
 Pack = Callable[[FlatDocuments, int], PackIndex]
 """Documents and a seed to bins."""
 
@@ -44,7 +44,6 @@ class StreamWindow(NamedTuple):
 
     documents: EncodedBatch
     bad: list[BadRow]
-    dropped: int
 
 
 class Place(NamedTuple):
@@ -61,17 +60,16 @@ class StreamedRows(IterableDataset[StreamWindow]):
     def __init__(
         self,
         open_rows: Callable[[], Iterator[Row | BadRow]],
-        formatter: Callable[[], Callable[[Row], Segments]],
+        formatter: Callable[[], Callable[[Row], Made]],
         encoder: Encoder,
         *,
-        first: int = 0,
         window_rows: int = STREAM_WINDOW_ROWS,
     ) -> None:
         self._open_rows = open_rows
         self._formatter = formatter
         self._encoder = encoder
         self._window_rows = window_rows
-        self.first = first
+        self.first = 0
 
     def __iter__(self) -> Iterator[StreamWindow]:
         worker = get_worker_info()
@@ -95,20 +93,12 @@ class StreamedRows(IterableDataset[StreamWindow]):
             yield rows
 
     def _tokenised(
-        self, rows: list[Row | BadRow], segments_of: Callable[[Row], Segments]
+        self, rows: list[Row | BadRow], segments_of: Callable[[Row], Made]
     ) -> StreamWindow:
-        documents: list[list[Segment]] = []
-        bad: list[BadRow] = []
-        dropped = 0
+        piece = Piece(0)
         for row in rows:
-            made = row if isinstance(row, BadRow) else segments_of(row)
-            if isinstance(made, BadRow):
-                bad.append(made)
-            elif isinstance(made, Dropped):
-                dropped += 1
-            else:
-                documents.append(made)
-        return StreamWindow(self._encoder.encode(documents), bad, dropped)
+            piece.add(row if isinstance(row, BadRow) else segments_of(row))
+        return StreamWindow(self._encoder.encode(piece.documents), piece.bad())
 
 
 def _characters(value: Any) -> int:
@@ -254,10 +244,6 @@ def divided(index: PackIndex, most: int) -> PackIndex:
     counts = np.diff(index.bin_offsets)
     if counts.max(initial=0) <= most:
         return index
-    inside = [np.arange(begin, end, most) for begin, end in _runs(index.bin_offsets)]
+    inside = [np.arange(begin, end, most) for begin, end in pairwise(index.bin_offsets.tolist())]
     offsets = np.concatenate([*inside, index.bin_offsets[-1:]])
     return replace(index, bin_offsets=offsets)
-
-
-def _runs(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    return zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)

@@ -117,7 +117,7 @@ def data_loader(dataset: Dataset[Any], options: LoaderPlan, **more: Any) -> Load
         prefetch_factor=options.prefetch if options.workers else None,
         # Its own generator: taking an iterator would otherwise move torch's global one.
         generator=torch.Generator(),
-        worker_init_fn=_Init(stacks.fileno()) if stacks is not None else None,
+        worker_init_fn=functools.partial(_begin_worker, stacks.fileno()) if stacks else None,
         **more,
     )
     made.stacks = stacks
@@ -135,15 +135,10 @@ def _fork_between_seeds() -> None:
         )
 
 
-class _Init:
+def _begin_worker(descriptor: int, number: int) -> None:
     """In a worker: write down what it is in when it is asked to."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def __call__(self, number: int) -> None:
-        if hasattr(faulthandler, "register") and multiprocessing.get_start_method() == "fork":
-            faulthandler.register(signal.SIGUSR2, file=self._descriptor, all_threads=True)
+    if hasattr(faulthandler, "register") and multiprocessing.get_start_method() == "fork":
+        faulthandler.register(signal.SIGUSR2, file=descriptor, all_threads=True)
 
 
 def taken(

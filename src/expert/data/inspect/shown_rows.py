@@ -200,7 +200,7 @@ def _seen_tokens(store: FlatDocuments, index: PackIndex) -> SeenTokens:
     out = BatchArrays.allocate(BatchShape.for_index(index, together))
     for one in range(0, index.bins, together):
         bins = range(one, min(index.bins, one + together))
-        fill_batch(out, index, bins, store, pad_id=0)
+        fill_batch(out, index, bins, store)
         for at, place in _places(index, bins, out.shape.length):
             first, last = int(index.piece_start[at]), int(index.piece_stop[at])
             end = place + last - first

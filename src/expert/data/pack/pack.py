@@ -354,7 +354,6 @@ def pack_concat(
     length: int,
     seed: int,
     *,
-    overlong: Overlong = "split",
     soft_tokens: int = 0,
     unlearnt: Lengths | None = None,
 ) -> PackIndex:
@@ -365,13 +364,10 @@ def pack_concat(
     are the numbers of the documents with tokens that are left out.
     """
     limit = length - soft_tokens
-    pieces = cut_pieces(lengths, limit, overlong)
-    examples, overlong_counts = len(pieces), pieces.overlong
-    if overlong == "split":  # borders do the splitting
-        longest = max(1, int(lengths.max(initial=0)))
-        pieces = cut_pieces(lengths, longest, "cut").without(unlearnt)
-        examples = int((-(-pieces.stop // limit)).sum(dtype=np.int64))
-        overlong_counts = replace(overlong_counts, unlearnt=pieces.overlong.unlearnt)
+    split = cut_pieces(lengths, limit, "split").overlong
+    pieces = cut_pieces(lengths, max(1, int(lengths.max(initial=0))), "cut").without(unlearnt)
+    examples = int((-(-pieces.stop // limit)).sum(dtype=np.int64))
+    counts = replace(split, unlearnt=pieces.overlong.unlearnt)
     order = shuffled(len(pieces), seed=seed, draw=Draw.PIECES)
     document, start, stop, per_bin = array("i"), array("i"), array("i"), array("q")
     room, in_bin = length, 0
@@ -395,7 +391,7 @@ def pack_concat(
     if in_bin:
         per_bin.append(in_bin)
     narrow = [np.asarray(column, dtype=np.int32) for column in (document, start, stop)]
-    made = Pieces(narrow[0], narrow[1], narrow[2], overlong_counts)
+    made = Pieces(narrow[0], narrow[1], narrow[2], counts)
     offsets = _offsets(np.asarray(per_bin, dtype=np.int64))
     return made.in_bins(offsets, "concat", length, soft_tokens=soft_tokens, examples=examples)
 

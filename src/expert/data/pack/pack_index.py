@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,8 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from expert.core.errors import ExpertError
-from expert.core.files import sha256_of, sync_folder
-from expert.core.hashed import keep_hash
+from expert.core.hashed import writing_hashed
 from expert.data.feed.order import Draw, shuffled
 from expert.data.tokens.documents import numbers_in
 from expert.planning.choose.sequences import LENGTHS_OF
@@ -160,7 +157,8 @@ class PackIndex:
         schema = pa.schema(
             [("pieces", column.type)], metadata={_METADATA: json.dumps(facts).encode()}
         )
-        _write_arrow_file(path, pa.record_batch([column], schema=schema))
+        with writing_hashed(path) as stream, pa.ipc.new_file(stream, schema) as writer:
+            writer.write_batch(pa.record_batch([column], schema=schema))
 
     @classmethod
     def open(cls, path: Path) -> PackIndex:
@@ -192,24 +190,6 @@ def _padding_to_longest(sizes: NDArray[np.int32]) -> int:
     longest = np.maximum.reduceat(sizes[order], starts).astype(np.int64)
     rows = np.minimum(PADDED_BATCH, len(sizes) - starts)
     return int((longest * rows).sum()) - int(sizes.sum(dtype=np.int64))
-
-
-def _write_arrow_file(path: Path, batch: Any) -> None:
-    """Write beside `path`, fsync, keep the hash, rename, fsync the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with temporary.open("xb") as stream:
-            with pa.ipc.new_file(stream, batch.schema) as writer:
-                writer.write_batch(batch)
-            stream.flush()
-            os.fsync(stream.fileno())
-        keep_hash(path, sha256_of(temporary))
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
 
 
 # --- the name of an index ------------------------------------------------------------------------

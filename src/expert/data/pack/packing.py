@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from expert.planning.choose.sequences import Packing
     from expert.planning.run_plan import RunPlan
 
-PAD_ID = 0
-"""Padding has no label and is seen by no document, so any token will do."""
 TRIED_ROWS = 2048
 MORE_SEQUENCES = 4
 """Numbers of sequences that are tried: 16 rows of which 7 fill one go into 4 that hold 4 each."""
@@ -210,9 +208,7 @@ def packed(
             return pack_blocks(lengths, length)
         return pack_none(lengths, length, overlong="split")
     if data.packing == "concat":
-        return pack_concat(
-            lengths, length, seed, overlong="split", soft_tokens=soft, unlearnt=unlearnt
-        )
+        return pack_concat(lengths, length, seed, soft_tokens=soft, unlearnt=unlearnt)
     if data.packing == "none":
         return pack_none(
             lengths, length, overlong=data.overlong, soft_tokens=soft, unlearnt=unlearnt

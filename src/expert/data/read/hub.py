@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from expert.core.install import pip_install
@@ -19,7 +19,7 @@ from expert.data.records import BadRow, DataError, Row
 SECONDS_TO_ANSWER = 5.0
 """A hub that has not answered by then is not there; its client would try six times, for 25 s."""
 SECONDS_LOST = 60.0
-"""So long an unreachable hub is not asked again; a network may come back to a notebook."""
+"""So long the hub is not asked again; a network may come back to a notebook."""
 _SLICE = re.compile(r"(?P<split>[^\[]+)\[(?P<start>\d*):(?P<end>\d*)\]")
 _NETWORK = ("connect", "offline", "network", "resolve", "timed out", "max retries", "unreachable")
 
@@ -72,7 +72,7 @@ def _opened(name: str, config: str | None, split: str, streaming: bool) -> Any:
     """The data set as the hub gives it. A command opens it several times, to plan, to hash and to
     read; the hub is asked the first time only, and all of them see the same rows."""
     datasets = importlib.import_module("datasets")
-    lost = _hub.lost()
+    lost = _lost(int(time.monotonic() // SECONDS_LOST))
     try:
         with _offline(datasets, lost is not None):
             return datasets.load_dataset(name, config, split=split, streaming=streaming)
@@ -81,27 +81,15 @@ def _opened(name: str, config: str | None, split: str, streaming: bool) -> Any:
         raise _hub_error(name, split, why, certain=why is lost) from error
 
 
-class _Hub:
-    """Whether the hub answers, asked once for all data sets."""
-
-    error: Exception | None = None
-    asked_at: float | None = None
-
-    def lost(self) -> Exception | None:
-        """Why the hub cannot be reached; None where it can."""
-        now = time.monotonic()
-        again = self.error is not None and now - (self.asked_at or 0.0) >= SECONDS_LOST
-        if self.asked_at is None or again:
-            self.error, self.asked_at = _unreachable(), now
-        return self.error
-
-
-_hub = _Hub()
+@lru_cache(maxsize=1)
+def _lost(minute: int) -> Exception | None:
+    """Why the hub cannot be reached, asked once for all data sets; None where it can."""
+    return _unreachable()
 
 
 def forget_the_hub() -> None:
     """Ask the hub again, about everything."""
-    _hub.asked_at = None
+    _lost.cache_clear()
     _opened.cache_clear()
 
 

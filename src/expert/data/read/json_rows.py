@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
-from expert.data.read.row_text import DECODER, RowFault, fault_in, json_fault, kind_of, undecodable
+from expert.data.read.row_text import DECODER, fault_in, json_fault, kind_of, undecodable
 from expert.data.read.streams import MAX_ROW_BYTES, RAW_CHARACTERS, bad_row, too_long, unusable
-from expert.data.records import BadRow, Row, place_of
+from expert.data.records import BadRow, Row, UnfitRow, place_of
 
 _BLOCK_BYTES = 2**18
+_TRIED = 2**12
+"""Characters that are decoded at first, or twice as many as a row had that was longer: an error
+of the decoder counts the lines before it, which of a whole block takes longer than all else."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRUCTURE = re.compile(r'["{}\[\],]')
 _IN_STRING = re.compile(r'\\.|"', re.DOTALL)
@@ -99,7 +102,7 @@ def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
 
     A row that begins on the line of the row before it is named by its number.
     """
-    before = window.line()
+    before, tried = window.line(), _TRIED
     if window.next_character() == "]":
         window.place += 1
         return
@@ -108,12 +111,13 @@ def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
         began = window.line()
         line, before = began if began != before else -number, began
         start = window.place
-        found = _value_at(window, start)
+        found = _value_at(window, start, tried)
         if found is not None and window.next_character(found[1]) in (",", "]"):
             values, end = found
             yield _row_of(values, window.text_between(start, end), file, line)
         else:
             end, overlong = _end_of_value(window)
+            tried = max(_TRIED, 2 * (end - start))
             if overlong:
                 yield bad_row(file, line, too_long(overlong[0]), overlong[1])
             elif window.next_character(end):
@@ -129,13 +133,13 @@ def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
             raise unusable(place_of(file, line), what, fix)
 
 
-def _value_at(window: _Window, start: int) -> tuple[Any, int] | None:
-    """The JSON value and its end; None: broken, or not wholly in the window."""
+def _value_at(window: _Window, start: int, most: int = _BLOCK_BYTES) -> tuple[Any, int] | None:
+    """The JSON value and its end; None: broken, or not wholly in the window, or longer."""
     try:
-        values, end = DECODER.raw_decode(window.text, start - window.base)
-    except (ValueError, RecursionError, RowFault):
+        values, end = DECODER.raw_decode(window.text_between(start, start + most))
+    except (ValueError, RecursionError, UnfitRow):
         return None
-    return values, end + window.base
+    return values, start + end
 
 
 def _row_of(values: Any, raw: str, file: str, line: int) -> Row | BadRow:
@@ -158,7 +162,7 @@ def _decoded_again(raw: str, file: str, line: int) -> Row | BadRow:
         fault = json_fault(error, f"character {getattr(error, 'pos', 0) + 1} of the row")
         if "\0" in raw and isinstance(error, json.JSONDecodeError):
             fault = f"NUL byte at character {raw.index(chr(0)) + 1} of the row"
-    except RowFault as error:
+    except UnfitRow as error:
         fault = str(error)
     return bad_row(file, line, undecodable(raw, " of the row") or fault, raw)
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from expert.data.records import UnfitRow
+
 # Escapes that may stand for a NUL or for half of a surrogate pair.
 _SUSPECT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
@@ -16,19 +18,15 @@ NOT_UTF8 = "; save the file as UTF-8"
 """The fix for a byte that is not UTF-8: the file has another encoding, such as Latin-1."""
 
 
-class RowFault(Exception):
-    """Why a row cannot be used."""
-
-
 def _refuse_constant(name: str) -> NoReturn:
-    raise RowFault(f"{name} is not JSON")
+    raise UnfitRow(f"{name} is not JSON")
 
 
 def _finite(text: str) -> float:
     """A number as it was written: 1e999 would become infinity."""
     number = float(text)
     if math.isinf(number):
-        raise RowFault(f"{text[:20]} is too large a number")
+        raise UnfitRow(f"{text[:20]} is too large a number")
     return number
 
 
@@ -38,7 +36,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for place, name in enumerate(names) if name in names[:place])
-        raise RowFault(f"the key {twice[:100]!r} is there twice")
+        raise UnfitRow(f"the key {twice[:100]!r} is there twice")
     return values
 
 
@@ -49,7 +47,7 @@ _raw_decode = DECODER.raw_decode
 
 
 def object_of(line: bytes) -> dict[str, Any]:
-    """The JSON object on a line; RowFault where there is none."""
+    """The JSON object on a line; UnfitRow where there is none."""
     try:
         text = line.decode()
         # decode() alone takes twice as long: it matches the space before and after (0.19 s against
@@ -61,12 +59,12 @@ def object_of(line: bytes) -> dict[str, Any]:
         else:
             values = DECODER.decode(text)
     except (ValueError, RecursionError) as error:
-        raise RowFault(_what_is_wrong(error, line)) from None
+        raise UnfitRow(_what_is_wrong(error, line)) from None
     if type(values) is not dict:
-        raise RowFault(f"the line holds {kind_of(values)}, not a JSON object")
+        raise UnfitRow(f"the line holds {kind_of(values)}, not a JSON object")
     # Only escapes can bring a NUL or a lone surrogate past the two decoders.
     if b"\\u" in line and _SUSPECT.search(line) and (fault := fault_in(values)):
-        raise RowFault(fault)
+        raise UnfitRow(fault)
     return values
 
 

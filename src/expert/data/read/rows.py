@@ -14,7 +14,7 @@ from pathlib import Path
 from expert.core.files import NotRegular
 from expert.data.read.csv_rows import SEPARATORS, read_csv, separator_of
 from expert.data.read.json_rows import read_json
-from expert.data.read.row_text import RowFault, invalid_utf8, object_of
+from expert.data.read.row_text import invalid_utf8, object_of
 from expert.data.read.streams import (
     COMPRESSED,
     Overlong,
@@ -24,7 +24,7 @@ from expert.data.read.streams import (
     too_long,
     unusable,
 )
-from expert.data.records import UNREAD, BadRow, DataError, Row, Unread
+from expert.data.records import UNREAD, BadRow, DataError, Row, UnfitRow, Unread
 
 FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "arrow", "excel")
 _MARKDOWN = (".md", ".markdown")
@@ -146,7 +146,7 @@ def _read_jsonl(
             continue
         try:
             yield Row(object_of(line), file, number)
-        except RowFault as fault:
+        except UnfitRow as fault:
             if line.strip():
                 yield bad_row(file, number, str(fault), line)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from expert.core.files import sha256_of
 from expert.data.read.corpora import fetched_shakespeare, given_shakespeare, python_stdlib_text
@@ -22,10 +20,6 @@ from expert.manifest.check.spelling import neighbour_of
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.planning.survey import local_path, looks_local
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 SHOWN_BAD_ROWS = 3
 MAKES_ROWS = "make_data.py"
@@ -131,13 +125,18 @@ def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Sou
 
 
 def iterate(source: Source, unread: Unread = lambda: 0) -> Iterator[Row | BadRow]:
-    """The rows of a source, whatever it is; bad ones count for nothing in `max_samples`."""
-    left = source.max_samples
-    for row in _every_row(source, unread if left is None else lambda: 0):
+    """The rows of a source, whatever it is."""
+    most = source.max_samples
+    return up_to(most, _every_row(source, unread if most is None else lambda: 0))
+
+
+def up_to(most: int | None, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
+    """The rows up to so many good ones, or all of them; bad ones count for nothing."""
+    for row in rows:
         yield row
-        if left is not None and isinstance(row, Row):
-            left -= 1
-            if not left:
+        if most is not None and isinstance(row, Row):
+            most -= 1
+            if not most:
                 return
 
 
@@ -216,17 +215,6 @@ def _files_of(source: Source) -> Sequence[Path]:
     return source.files if source.kind != "corpus" or source.files else (fetched_shakespeare(),)
 
 
-def split_rows(count: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Marks the validation rows: ceil(count x share) of them, drawn with a generator of its own."""
-    import numpy as np
-
-    # The share as it was written: in floating point 100 rows x 0.07 would be 8.
-    chosen = math.ceil(count * Fraction(str(share)))
-    marks = np.zeros(count, dtype=np.bool_)
-    marks[np.random.Generator(np.random.PCG64(seed)).permutation(count)[:chosen]] = True
-    return marks
-
-
 class _Finder:
     """Turns the paths of one manifest into sources."""
 
@@ -277,12 +265,8 @@ class _Finder:
         )
 
     def _saved(self, name: str, folder: Path) -> Source:
-        files, spec = saved_files(folder), self._spec
-        return Source(
-            *(name, "saved", files, "arrow"),
-            max_samples=spec.max_samples,
-            max_unpacked=spec.most_unpacked,
-        )
+        plain = self._files(name, saved_files(folder))
+        return replace(plain, kind="saved", format="arrow", max_chars=None)
 
     def _on_hub(self, path: str) -> Source:
         name, *parts = path.split("::")

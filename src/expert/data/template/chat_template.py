@@ -7,14 +7,18 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from os.path import commonprefix
 from typing import Any
 
-from expert.data.examples.tools import has_tools
+from expert.data.examples.tools import has_tools, tool_names
 from expert.data.records import DataError, Example, Role, Segment, Turn
-from expert.data.template.sandbox import OTHERWISE, MeteredEnvironment, SandboxedTemplate
+from expert.data.template.sandbox import (
+    OTHERWISE,
+    WRITTEN_DATE,
+    MeteredEnvironment,
+    SandboxedTemplate,
+)
 from expert.data.template.templates import (
     Template,
     TemplateError,
@@ -25,7 +29,6 @@ from expert.data.template.templates import (
     plain_segments,
     segments_at,
 )
-from expert.data.template.tool_rows import ToolRows
 from expert.data.template.trace import (
     SLOT_END,
     SLOT_START,
@@ -40,8 +43,6 @@ from expert.data.template.trace import (
 _SLOT = re.compile(f"{SLOT_START}([0-9]+){SLOT_END}")
 _Parts = tuple[str | int, ...]
 """Text, and the numbers of the turns that stand between."""
-# The date that Llama 3's own template falls back to where it is told none.
-WRITTEN_DATE = datetime(2024, 7, 26)
 _SHOWN_CHARACTERS = 40
 # Rows of a shape that are rendered although their texts are known, to see that they truly are.
 _ROWS_CHECKED = 16
@@ -81,19 +82,16 @@ class ChatTemplate(Template):
     which stand-ins are rendered once: one rendering a row. Where the template does more with a
     text than to write it (trims it, cuts out thoughts), the beginnings of the conversation are
     rendered as well: an answer is what a rendering with it has beyond one that ends before it.
+    It is checked on a small conversation.
     """
 
     name = "tokenizer"
 
-    def __init__(
-        self, source: str, *, bos: str, eos: str, variables: Mapping[str, Any], now: datetime
-    ) -> None:
-        self._settings = {"bos": bos, "eos": eos, "variables": dict(variables), "now": now}
+    def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
         self._source = source
-        self._sandbox = SandboxedTemplate(source, environment=MeteredEnvironment(now=now))
+        self._sandbox = SandboxedTemplate(source, environment=MeteredEnvironment())
         self._bos, self._eos = bos, eos
-        known = {"tools": None, "documents": None, "bos_token": bos, "eos_token": eos}
-        self._variables = {**known, **variables}
+        self._variables = {"tools": None, "documents": None, "bos_token": bos, "eos_token": eos}
         self._watching = threading.Lock()  # one trace at a time
         self._shapes: dict[tuple[Role, ...], _Shape] = {}
         self._openings: dict[tuple[Role, ...], tuple[_Parts, tuple[Question, ...] | None]] = {}
@@ -104,7 +102,7 @@ class ChatTemplate(Template):
             self._probe(("system", "user", "assistant"))
         except DataError:
             self._folds_system = True
-        self._tracer = TracingEnvironment(now=now)
+        self._tracer = TracingEnvironment()
         self._tracing = SandboxedTemplate(source, environment=self._tracer)
         end = exchange.partition(stand_in(1))[2]
         if not end.strip():
@@ -115,14 +113,13 @@ class ChatTemplate(Template):
         self._plain_bos = bos if self.adds_bos and exchange.count(bos) == 1 else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self._source, self._settings)
+        return partial(ChatTemplate, bos=self._bos, eos=self._eos), (self._source,)
 
     @property
     def fingerprint(self) -> str:
-        today = str(self._settings["now"]) if "strftime_now" in self._source else ""
-        return fingerprint_of(
-            "chat", self._source, self._bos, self._eos, repr(self._settings["variables"]), today
-        )
+        today = str(WRITTEN_DATE) if "strftime_now" in self._source else ""
+        # "{}": no variables of its own, when there could be some.
+        return fingerprint_of("chat", self._source, self._bos, self._eos, "{}", today)
 
     def segments(self, example: Example, *, learn_prompt: bool = False) -> list[Segment]:
         if not example.turns:
@@ -131,7 +128,7 @@ class ChatTemplate(Template):
         turns = self._folded(example.turns)
         if has_tools(example):
             end = self._shape(("user", "assistant", "user", "assistant")).answers[1].end
-            segments = self._tool_rows.segments(turns, example.tools, end)
+            segments = self._tool_segments(turns, example.tools, end)
             return as_learnt(segments, turns, learn_prompt=learn_prompt)
         texts = [turn.text for turn in turns]
         shape = self._shape(tuple([turn.role for turn in turns]))
@@ -153,7 +150,7 @@ class ChatTemplate(Template):
         check_question(turns)
         turns = self._folded(turns)
         if has_tools(Example(tuple(turns), tools=tools)):
-            return self._tool_rows.beginning(turns, tools)
+            return self._render(turns, generate=True, tools=tools)
         shape = self._shape((*(turn.role for turn in turns), "assistant"))
         if shape.answers[len(turns)].opened:
             return self._render(turns, generate=True)
@@ -175,13 +172,6 @@ class ChatTemplate(Template):
         further = len(tools) + sum([len(turn.extra) for turn in turns])
         return sandbox.render(
             messages, add_generation_prompt=generate, further=further, **variables
-        )
-
-    @cached_property
-    def _tool_rows(self) -> ToolRows:
-        return ToolRows(
-            whole=self._finished,
-            beginning=lambda turns, tools: self._render(turns, generate=True, tools=tools),
         )
 
     def _folded(self, turns: Sequence[Turn]) -> Sequence[Turn]:
@@ -311,6 +301,85 @@ class ChatTemplate(Template):
             f"answer cannot be found in the text: {shown!r}"
         )
 
+    # --- conversations with tools ----------------------------------------------------------------
+
+    def _tool_segments(self, turns: Sequence[Turn], tools: str, end: str) -> list[Segment]:
+        """The text in stretches that are trained on and that are not: an answer is what a text with
+        it has beyond one that asks for it. `end`: what ends an answer that another turn follows."""
+        text = self._finished(turns, tools)
+        self._refuse_what_is_left_out(turns, tools, text)
+        spans: list[tuple[int, int]] = []
+        for place, turn in enumerate(turns):
+            if turn.role != "assistant":
+                continue
+            start, stop = self._start_with_tools(turns[:place], tools, text), len(text)
+            if place < len(turns) - 1:
+                # Not by a rendering that ends here: of a last answer thoughts may be written.
+                stop = text.find(end, start) + len(end)
+            if not (spans[-1][1] if spans else 0) <= start < stop:
+                raise TemplateError(
+                    f"the tokenizer's chat template rewrites turn {place + 1} (assistant) so that "
+                    "its answer cannot be found in the text"
+                )
+            spans.append((start, stop))
+        return segments_at(text, spans)
+
+    def _start_with_tools(self, before: Sequence[Turn], tools: str, text: str) -> int:
+        """Where the answer to these turns begins in the text; -1 where it is not found. A template
+        may write thoughts after the last question alone, and the text may have a later one."""
+        for turns in (before, [_without_thoughts(turn) for turn in before]):
+            asked = self._render(turns, generate=True, tools=tools)
+            if text.startswith(asked):
+                return len(asked)
+        return -1
+
+    @cached_property
+    def _leaves_out(self) -> str:
+        """What the template does not write of a conversation with tools; "" where it writes all of
+        it, or wants more than this conversation has. Names that no text has by chance."""
+        offered, called, given, result = "zq0offered", "zq1called", "zq2given", "zq3told"
+        tool = {"name": offered, "description": "", "parameters": {"type": "object"}}
+        call = {"name": called, "arguments": {"x": given}}
+        extra = json.dumps({"tool_calls": [{"type": "function", "function": call}]})
+        turns = (
+            Turn("user", "x"),
+            Turn("assistant", "", extra=extra),
+            Turn("tool", result),
+            Turn("assistant", "x"),
+        )
+        try:
+            text = self._finished(turns, json.dumps([{"type": "function", "function": tool}]))
+        except TemplateError:
+            return ""
+        parts = {
+            "the tools": offered,
+            "calls": called,
+            "arguments": given,
+            "tools' answers": result,
+        }
+        return next((words for words, part in parts.items() if part not in text), "")
+
+    def _refuse_what_is_left_out(self, turns: Sequence[Turn], tools: str, text: str) -> None:
+        said = [*tool_names(turns, tools), *(t.text.strip() for t in turns if t.role == "tool")]
+        missing = (
+            repr(each[:_SHOWN_CHARACTERS])
+            for each in said
+            if each not in text and json.dumps(each)[1:-1] not in text
+        )
+        left_out = next(missing, "") or self._leaves_out
+        if left_out:
+            raise TemplateError(
+                "the tokenizer's chat template does not write tools and their calls: "
+                f"{left_out} is not in its text  (set base_models[0].prompt_template: chatml)"
+            )
+
+
+def _without_thoughts(turn: Turn) -> Turn:
+    if turn.role != "assistant" or "</think>" not in turn.text:
+        return turn
+    said = turn.text.rpartition("</think>")[2].lstrip("\n")
+    return Turn(turn.role, said, turn.learn, turn.extra)
+
 
 def _filled(parts: _Parts, texts: list[str]) -> str:
     return "".join([part if isinstance(part, str) else texts[part] for part in parts])
@@ -320,22 +389,3 @@ def _parts(text: str) -> _Parts:
     """Text cut at its stand-ins, which become the numbers of their turns."""
     parts = _SLOT.split(text)
     return tuple(int(part) if at % 2 else part for at, part in enumerate(parts) if part)
-
-
-def _rebuilt(source: str, settings: Mapping[str, Any]) -> ChatTemplate:
-    return ChatTemplate(source, **settings)
-
-
-def chat_template(
-    source: str,
-    *,
-    bos: str = "",
-    eos: str = "",
-    variables: Mapping[str, Any] | None = None,
-    now: datetime | None = None,
-) -> Template:
-    """The template `source`, checked on a small conversation. `variables` are handed to it as they
-    are (`enable_thinking: false`); `now` is the date it may write, the same for all rows and on all
-    days, so that what was prepared yesterday is found today and a run can be resumed tomorrow."""
-    now = now or WRITTEN_DATE
-    return ChatTemplate(source, bos=bos, eos=eos, variables=variables or {}, now=now)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from expert.data.template.chat_template import chat_template
+from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import Template, named_template
 from expert.data.tokens.encoder import TextEncoder, read_special_tokens
 
@@ -28,4 +28,4 @@ def text_tools(folder: Path, prompt_template: str | None) -> tuple[TextEncoder, 
 @lru_cache(maxsize=8)
 def _compiled(source: str, bos: str, eos: str) -> Template:
     """Kept: compiling Qwen3's template takes 47 ms, and a command opens its data several times."""
-    return chat_template(source, bos=bos, eos=eos)
+    return ChatTemplate(source, bos=bos, eos=eos)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any
 
 import jinja2
@@ -126,8 +125,8 @@ class TracingEnvironment(MeteredEnvironment):
 
     charges = _TracedCharges
 
-    def __init__(self, *, now: datetime) -> None:
-        super().__init__(now=now)
+    def __init__(self) -> None:
+        super().__init__()
         self.trace = Trace()
         self.captures = False
         filters: dict[str, Callable[..., Any]] = self.filters | {"_needle": lambda value: value}

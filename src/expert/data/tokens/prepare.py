@@ -33,10 +33,10 @@ from expert.data.records import DataError
 from expert.data.tokens.documents import write_dataset_files
 from expert.data.tokens.shards import (
     Blocks,
-    Rejects,
     Tokenising,
     make_pieces,
     pieces_of,
+    refusal,
     write_shards,
 )
 from expert.data.tokens.statistics import DocumentStatistics
@@ -298,17 +298,16 @@ def _publish(work: Tokenising, recipe: Recipe, folder: Path, blocks: Blocks, row
         return
     if pieces is None:
         raise DataError(f"{place}: pieces of the tokens vanish or change  (remove it, try again)")
-    bad = Rejects(work.max_bad_rows)
-    bad.rows = [row for piece in pieces for row in piece.bad()]
-    if bad.too_many:
-        raise bad.refusal(rows, iter(()), work)
+    bad = [row for piece in pieces for row in piece.bad()]
+    if len(bad) > work.max_bad_rows:
+        raise refusal(bad, rows, (), work)
     sweep(folder.parent, name=folder.name)
     if _is_empty(folder):
         folder.rmdir()  # made by the user, for the tokens
     try:
         with publishing(folder) as temporary:
             names, total = write_shards(place, pieces, temporary, work.shard_rows)
-            total.bad_rows = bad.count
+            total.bad_rows = len(bad)
             if total.trainable_tokens == 0:
                 raise DataError(_nothing_to_learn(total))
             write_dataset_files(temporary, names, recipe.key())
@@ -317,7 +316,7 @@ def _publish(work: Tokenising, recipe: Recipe, folder: Path, blocks: Blocks, row
                 STATISTICS: json.dumps(total.to_json(), indent=2),
                 MADE_FOR: work.made_for + "\n",
                 **work.records,
-                REJECTS: "".join(json.dumps(row.to_json()) + "\n" for row in bad.rows),
+                REJECTS: "".join(json.dumps(row.to_json()) + "\n" for row in bad),
             }
             for name, text in texts.items():
                 (temporary / name).write_text(text, encoding="utf-8")

@@ -7,7 +7,6 @@ draws, and then they merely stay on one side of a split.
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -15,10 +14,9 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from expert.core.files import sha256_of
-from expert.core.hashed import keep_hash, put_copy_aside, state_of
+from expert.core.hashed import state_of, told_aside, writing_hashed
 from expert.core.rundir import in_turn
-from expert.data.tokens.documents import DocumentStore, FlatDocuments, Shard
+from expert.data.tokens.documents import DocumentStore, FlatDocuments, Shard, shard_of
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.prepare import Prepared, short_key
 
@@ -47,8 +45,7 @@ class RowKeys(NamedTuple):
 
 def keys_of_batch(batch: EncodedBatch) -> RowKeys:
     """The keys of documents that were encoded just now."""
-    ends, span_ends = np.cumsum([0, *batch.lengths]), np.cumsum([0, *batch.span_counts])
-    return RowKeys.of(FlatDocuments([Shard(batch.ids, ends, batch.spans, span_ends)]))
+    return _keys_of(shard_of(batch))
 
 
 def saved_keys(
@@ -65,27 +62,12 @@ def saved_keys(
             saved = kept_keys(prepared, cache)
             if saved is None:
                 if state_of(file) == "damaged":
-                    aside = put_copy_aside(file).name
-                    damaged(
-                        f"{file}: has other bytes than were written: made again, and the "
-                        f"damaged one put aside as {aside}"
-                    )
-                saved = _made_keys(prepared, file)
+                    damaged(told_aside(file, "made"))
+                saved = RowKeys.of(DocumentStore(prepared.folder))
+                # A cache that is only read: the next start makes them again.
+                with contextlib.suppress(OSError), writing_hashed(file) as sink:
+                    np.save(sink, np.stack(saved))
     return saved
-
-
-def _made_keys(prepared: Prepared, file: Path) -> RowKeys:
-    made = RowKeys.of(DocumentStore(prepared.folder))
-    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
-    try:
-        with temporary.open("xb") as sink:  # never through a link that waits there
-            np.save(sink, np.stack(made))
-        keep_hash(file, sha256_of(temporary))
-        temporary.replace(file)
-    except OSError:  # a cache that is only read: the next start makes them again
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-    return made
 
 
 def kept_keys(prepared: Prepared, cache: Path) -> RowKeys | None:

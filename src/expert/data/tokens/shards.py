@@ -8,6 +8,7 @@ facts are written, so a crash loses at most one, and whoever comes later makes o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,12 +18,11 @@ import uuid
 import warnings
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -230,10 +230,10 @@ def make_pieces(
     """
     if work.row_count is not None:
         work.expect(blocks.count(work.row_count))
-    helper = Helper(lambda: _help(_Pass(work, place, blocks), published), wanted=work.with_helper)
-    with helper:
-        rows = _pass_over(_Pass(work, place, blocks), published, helped=helper.is_there)
-    if helper.is_there and not published() and pieces_of(place, blocks, rows) is None:
+    this, other = _Pass(work, place, blocks), _Pass(work, place, blocks)
+    with helped(lambda: _help(other, published), wanted=work.with_helper) as is_helped:
+        rows = _pass_over(this, published, helped=is_helped)
+    if is_helped and not published() and pieces_of(place, blocks, rows) is None:
         _pass_over(_Pass(work, place, blocks), published, helped=False)
     return rows
 
@@ -243,7 +243,8 @@ class _Pass:
 
     def __init__(self, work: Tokenising, place: Path, blocks: Blocks) -> None:
         self.work, self.place, self.blocks = work, place, blocks
-        self.bad = Rejects(work.max_bad_rows)
+        self.bad: list[BadRow] = []
+        self.most_bad = work.max_bad_rows
         self.rows = self.own_rows = self.tokens = self._pieces = 0
 
     def pieces(self) -> Iterator[Piece]:
@@ -266,10 +267,11 @@ class _Pass:
             made = row if isinstance(row, BadRow) else segments_of(row)
             piece.add(made)
             if isinstance(made, BadRow):
-                self.bad.add(made)
-                if self.bad.too_many:  # the rows that follow are read, as there is a piece
+                self.bad.append(made)
+                if len(self.bad) > self.most_bad:
+                    # The rows that follow are read, as there is a piece.
                     rest = (r if isinstance(r, BadRow) else segments_of(r) for r in coming)
-                    raise self.bad.refusal(number + 1, rest, work, some=self.blocks.parts > 1)
+                    raise refusal(self.bad, number + 1, rest, work, some=self.blocks.parts > 1)
             full = len(piece.sizes) >= work.shard_rows or piece.characters >= SHARD_CHARACTERS
             if full or piece.end == until:
                 self.own_rows += len(piece.sizes)
@@ -288,8 +290,7 @@ class _Pass:
         there = written(self.place, row)
         if there is None:
             return Piece(row, self._pieces - 1), self.blocks.end(row)
-        for bad in there.bad():
-            self.bad.add(bad)
+        self.bad += there.bad()
         self.own_rows += len(there.sizes)
         self.tokens += there.statistics.tokens
         return None, there.end
@@ -319,7 +320,7 @@ def _pass_over(this: _Pass, published: Callable[[], bool], *, helped: bool) -> i
 def _help(this: _Pass, published: Callable[[], bool]) -> None:
     """In the helper: every other piece. Bad rows are the first process's business."""
     began_under = os.getppid()
-    this.bad = Rejects(sys.maxsize)
+    this.most_bad = sys.maxsize
     for piece in this.pieces():
         if published() or os.getppid() != began_under:
             return
@@ -327,45 +328,26 @@ def _help(this: _Pass, published: Callable[[], bool]) -> None:
             piece.write(this.place, this.work.encoder)
 
 
-class Rejects:
-    """Bad rows: counted, kept for rejects.jsonl, and refused when there are too many."""
-
-    def __init__(self, allowed: int) -> None:
-        self.allowed = allowed
-        self.rows: list[BadRow] = []
-
-    @property
-    def count(self) -> int:
-        return len(self.rows)
-
-    @property
-    def too_many(self) -> bool:
-        return self.count > self.allowed
-
-    def add(self, bad: BadRow) -> None:
-        self.rows.append(bad)
-
-    def refusal(
-        self, seen: int, coming: Iterator[Made], work: Tokenising, *, some: bool = False
-    ) -> DataError:
-        """The error for too many, after `seen` rows: the first bad rows, and how many there are.
-        Later rows are counted too, so that not each bad row costs another attempt. `some`: rows
-        before were not looked at."""
-        looked_at = 0
-        for made in islice(coming, LOOKED_AT_FURTHER):
-            looked_at += 1
-            if isinstance(made, BadRow):
-                self.add(made)
-        least = "at least " if some or looked_at == LOOKED_AT_FURTHER else ""
-        words = "a row" if self.count == 1 else f"{least}{self.count:,} rows"
-        lines = [f"  - {row}" for row in self.rows[:SHOWN_BAD_ROWS]]
-        rest = self.count - len(lines)
-        lines += [f"  … and {rest:,} more" + (f": {work.listed_by}" if work.listed_by else "")]
-        shown = "\n".join(lines if rest else lines[:-1])
-        leave = f", or leave them out: --set training.dataset.max_bad_rows={self.count}"
-        some_good = self.count < seen + looked_at  # else nothing would be left to learn
-        fix = "fix the data" + (leave if some_good else "")
-        return DataError(f"{words} cannot be used\n{shown}\n  ({fix})")
+def refusal(
+    bad: list[BadRow], seen: int, coming: Iterable[Made], work: Tokenising, *, some: bool = False
+) -> DataError:
+    """The error for too many bad rows, after `seen` rows: the first of them, and how many there
+    are. Later rows are counted too, so that not each bad row costs another attempt. `some`: rows
+    before were not looked at."""
+    every, looked_at = [*bad], 0
+    for made in islice(coming, LOOKED_AT_FURTHER):
+        looked_at += 1
+        every += [made] if isinstance(made, BadRow) else []
+    least = "at least " if some or looked_at == LOOKED_AT_FURTHER else ""
+    words = "a row" if len(every) == 1 else f"{least}{len(every):,} rows"
+    lines = [f"  - {row}" for row in every[:SHOWN_BAD_ROWS]]
+    if rest := len(every) - len(lines):
+        lines.append(f"  … and {rest:,} more" + (f": {work.listed_by}" if work.listed_by else ""))
+    fix = "fix the data"
+    if len(every) < seen + looked_at:  # else nothing would be left to learn
+        fix += f", or leave them out: --set training.dataset.max_bad_rows={len(every)}"
+    shown = "\n".join(lines)
+    return DataError(f"{words} cannot be used\n{shown}\n  ({fix})")
 
 
 # --- pieces to shards ----------------------------------------------------------------------------
@@ -450,56 +432,39 @@ def _link(file: Path, to: Path) -> None:
 # --- a second process ----------------------------------------------------------------------------
 
 
-class Helper:
+@contextlib.contextmanager
+def helped(work: Callable[[], None], *, wanted: bool) -> Iterator[bool]:
     """While it is entered, a forked process does its work; leaving waits for it, or ends it where
     something was raised. What it did not do is left undone: whoever needs it looks for the result.
+    Gives whether there is one.
 
     Nothing of the first process is shut down in it, and it writes nothing to the terminal.
     """
+    pid = _forked(work) if wanted and hasattr(os, "fork") else None
+    try:
+        yield pid is not None
+    except BaseException:
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        if pid is not None:
+            os.waitpid(pid, 0)
 
-    def __init__(self, work: Callable[[], None], *, wanted: bool) -> None:
-        self._work = work
-        self._wanted = wanted and hasattr(os, "fork")
-        self._pid: int | None = None
 
-    @property
-    def pid(self) -> int | None:
-        return self._pid
-
-    @property
-    def is_there(self) -> bool:
-        return self._pid is not None
-
-    def __enter__(self) -> Helper:
-        if not self._wanted:
-            return self
-        try:
-            with warnings.catch_warnings():
-                # A thread that draws progress may be there; the helper never draws.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self._pid = os.fork()
-        except OSError:  # no room for another process
-            return self
-        if self._pid == 0:
-            self._be_the_helper()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._pid is None:
-            return
-        if kind is not None:
-            os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
-
-    def _be_the_helper(self) -> None:
+def _forked(work: Callable[[], None]) -> int | None:
+    try:
+        with warnings.catch_warnings():
+            # A thread that draws progress may be there; the helper never draws.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+    except OSError:  # no room for another process
+        return None
+    if pid == 0:
         code = 1
         try:
-            self._work()
+            work()
             code = 0
         finally:
             os._exit(code)  # no handler, no buffer and no traceback of the first process
+    return pid

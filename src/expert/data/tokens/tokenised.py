@@ -20,8 +20,16 @@ import pyarrow.compute as pc
 
 from expert.core.text import counted
 from expert.data.read.arrow_rows import arrow_errors, rows_of_batches
-from expert.data.read.sources import Source, first_row, iterate
-from expert.data.records import BadRow, DataError, Dropped, Row, TokenSegment, Unread
+from expert.data.read.sources import Source, first_row, iterate, up_to
+from expert.data.records import (
+    BadRow,
+    DataError,
+    Dropped,
+    Row,
+    TokenSegment,
+    UnfitRow,
+    Unread,
+)
 from expert.data.tokens.documents import numbers_in
 from expert.data.tokens.encoder import TextEncoder
 
@@ -102,7 +110,8 @@ class TokenRows:
 
     def rows(self, unread: Unread = lambda: 0) -> Iterator[Row | BadRow]:
         if self.source.kind == "saved":
-            return _first(_arrow_rows(self.source.files, self.columns.used), self.source)
+            rows = _arrow_rows(self.source.files, self.columns.used)
+            return up_to(self.source.max_samples, rows)
         return iterate(self.source, unread)
 
     def segments_of(self, row: Row) -> list[TokenSegment] | BadRow | Dropped:
@@ -110,7 +119,7 @@ class TokenRows:
         try:
             ids, kept = self._ids_of(row.values)
             trained = self._trained(row.values, ids, kept)
-        except _RowFault as fault:
+        except UnfitRow as fault:
             return BadRow(row.file, row.line, str(fault), repr(dict(row.values))[:200])
         tokens, trained = ids[kept].astype(np.int32), trained[kept]
         if not len(tokens):
@@ -124,13 +133,13 @@ class TokenRows:
     def _ids_of(self, values: Mapping[str, Any]) -> tuple[Numbers, npt.NDArray[np.bool_]]:
         ids = _numbers(values, IDS)
         if len(ids) and ids.min() < 0:
-            raise _RowFault(f"{IDS} holds {int(ids.min())}, which is not a token")
+            raise UnfitRow(f"{IDS} holds {int(ids.min())}, which is not a token")
         if not self.columns.mask:
             return ids, self._without_pads(ids)
         mask = _numbers(values, self.columns.mask)
         _same_length(ids, mask, self.columns.mask)
         if len(mask) and not np.isin(mask, (0, 1)).all():
-            raise _RowFault(
+            raise UnfitRow(
                 f"{MASK} holds {int(mask.max())}: only 0 (padding) and 1 are read; rows that hold "
                 "several documents are to be saved one document a row"
             )
@@ -165,23 +174,13 @@ class TokenRows:
         told = trained & kept
         if (labels[told] != ids[told]).any():
             shifted = len(ids) > 1 and np.array_equal(labels[:-1][told[:-1]], ids[1:][told[:-1]])
-            raise _RowFault(
+            raise UnfitRow(
                 f"{LABELS} are {IDS} shifted by one place: they belong at the same place, the "
                 "trainer shifts them"
                 if shifted
                 else f"{LABELS} differ from {IDS} where they are not {NOT_TRAINED}"
             )
         return trained
-
-
-def _first(rows: Iterator[Row | BadRow], source: Source) -> Iterator[Row | BadRow]:
-    """As many good rows as are asked for."""
-    left = source.max_samples
-    for row in rows:
-        yield row
-        left = left - isinstance(row, Row) if left is not None else None
-        if left == 0:
-            return
 
 
 def _arrow_rows(files: Sequence[Path], names: Sequence[str]) -> Iterator[Row | BadRow]:
@@ -231,29 +230,25 @@ def _lists_in(column: Any) -> tuple[Numbers, Numbers] | None:
     return numbers_in(flat).astype(np.int64), ends
 
 
-class _RowFault(Exception):
-    """Why a row cannot be used."""
-
-
 def _numbers(values: Mapping[str, Any], name: str) -> Numbers:
     value = values.get(name)
     if isinstance(value, np.ndarray):
         return value
     if not isinstance(value, list | tuple):
         what = "is null" if value is None else "is not a list of numbers"
-        raise _RowFault(f"column {name!r} {what}")
+        raise UnfitRow(f"column {name!r} {what}")
     if not value:
         return np.zeros(0, np.int64)
     found = np.asarray(value) if all(type(each) in (int, bool) for each in value) else None
     if found is None or found.dtype.kind not in "ib":
-        raise _RowFault(f"column {name!r} is not a list of whole numbers")
+        raise UnfitRow(f"column {name!r} is not a list of whole numbers")
     return found.astype(np.int64)
 
 
 def _in_spans(spans: Numbers, length: int) -> npt.NDArray[np.bool_]:
     trained = np.zeros(length, np.bool_)
     if len(spans) % 2 or (len(spans) and not 0 <= spans.min() <= spans.max() <= length):
-        raise _RowFault(f"{SPANS} are not pairs of places in the row")
+        raise UnfitRow(f"{SPANS} are not pairs of places in the row")
     for start, stop in spans.reshape(-1, 2):
         trained[start:stop] = True
     return trained
@@ -261,7 +256,7 @@ def _in_spans(spans: Numbers, length: int) -> npt.NDArray[np.bool_]:
 
 def _same_length(ids: Numbers, other: Numbers, name: str) -> None:
     if len(ids) != len(other):
-        raise _RowFault(f"{name} has {len(other)} places and {IDS} {len(ids)}")
+        raise UnfitRow(f"{name} has {len(other)} places and {IDS} {len(ids)}")
 
 
 @dataclass

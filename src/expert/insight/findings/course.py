@@ -8,7 +8,7 @@ import statistics
 from expert.core.rundir import named_manifest
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import CONFIG, Rule, Seen, seen
+from expert.insight.findings.finding import CONFIG, Look, Seen, seen
 from expert.insight.findings.verdict import (
     CADENCE_SHARE,
     PAUSES_MATTER_SECONDS,
@@ -17,6 +17,7 @@ from expert.insight.findings.verdict import (
 from expert.insight.outcome import FAR_OVERFITTED, held_out_losses, judge_learning
 from expert.insight.step.anatomy import number
 from expert.insight.step.bands import expected_band
+from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.machine.cards import card_named
 
 PAUSING_SHARE = 0.25
@@ -121,7 +122,9 @@ def _pauses(found: Evidence, event: str, path: str, seconds: float, *, asked: bo
         f"{count} times for {span(seconds)} beside {span(spent.training)} of training "
         f"({percent(seconds / whole)}){asker}",
         keys=(f"{key}={interval}",),
-        gain=whole / (whole - seconds + CADENCE_SHARE * spent.training),
+        gain=whole / (whole - seconds + CADENCE_SHARE * spent.training)
+        if whole > seconds
+        else None,
         numbers={"seconds": seconds, "count": float(count)},
     )
 
@@ -180,6 +183,7 @@ def below_the_band(found: Evidence) -> Seen | None:
         parameters=int(parameters),
         flops_per_token=found.amount("length.flops_per_token"),
         peak_flops=found.amount("length.peak_flops"),
+        characters=found.planned("model.name") == CHAR_GPT,
     )
     rate = step.tokens_per_second
     if band is None or rate is None or rate >= band.acceptable_from:
@@ -306,58 +310,23 @@ def long_run(found: Evidence) -> Seen | None:
     )
 
 
-# fmt: off
-RULES = (
-    Rule(name="failed", look=failed, title="the run ended with an error",
-         consequence="what was trained since the last checkpoint is lost", severity="error"),
-    Rule(name="not-finite", look=not_finite, title="a loss or gradient was not finite",
-         consequence="the optimizer step is never made; on_not_finite decides what follows",
-         fix="look at these rows; lower training.config.learning_rate or lengthen warmup_steps"),
-    Rule(name="loss-spikes", look=spikes, title="the loss spiked far above its own noise",
-         consequence="the run continues with half the learning rate, and the rows are left out",
-         fix="lower training.config.learning_rate, lengthen warmup_steps, or look at the rows"),
-    Rule(name="fp16-skips", look=skipped_steps,
-         title="float16 gradients overflowed and their steps were skipped",
-         consequence="these rows trained nothing", keys=("bf16=auto", "fp16=auto"),
-         fix="training.config.bf16: auto and fp16: auto, or a lower learning_rate"),
-    Rule(name="evaluation-often", look=evaluates_often, title="evaluating takes much of the run",
-         consequence="the device trains nothing meanwhile"),
-    Rule(name="saving-often", look=saves_often, title="saving checkpoints takes much of the run",
-         consequence="the device trains nothing meanwhile"),
-    Rule(name="logging-often", look=logs_often, title="log lines come faster than anybody reads",
-         consequence="each line costs the host time in which it launches nothing", severity="note"),
-    Rule(name="below-measured-rate", look=below_measured_rate,
-         title="slower than this card was before",
-         fix="expert diagnose --manifest FILE checks the machine; expert benchmark measures again"),
-    Rule(name="below-the-band", look=below_the_band,
-         title="throughput below what this card can reach",
-         fix="fix what else is found here; expert benchmark shows what each setting is worth"),
-    Rule(name="loss-stays", look=loss_stays, title="the loss does not fall",
-         consequence="nothing was learned that the loss could show",
-         fix="another training.config.learning_rate; look at the rows: expert dataset",
-         severity="note"),
-    Rule(name="overfits", look=overfits, title="the validation loss rises again",
-         consequence="what comes after the best only memorizes the training rows"),
-    Rule(name="always-clipped", look=always_clipped, title="nearly every step was clipped",
-         consequence="every step has the length of the limit, however large its gradient is: the "
-                     "learning rate means something else than it says"),
-    Rule(name="damaged-files", look=damaged, title="a part of the run folder cannot be read",
-         consequence="what was in it is not judged", severity="note"),
-    Rule(name="saves-only-at-the-end", look=saves_at_the_end,
-         title="nothing is saved before the end",
-         consequence="a crash, or a full disk, loses the whole run",
-         keys=("save_strategy=epoch", "save_steps=null")),
-    Rule(name="no-evaluation", look=never_evaluates,
-         title="the validation rows are never evaluated",
-         consequence="nobody sees when the expert stops getting better",
-         keys=("evaluation_strategy=auto",), severity="note"),
-    Rule(name="no-clipping", look=no_clipping, title="gradients are not clipped",
-         consequence="one bad batch can undo many steps", keys=("max_grad_norm=1.0",),
-         severity="note"),
-    Rule(name="no-warm-up", look=no_warm_up, title="the learning rate starts at its peak",
-         consequence="the first steps may be the worst of the run",
-         keys=("warmup_ratio=0.03", "warmup_steps=null"), severity="note"),
-    Rule(name="long-run", look=long_run, title="the run takes more than a day",
-         consequence="more data than intended, or more epochs than are needed"),
-)
-# fmt: on
+LOOKS: dict[str, Look] = {
+    "failed": failed,
+    "not-finite": not_finite,
+    "loss-spikes": spikes,
+    "fp16-skips": skipped_steps,
+    "evaluation-often": evaluates_often,
+    "saving-often": saves_often,
+    "logging-often": logs_often,
+    "below-measured-rate": below_measured_rate,
+    "below-the-band": below_the_band,
+    "loss-stays": loss_stays,
+    "overfits": overfits,
+    "always-clipped": always_clipped,
+    "damaged-files": damaged,
+    "saves-only-at-the-end": saves_at_the_end,
+    "no-evaluation": never_evaluates,
+    "no-clipping": no_clipping,
+    "no-warm-up": no_warm_up,
+    "long-run": long_run,
+}

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.events import Event
-from expert.insight.record import RunRecord
+from expert.insight.record import RunRecord, listed, mapping
 from expert.insight.step.anatomy import Anatomy, RunTimes, StepAnatomy, median, number
 from expert.manifest.schema.manifest import CHAR_GPT
+from expert.planning.memory.memory import H200
 
 if TYPE_CHECKING:
     from expert.manifest.schema.manifest import Manifest
     from expert.planning.run_plan import RunPlan
 
-CONTEXT_BYTES = 840 * 2**20
-"""What a process holds on a card outside torch's allocator (docs/benchmarks/memory-h200.json)."""
+CONTEXT_BYTES = H200.context_bytes
+"""What a process holds on a card outside torch's allocator."""
 
 CROWDED_CORES = 0.3
 """Share of the cores that other processes may use; threads are lowered from here on."""
@@ -116,9 +117,7 @@ class Evidence:
 
     def written(self, part: str, key: str) -> Any:
         """A value as the manifest has it in `training`; None where it has none."""
-        training = self.run.manifest.get("training")
-        found = training.get(part) if isinstance(training, Mapping) else None
-        return found.get(key) if isinstance(found, Mapping) else None
+        return mapping(mapping(self.run.manifest.get("training")).get(part)).get(key)
 
     def amount(self, path: str) -> float | None:
         """A number of the plan; None where there is none."""
@@ -128,11 +127,8 @@ class Evidence:
         return float(value) if math.isfinite(value) else None
 
     def decision(self, path: str) -> Mapping[str, Any]:
-        decisions = self.run.plan.get("decisions")
-        for one in decisions if isinstance(decisions, list) else ():
-            if isinstance(one, Mapping) and one.get("path") == path:
-                return one
-        return {}
+        taken = map(mapping, listed(self.run.plan.get("decisions")))
+        return next((one for one in taken if one.get("path") == path), {})
 
     def asked(self, path: str) -> bool:
         """Whether the manifest set it, rather than the planner or a fallback."""
@@ -149,35 +145,34 @@ class Evidence:
 
     def advice(self, path: str) -> str:
         """What the planner advised before the run; empty where it had no advice."""
-        remarks = self.run.plan.get("remarks")
-        for one in remarks if isinstance(remarks, list) else ():
-            if isinstance(one, Mapping) and (one.get("kind"), one.get("path")) == ("advice", path):
+        for one in map(mapping, listed(self.run.plan.get("remarks"))):
+            if (one.get("kind"), one.get("path")) == ("advice", path):
                 return str(one.get("text", ""))
         return ""
 
     def part(self, name: str) -> float:
         """Bytes of one purpose, as the plan estimated them."""
-        parts = self.run.planned("memory.parts")
-        return (number(parts, name) or 0.0) if isinstance(parts, Mapping) else 0.0
+        return number(mapping(self.run.planned("memory.parts")), name) or 0.0
 
     # --- the machine ---------------------------------------------------------------------------
 
     @property
+    def _machine(self) -> Mapping[str, Any]:
+        return mapping(self.run.environment.get("machine"))
+
+    @property
     def gpus(self) -> list[Mapping[str, Any]]:
-        machine = self.run.environment.get("machine")
-        found = machine.get("gpus") if isinstance(machine, Mapping) else None
-        return [gpu for gpu in found if isinstance(gpu, Mapping)] if isinstance(found, list) else []
+        return [gpu for gpu in listed(self._machine.get("gpus")) if isinstance(gpu, dict)]
 
     def gpu_fact(self, name: str) -> Any:
         """A fact of the first card, which is the one a run takes."""
-        return _value(self.gpus[0].get(name)) if self.gpus else None
+        return mapping(self.gpus[0].get(name)).get("value") if self.gpus else None
 
     @property
     def cores(self) -> int | None:
         if self.before is not None:
             return self.before.cores
-        machine = self.run.environment.get("machine")
-        found = _value(machine.get("cores_available")) if isinstance(machine, Mapping) else None
+        found = mapping(self._machine.get("cores_available")).get("value")
         return found if isinstance(found, int) else None
 
     @property
@@ -273,11 +268,9 @@ class Evidence:
     @property
     def neighbours(self) -> str:
         """Which processes took the cores, where the run has looked: `, most of all …`."""
-        told = self.newest("neighbours").get("processes")
-        known = [one for one in told if isinstance(one, Mapping)] if isinstance(told, list) else []
         names = [
             f"{one.get('name') or 'a process'} (pid {one.get('pid')}, {cores:.1f} cores)"
-            for one in known
+            for one in map(mapping, listed(self.newest("neighbours").get("processes")))
             if (cores := number(one, "cores")) is not None
         ]
         return f", most of all {', '.join(names)}" if names else ""
@@ -302,7 +295,3 @@ class Evidence:
         """The newest fallback of a kind."""
         found = [e for e in self.run.of("fell_back") if e.get("failure") == failure]
         return found[-1] if found else None
-
-
-def _value(fact: Any) -> Any:
-    return fact.get("value") if isinstance(fact, Mapping) else None

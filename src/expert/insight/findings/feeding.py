@@ -7,7 +7,7 @@ from typing import Any
 
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import PADDING_SHARE, Evidence
-from expert.insight.findings.finding import Rule, Seen, Severity, seen
+from expert.insight.findings.finding import Look, Seen, Severity, seen
 from expert.insight.findings.verdict import (
     COPY_OF_WAIT,
     NARROW_LINK,
@@ -17,9 +17,8 @@ from expert.insight.findings.verdict import (
 )
 from expert.insight.step.anatomy import StepAnatomy
 from expert.manifest.schema.manifest import CHAR_GPT
+from expert.planning.choose.length import CACHE_BYTES_PER_TOKEN
 
-BYTES_PER_TOKEN = 5
-"""On disk: four for the number, and a share of the index (planning counts the same)."""
 SLOW_TOKENS_PER_SECOND = 5e6
 """The feeder's thread made 22 to 50 million tokens a second from a warm cache on two cores
 (docs/benchmarks/data-loading.json); below a fifth of that, something holds its reads up."""
@@ -147,7 +146,7 @@ def slow_disk(found: Evidence) -> Seen | None:
     rate, read = None, "how fast they were read is unknown"
     if step.feed and step.tokens:
         rate = step.tokens / step.feed
-        size = rate * BYTES_PER_TOKEN
+        size = rate * CACHE_BYTES_PER_TOKEN
         words = f"{size / 1e6:,.1f} MB/s" if size >= 1e6 else f"{size / 1e3:,.0f} kB/s"
         read = f"{words} were read ({rate:,.0f} tokens/s)"
     changes: dict[str, Any] = {}
@@ -278,45 +277,18 @@ def _numbers(found: Evidence) -> dict[str, float]:
     return told | ({"feed": step.feed} if step.feed is not None else {})
 
 
-# fmt: off
-RULES = (
-    Rule(name="tokenised-late", look=tokenised_late, title="rows are tokenised while training",
-         consequence="the device waits while text becomes tokens, in every epoch again",
-         keys=("tokenize=ahead",),
-         fix="training.config.tokenize: ahead (or once: expert pretokenize)"),
-    Rule(name="no-workers", look=no_workers, title="batches are made between the steps",
-         consequence="the device waits while a batch is made",
-         keys=("dataloader_num_workers=auto",)),
-    Rule(name="too-few-workers", look=too_few_workers, title="too few workers",
-         consequence="the device waits until the next batch is made", keys=("packing=true",)),
-    Rule(name="too-many-workers", look=too_many_workers, title="there are more workers than cores",
-         consequence="each batch takes longer, and so does launching work for the device",
-         keys=("dataloader_num_workers=auto",), repeats=("loader.workers",)),
-    Rule(name="few-cores", look=few_cores, title="there are fewer cores than the run keeps busy",
-         consequence="the device waits for the host",
-         fix="give the process more cores, or prepare the rows: packing: auto, streaming: false"),
-    Rule(name="pin-memory-off", look=pin_memory, title="batches are copied from pageable memory",
-         consequence="every copy to the card goes through a second buffer and blocks the loop",
-         keys=("dataloader_pin_memory=auto",)),
-    Rule(name="no-prefetch", look=prefetch, title="only one batch is kept ready",
-         consequence="whatever delays one batch delays the device",
-         keys=("dataloader_prefetch_factor=auto",)),
-    Rule(name="workers-restart", look=persistent_workers,
-         title="the workers restart in every epoch",
-         consequence="the device waits for processes to start",
-         keys=("dataloader_persistent_workers=auto",)),
-    Rule(name="no-packing", look=not_packed, title="short rows are padded instead of packed",
-         consequence="the device computes padding", keys=("packing=auto", "group_by_length=auto")),
-    Rule(name="slow-disk", look=slow_disk, title="prepared tokens are read too slowly",
-         consequence="the device waits until the next batch is read",
-         fix="training.config.pretokenized_cache: a folder on a fast local disk"),
-    Rule(name="padding-waste", look=padding_waste, title="much of what is computed is padding",
-         consequence="padding is computed like any token and trains nothing"),
-    Rule(name="packing-off", look=packing_off, title="rows are not packed",
-         consequence="widths vary, so nothing is compiled and small launches leave the card unused",
-         keys=("packing=true",)),
-    Rule(name="slow-copies", look=slow_copies, title="batches are copied to the card slowly",
-         consequence="copies from pageable memory are slow and do not overlap with computation",
-         keys=("dataloader_pin_memory=true",)),
-)
-# fmt: on
+LOOKS: dict[str, Look] = {
+    "tokenised-late": tokenised_late,
+    "no-workers": no_workers,
+    "too-few-workers": too_few_workers,
+    "too-many-workers": too_many_workers,
+    "few-cores": few_cores,
+    "pin-memory-off": pin_memory,
+    "no-prefetch": prefetch,
+    "workers-restart": persistent_workers,
+    "no-packing": not_packed,
+    "slow-disk": slow_disk,
+    "padding-waste": padding_waste,
+    "packing-off": packing_off,
+    "slow-copies": slow_copies,
+}

@@ -58,15 +58,18 @@ def seen(evidence: str, *, numbers: dict[str, float] | None = None, **changes: A
     return Seen(evidence=evidence, changes={"numbers": numbers or {}, **changes})
 
 
+Look = Callable[["Evidence"], Seen | None]
+"""Looks at the plan before a run or at the events after it; None where nothing is wrong."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """A row of the table: what may be found, what it means, and the fix."""
 
     name: str
     title: str
-    look: Callable[[Evidence], Seen | None] | None = None
-    """Looks at the plan before a run or at the events after it; None where nothing is wrong. None
-    for what only a look at the machine or the rows can find (jobs/diagnose)."""
+    look: Look | None = None
+    """None for what only a look at the machine or the rows can find (jobs/diagnose)."""
     consequence: str = ""
     keys: tuple[str, ...] = ()
     """The fix as keys of training.config, such as "packing=true"."""

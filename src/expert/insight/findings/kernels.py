@@ -9,16 +9,17 @@ from pydantic import ValidationError
 
 from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import CONFIG, Rule, Seen, seen
+from expert.insight.findings.finding import CONFIG, Look, Seen, seen
+from expert.insight.record import listed
 from expert.planning.choose.kernels import COMPILED, NOT_RECOMPUTED
 from expert.planning.choose.rates import COLD_COMPILE
+from expert.planning.machine.card_table import VOLTA
 from expert.planning.machine.cards import card_named
 from expert.planning.memory.calibration import workload_of
+from expert.planning.memory.fitting import MARGIN
 from expert.planning.memory.memory import activation_bytes
 from expert.planning.run_plan import RunPlan
 
-ROOM_LEFT = 0.95
-"""As the planner: a twentieth of the budget stays free, for what no estimate knows."""
 RECOMPILES_PER_UPDATE = 0.1
 LEAST_RECOMPILES = 3
 """A handful of graphs after the warm-up are odd last batches; one in ten steps is a habit."""
@@ -31,8 +32,6 @@ FUSED_GAIN, TF32_GAIN, BF16_GAIN, CARD_GAIN, DEQUANTISING_GAIN = 1.05, 1.5, 2.0,
 """What guides to the RTX 4080 Super, 4090 and 5090 state for one switch alone; not measured."""
 WON_BACK_SECONDS = COLD_COMPILE / (1 - 1 / COMPILED)
 """Of training without compilation, after which it would have been the faster one."""
-COMPILES_FROM = (7, 0)
-"""The oldest card that Triton compiles for."""
 
 
 def eager_attention(found: Evidence) -> Seen | None:
@@ -54,7 +53,7 @@ def needless_recomputing(found: Evidence) -> Seen | None:
         return None  # the planner weighed it against the micro-batch size
     advice = found.advice("kernels.checkpointing")
     more = _freed_by_recomputing(found)
-    fits = more is not None and peak + more <= ROOM_LEFT * budget
+    fits = more is not None and peak + more <= MARGIN * budget
     if not advice and not fits:
         return None
     why = f"the planner said: {advice}"
@@ -85,10 +84,10 @@ def _freed_by_recomputing(found: Evidence) -> float | None:
 def needless_quantisation(found: Evidence) -> Seen | None:
     """Before a run: quantized base weights although bf16 fits."""
     kind, name = found.planned("model.quantization"), found.planned("model.name")
-    models = found.run.manifest.get("base_models")
+    models = listed(found.run.manifest.get("base_models"))
     if found.before is None or kind not in ("int4", "int8") or not found.on_gpu:
         return None
-    names = [spec.get("name") for spec in models] if isinstance(models, list) else []
+    names = [spec.get("name") for spec in models]
     if name not in names:
         return None
     key = f"base_models.{names.index(name)}.quantization=none"
@@ -186,7 +185,7 @@ def compile_cannot(found: Evidence) -> Seen | None:
         )
     if before.windows:
         return seen("Triton does not ship for Windows")
-    if before.capability is not None and before.capability < COMPILES_FROM:
+    if before.capability is not None and before.capability < VOLTA:
         return seen("the card is older than compute capability 7.0")
     if not found.padded:
         return None
@@ -281,55 +280,20 @@ def gpu_unused(found: Evidence) -> Seen | None:
     return seen(f"{name} is there; {found.who('kernels.device')}{why}", **({} if cuda else other))
 
 
-# fmt: off
-RULES = (
-    Rule(name="eager-attention", look=eager_attention,
-         title="attention runs as plain matrix products",
-         consequence="every score is stored: memory and time grow with the square of the length",
-         keys=("attention=auto",), repeats=("kernels.attention",)),
-    Rule(name="needless-recomputing", look=needless_recomputing,
-         title="activations are computed twice although memory is free",
-         consequence="the forward pass of every checkpointed block runs twice",
-         keys=("gradient_checkpointing=auto",)),
-    Rule(name="needless-quantisation", look=needless_quantisation,
-         title="the base weights are quantized although bf16 fits",
-         consequence="every layer dequantizes its weights in every pass, and loses precision"),
-    Rule(name="recompiling", look=recompiling, title="graphs are compiled again and again",
-         consequence="a step that compiles takes seconds instead of milliseconds"),
-    Rule(name="compile-failed", look=compile_failed,
-         title="compilation failed and the run continued without it",
-         consequence=f"compiled blocks run {COMPILED:g}x to 2x as fast on a card",
-         fix="install a C compiler and a matching triton, or set torch_compile: false"),
-    Rule(name="kernel-fell-back", look=kernel_fell_back, title="a planned kernel does not run here",
-         consequence="a slower one took its place",
-         fix="expert diagnose runs every kernel and shows what is missing"),
-    Rule(name="too-short-to-compile", look=compiled_too_briefly,
-         title="compiling took longer than the training",
-         consequence="so short a run never gains the time back", keys=("torch_compile=auto",)),
-    Rule(name="compile-off", look=compile_off, title="blocks are not compiled",
-         consequence="each operation is launched by itself", keys=("torch_compile=auto",)),
-    Rule(name="compile-cannot", look=compile_cannot,
-         title="compilation was asked for and will fall back",
-         consequence="the run starts with a failed attempt and continues without",
-         keys=("torch_compile=auto",), repeats=("kernels.compile",)),
-    Rule(name="fp32-on-a-bf16-card", look=full_precision,
-         title="float32 arithmetic on a card with bf16 tensor cores",
-         consequence="half of the speed or less, and twice the memory for activations",
-         keys=("bf16=auto", "fp16=auto"), repeats=("kernels.precision",)),
-    Rule(name="tf32-off", look=tf32_off, title="float32 products leave the tensor cores unused",
-         keys=("use_tf32=auto",), repeats=("kernels.tf32",)),
-    Rule(name="plain-optimizer", look=plain_optimizer, title="AdamW runs as many small kernels",
-         consequence="one fused kernel reads and writes the weights once",
-         keys=("optim=adamw_torch_fused",)),
-    Rule(name="whole-logits", look=whole_logits, title="the loss stores the whole logits",
-         consequence="memory that could hold more rows, and a pass over it forward and backward",
-         keys=("fused_loss=auto",), repeats=("kernels.fused_loss",)),
-    Rule(name="cpu-asked", look=cpu_asked,
-         title="training is set to run on the CPU although there is a GPU",
-         consequence="ten to a hundred times as slow", keys=("device=auto",),
-         repeats=("kernels.device",)),
-    Rule(name="gpu-unused", look=gpu_unused,
-         title="the run computes on the CPU although there is a GPU",
-         consequence="tens of times slower", keys=("device=auto",)),
-)
-# fmt: on
+LOOKS: dict[str, Look] = {
+    "eager-attention": eager_attention,
+    "needless-recomputing": needless_recomputing,
+    "needless-quantisation": needless_quantisation,
+    "recompiling": recompiling,
+    "compile-failed": compile_failed,
+    "kernel-fell-back": kernel_fell_back,
+    "too-short-to-compile": compiled_too_briefly,
+    "compile-off": compile_off,
+    "compile-cannot": compile_cannot,
+    "fp32-on-a-bf16-card": full_precision,
+    "tf32-off": tf32_off,
+    "plain-optimizer": plain_optimizer,
+    "whole-logits": whole_logits,
+    "cpu-asked": cpu_asked,
+    "gpu-unused": gpu_unused,
+}

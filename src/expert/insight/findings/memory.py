@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from expert.core.text import counted, gib, percent, span
 from expert.insight.findings.evidence import CONTEXT_BYTES, Evidence
-from expert.insight.findings.finding import Rule, Seen, seen
+from expert.insight.findings.finding import Look, Seen, seen
 from expert.insight.findings.verdict import (
     RETRIES_PER_UPDATE,
     free_cores_fix,
@@ -15,14 +13,14 @@ from expert.insight.findings.verdict import (
     launch_fix,
     sync_places,
 )
+from expert.insight.record import listed, mapping
 from expert.insight.step.anatomy import number
+from expert.planning.memory.fitting import MARGIN
 
 TOKENS_FILL_A_CARD = 8192
 """From here on 0.6B and 8B models computed at full use on an H200 (training-speed-h200.json)."""
 TWICE = 2
 """A larger micro-batch is advised where at least twice as many sequences fit."""
-ROOM_LEFT = 0.95
-"""As the planner: a twentieth of the budget stays free, for what no estimate knows."""
 OTHERS_BYTES = 1.5 * 2**30
 """Driver and display hold up to about 1 GiB of a card that nobody else uses."""
 HEAT_SHARE = 0.2
@@ -86,7 +84,7 @@ def small_micro_batch(found: Evidence) -> Seen | None:
         return None
     per_row = sum(found.part(name) for name in ("activations", "workspace", "loss")) / micro
     fixed = max(0.0, peak - micro * per_row)
-    room = int((ROOM_LEFT * budget - fixed) / per_row) if per_row > 0 else 0
+    room = int((MARGIN * budget - fixed) / per_row) if per_row > 0 else 0
     possible = min(room, int(sequences))
     if possible < TWICE * micro:
         return None
@@ -111,10 +109,11 @@ def other_process(found: Evidence) -> Seen | None:
         own = reserved + CONTEXT_BYTES if reserved is not None else None
     if used is None or own is None or used - own < OTHERS_BYTES:
         return None
-    holders, pid = found.gpu_fact("holders"), number(found.newest("started"), "pid")
-    named = [h for h in holders if isinstance(h, Mapping)] if isinstance(holders, list) else []
+    holders, pid = listed(found.gpu_fact("holders")), number(found.newest("started"), "pid")
     words = ", ".join(
-        f"{h.get('name') or 'a process'} (pid {h.get('pid')})" for h in named if h.get("pid") != pid
+        f"{holder.get('name') or 'a process'} (pid {holder.get('pid')})"
+        for holder in map(mapping, holders)
+        if holder and holder.get("pid") != pid
     )
     at_start = f"; at the start: {words}" if words else ""
     return seen(
@@ -169,7 +168,7 @@ def memory_full(found: Evidence) -> Seen | None:
     if found.before is not None:
         peak, budget = found.amount("memory.peak_bytes"), found.amount("memory.budget_bytes")
         share = peak / budget if peak and budget else 0.0
-        if found.planned("memory.fits") is False or share <= ROOM_LEFT:
+        if found.planned("memory.fits") is False or share <= MARGIN:
             return None
         return seen(
             memory_words(found),
@@ -208,41 +207,15 @@ def out_of_memory(found: Evidence) -> Seen | None:
     return seen(str(fallen.get("reason") or "the reason is unknown")) if fallen else None
 
 
-# fmt: off
-RULES = (
-    Rule(name="host-sync", look=host_syncs, title="the host waits for the device inside a step",
-         consequence="nothing is launched ahead: the device waits for the host after each read",
-         fix="keep numbers on the device (.detach(), not .item()) and read them a step later"),
-    Rule(name="launch-bound", look=slow_launches,
-         title="the host cannot launch as fast as the device computes",
-         consequence="the device waits between kernels that are too small for it"),
-    Rule(name="batch-1", look=one_row, title="every step trains on a single row",
-         consequence="a launch, a reduction and an optimizer step for each row, and noisy "
-                     "gradients", keys=("batch_size=16",)),
-    Rule(name="small-micro-batch", look=small_micro_batch, title="a larger micro-batch would fit",
-         keys=("micro_batch_size=auto",)),
-    Rule(name="other-process", look=other_process, title="another process uses this GPU",
-         consequence="its memory is missing for larger batches, and its kernels take turns with "
-                     "the run's",
-         fix="expert clear-cuda-cache lists who holds it; end that process, or use another card",
-         repeats=("memory.budget_bytes",)),
-    Rule(name="busy-cores", look=busy_cores, title="other processes use the cores of this run"),
-    Rule(name="throttled", look=throttled, title="the card slows down because of heat or a fault",
-         consequence="a lower clock for everything",
-         fix="better cooling; nvidia-smi -q -d PERFORMANCE shows the reason"),
-    Rule(name="memory-full", look=memory_full,
-         title="the card's memory is so full that its cache is emptied again and again",
-         consequence="each time the device is waited for, and the next step may not fit",
-         keys=("micro_batch_size=auto",),
-         fix="training.config.micro_batch_size: auto, or gradient_checkpointing: selective"),
-    Rule(name="does-not-fit", look=does_not_fit, title="the run does not fit into the memory",
-         consequence="the first step ends with out of memory",
-         fix="a smaller max_seq_length, quantization: int4, or a card with more memory; `expert "
-             "plan` shows what takes how much", severity="error",
-         repeats=("memory.fits",)),
-    Rule(name="out-of-memory", look=out_of_memory,
-         title="the run ran out of memory and continued with less at once",
-         consequence="smaller batches or activation checkpointing, which take longer",
-         fix="training.config.micro_batch_size: auto; expert plan shows what fits"),
-)
-# fmt: on
+LOOKS: dict[str, Look] = {
+    "host-sync": host_syncs,
+    "launch-bound": slow_launches,
+    "batch-1": one_row,
+    "small-micro-batch": small_micro_batch,
+    "other-process": other_process,
+    "busy-cores": busy_cores,
+    "throttled": throttled,
+    "memory-full": memory_full,
+    "does-not-fit": does_not_fit,
+    "out-of-memory": out_of_memory,
+}

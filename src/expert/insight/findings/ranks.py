@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import Rule, Seen, seen
+from expert.insight.findings.finding import Look, Seen, seen
 from expert.insight.step.anatomy import COMMUNICATION, number
 
 SLOWER = 1.15
@@ -20,16 +21,10 @@ LONG_TALK = 0.2
 
 def straggler(found: Evidence) -> Seen | None:
     slow: dict[int, list[float]] = {}
-    lines = 0
-    for line in found.anatomy.steady:
-        slowest, middle = (
-            number(line.event, f"{name}_rank_seconds") for name in ("slowest", "median")
-        )
-        rank = number(line.event, "slowest_rank")
-        if slowest is None or not middle or rank is None:
-            continue
-        lines += 1
-        slow.setdefault(int(rank), []).append(slowest / middle)
+    for rank, slowest, middle in _rank_seconds(found):
+        if rank is not None and middle:
+            slow.setdefault(int(rank), []).append(slowest / middle)
+    lines = sum(map(len, slow.values()))
     if lines < 2:
         return None
     rank, ratios = max(slow.items(), key=lambda each: len(each[1]))
@@ -67,25 +62,20 @@ def long_talk(found: Evidence) -> Seen | None:
 def _waited_for_slowest(found: Evidence) -> float:
     """Seconds of a step in which the fastest rank waits for the slowest, about: the middle one is
     halfway. Nothing is sent meanwhile."""
-    waits = []
-    for line in found.anatomy.steady:
-        slowest, middle = (
-            number(line.event, f"{name}_rank_seconds") for name in ("slowest", "median")
-        )
-        if slowest is not None and middle is not None:
-            waits.append(2 * (slowest - middle))
+    waits = [2 * (slowest - middle) for _, slowest, middle in _rank_seconds(found)]
     return statistics.median(waits) if waits else 0.0
 
 
-# fmt: off
-RULES = (
-    Rule(name="slow-rank", look=straggler, title="one GPU holds the others up",
-         consequence="every step takes as long as the slowest rank",
-         fix="expert machine on that machine: another program on the card, a lower power limit, "
-             "heat, or fewer PCIe lanes"),
-    Rule(name="slow-link", look=long_talk, title="the link between the GPUs is the bottleneck",
-         consequence="cards wait while gradients travel",
-         fix="a larger batch_size, so that a step computes longer; NVLink or InfiniBand; fewer "
-             "machines"),
-)
-# fmt: on
+def _rank_seconds(found: Evidence) -> Iterator[tuple[float | None, float, float]]:
+    """Of each settled line: the slowest rank, its seconds, and those of the middle one."""
+    keys = ("slowest_rank", "slowest_rank_seconds", "median_rank_seconds")
+    for line in found.anatomy.steady:
+        rank, slowest, middle = (number(line.event, key) for key in keys)
+        if slowest is not None and middle is not None:
+            yield rank, slowest, middle
+
+
+LOOKS: dict[str, Look] = {
+    "slow-rank": straggler,
+    "slow-link": long_talk,
+}

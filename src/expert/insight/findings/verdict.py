@@ -6,10 +6,11 @@ for data tells nothing about its kernels, so the feeding is judged before the co
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from expert.core.text import gib, percent, span, times
 from expert.insight.findings.evidence import Evidence
+from expert.insight.record import listed
 from expert.insight.step.anatomy import StepAnatomy, number
 from expert.insight.step.bound import Gain, Kind, Verdict
 from expert.planning.choose.kernels import NOT_RECOMPUTED
@@ -100,61 +101,47 @@ def feeding_verdict(
     beside = step.of("copy") if step.copies_beside else 0.0
     if copied > waited or beside >= COPY_OF_WAIT * waited > 0:
         return _copy_bound(step, stood, pinned=pinned)
-    doing = {"late": "tokenising", "padded": "padding rows", "stream": "reading the stream"}
-    what = f"made it wait {span(waited)} for {doing.get(kind, 'reading its tokens')}"
+    doing, change, fix, overrides = _FEEDING.get(kind, _FEEDING["packed"])
+    fix = fix.format(workers=max(2, 2 * workers))
+    what = f"made it wait {span(waited)} for {doing}"
     if copied:
         what += f" and {span(copied)} for copying"
     kept = step.wall - waited
-    change = _feeding_change(kind, workers)
-    gains = [
-        Gain(
-            what=change.what,
-            factor=step.wall / kept,
-            reckoned=f"{span(step.wall)} / {span(kept)}",
-        )
-    ]
+    gains = [_gain(change, step, kept)]
     if copied:
-        rest = kept - copied
-        gains.append(
-            Gain(
-                what="and copies beside the computation, up to",
-                factor=step.wall / rest,
-                reckoned=f"{span(step.wall)} / {span(rest)}",
-            )
-        )
+        gains.append(_gain("and copies beside the computation, up to", step, kept - copied))
     return Verdict(
         kind="data-bound",
         sentence=f"data-bound: the device computes {span(step.compute)} of a step's "
         f"{span(step.wall)} and is idle {percent(step.idle_share or 0)} of the time; the feeding "
         f"{what}.",
-        fix=change.fix + (f"; {PINNED}" if copied else ""),
-        overrides=change.overrides,
+        fix=fix + (f"; {PINNED}" if copied else ""),
+        overrides=overrides,
         gains=tuple(gains),
     )
+
+
+def _gain(what: str, step: StepAnatomy, kept: float) -> Gain:
+    """What a step would gain that takes only what is kept of it."""
+    return Gain(what=what, factor=step.wall / kept, reckoned=f"{span(step.wall)} / {span(kept)}")
 
 
 PINNED = "training.config.dataloader_pin_memory: true and packing: true (copies run beside)"
 
 
-class _Change(NamedTuple):
-    what: str
-    fix: str
-    overrides: tuple[str, ...] = ()
-
-
-def _feeding_change(kind: str, workers: int) -> _Change:
-    """What to change about the feeding in a word, and the key or command that does it."""
-    if kind == "late":
-        fix = "training.config.tokenize: ahead (or once: expert pretokenize)"
-        return _Change("pre-tokenise", fix, ("training.config.tokenize=ahead",))
-    if kind == "stream":
-        fix = "training.dataset.streaming: false"
-        return _Change("prepare the data once", fix, ("training.dataset.streaming=false",))
-    if kind == "padded":
-        fix = f"training.config.packing: true (or dataloader_num_workers: {max(2, 2 * workers)})"
-        return _Change("pack the rows", fix, ("training.config.packing=true",))
-    cache = "training.config.pretokenized_cache: a folder on a fast local disk"
-    return _Change("read from a faster disk", cache)
+_PREPARE = "training.config.tokenize: ahead (or once: expert pretokenize)"
+_CACHE = "training.config.pretokenized_cache: a folder on a fast local disk"
+_PACK = "training.config.packing: true (or dataloader_num_workers: {workers})"
+_FEEDING: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
+    "late": ("tokenising", "pre-tokenise", _PREPARE, ("training.config.tokenize=ahead",)),
+    "stream": (
+        *("reading the stream", "prepare the data once", "training.dataset.streaming: false"),
+        ("training.dataset.streaming=false",),
+    ),
+    "padded": ("padding rows", "pack the rows", _PACK, ("training.config.packing=true",)),
+    "packed": ("reading its tokens", "read from a faster disk", _CACHE, ()),
+}
+"""By how batches are made: what the device waits for, what to change in a word, and the key."""
 
 
 NARROW_LINK = (
@@ -166,17 +153,13 @@ NARROW_LINK = (
 def _copy_bound(step: StepAnatomy, stood: float, *, pinned: bool) -> Verdict:
     """Where copies run beside the computation out of page-locked memory already, it is the link."""
     kept, narrow = step.wall - stood, pinned and step.copies_beside
-    gain = Gain(
-        what="a link that keeps up, up to" if narrow else "copies beside the computation, up to",
-        factor=step.wall / kept if kept > 0 else 1.0,
-        reckoned=f"{span(step.wall)} / {span(kept)}",
-    )
+    what = "a link that keeps up, up to" if narrow else "copies beside the computation, up to"
     return Verdict(
         kind="copy-bound",
         sentence=f"copy-bound: copying batches takes {span(step.of('copy'))} a step, and the "
         f"device is idle for {span(stood)} of its {span(step.wall)}.",
         fix=NARROW_LINK if narrow else PINNED,
-        gains=(gain,) if kept > 0 else (),
+        gains=(_gain(what, step, kept),) if kept > 0 else (),
     )
 
 
@@ -259,9 +242,8 @@ def _host(found: Evidence, step: StepAnatomy) -> Verdict | None:
 
 
 def sync_places(found: Evidence) -> str:
-    places = found.newest("syncs").get("places")
-    known = [str(place) for place in places] if isinstance(places, list) else []
-    return ", ".join(known[:5]) or "places unknown"
+    places = listed(found.newest("syncs").get("places"))
+    return ", ".join(map(str, places[:5])) or "places unknown"
 
 
 def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
@@ -348,8 +330,7 @@ def judge_run(found: Evidence) -> Verdict | None:
         return _start_bound(found)
     kind: Kind = "evaluation-bound" if name == "evaluation" else "saving-bound"
     word = "evaluating" if name == "evaluation" else "saving checkpoints"
-    rarer = CADENCE_SHARE * spent.training
-    factor = spent.total / (spent.total - seconds + rarer)
+    factor = spent.total / max(1e-9, spent.total - seconds + CADENCE_SHARE * spent.training)
     key, interval = advised_interval(found, "eval" if name == "evaluation" else "saved", seconds)
     return Verdict(
         kind=kind,
@@ -384,7 +365,7 @@ def _start_bound(found: Evidence) -> Verdict:
     gains: tuple[Gain, ...] = ()
     if spent.compiling > spent.loading:
         fix = "training.config.torch_compile: false (a run this short does not win it back)"
-        factor = spent.total / (spent.total - spent.compiling)
+        factor = spent.total / max(1e-9, spent.total - spent.compiling)
         reckoned = f"{span(spent.total)} / ({span(spent.total)} - {span(spent.compiling)})"
         gains = (Gain(what="not compiling, at most", factor=factor, reckoned=reckoned),)
     return Verdict(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PureWindowsPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from expert.core.text import counted
 from expert.insight.ladder.ladder import Ladder, NoLadder, read_ladder
-from expert.insight.record import RunRecord, read_run
+from expert.insight.record import RunRecord, mapping, read_run
 from expert.insight.step.anatomy import dissect, median
 
 
@@ -29,10 +29,8 @@ def data_of(run: RunRecord) -> Data:
     """By what the run itself has recorded."""
     told = [event for event in run.of("data") if event.get("split") == "train"]
     hashes = sorted({str(event["rows"]) for event in told if event.get("rows")})
-    dataset = run.planned("data.dataset")
-    spec: Mapping[str, Any] = dataset if isinstance(dataset, Mapping) else {}
-    tasks = spec.get("tasks")
-    path = str(spec.get("path") or ", ".join(tasks if isinstance(tasks, Mapping) else ()))
+    spec = mapping(run.planned("data.dataset"))
+    path = str(spec.get("path") or ", ".join(mapping(spec.get("tasks"))))
     rows = run.planned("length.rows")
     count = rows if isinstance(rows, int) and not isinstance(rows, bool) else None
     name = PureWindowsPath(path).name or "unknown data"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from expert.core.events import Event
 from expert.insight.page.blocks import Point
-from expert.insight.record import RunRecord
+from expert.insight.record import RunRecord, listed, mapping
 from expert.insight.step.anatomy import SITTINGS, Anatomy, Line, finite, numbers
 
+__all__ = ["RunFacts", "listed", "mapping", "number"]
 number = finite
 
 
@@ -119,12 +119,12 @@ class RunFacts:
         """A value of every log line, 0 where it has none: for sums along the run."""
         return [value or 0.0 for value in self.column(key)]
 
-    def evals(self, split: str = "validation") -> list[Event]:
+    def evals(self) -> list[Event]:
         """Evaluations in order; of one taken twice the second."""
         recorded: dict[float, Event] = {}
         for event in self.record.of("eval"):
             step = number(event.get("step"))
-            if step is not None and str(event.get("split", "validation")) == split:
+            if step is not None and event.get("split", "validation") == "validation":
                 recorded[step] = event
         return [recorded[step] for step in sorted(recorded)]
 
@@ -191,13 +191,3 @@ class RunFacts:
     def average(self, key: str) -> float | None:
         found = self.values(key)
         return sum(found) / len(found) if found else None
-
-
-def mapping(value: Any) -> dict[str, Any]:
-    """The value if it is an object, else an empty one: files may hold anything."""
-    return value if isinstance(value, dict) else {}
-
-
-def listed(value: Any) -> list[Any]:
-    """The value if it is a list, else an empty one."""
-    return value if isinstance(value, list) else []

@@ -256,27 +256,29 @@ def numbers(values: list[Any]) -> list[float | None]:
 # --- the whole run -------------------------------------------------------------------------------
 
 
+_PARTS = {
+    "loaded": "loading",
+    "compiled": "compiling",
+    "step": "training",
+    "eval": "evaluating",
+    "saved": "saving",
+}
+"""What the seconds of an event were spent on."""
+
+
 def run_times(events: Sequence[Event], usual_update: float = 0.0) -> RunTimes:
     """Seconds by purpose. `usual_update` is taken off the updates that also compiled."""
-    sums = dict.fromkeys(("loading", "compiling", "training", "evaluating", "saving"), 0.0)
-    total = 0.0
-    for session in _sessions(events):
-        total += _length(session)
-        sums["loading"] += _loading(session)
-        sums["evaluating"] += _evaluating(session, usual_update)
-        for event in session:
-            seconds = max(0.0, number(event, "seconds") or 0.0)
-            kind = event.get("event")
-            if kind == "compiled":
-                sums["compiling"] += max(0.0, seconds - usual_update)
-            elif kind == "step":
-                sums["training"] += seconds
-            elif kind == "saved":
-                sums["saving"] += seconds
+    sums = dict.fromkeys(_PARTS.values(), 0.0)
+    for event in events:
+        kind = event.get("event")
+        if isinstance(kind, str) and kind in _PARTS:
+            seconds = number(event, "seconds") or 0.0
+            sums[_PARTS[kind]] += max(0.0, seconds - usual_update * (kind == "compiled"))
     ended = [e for e in events if e.get("event") == "finished"]
     whole = number(ended[-1], "seconds") if ended else None
     training = max(sums["training"], whole or 0.0)  # updates behind the last line are in the whole
     sums["training"] = max(0.0, training - sums["compiling"])
+    total = sum(map(_length, _sessions(events)))
     return RunTimes(**sums, total=max(total, sum(sums.values())))
 
 
@@ -293,33 +295,3 @@ def _sessions(events: Sequence[Event]) -> list[list[Event]]:
 def _length(session: Sequence[Event]) -> float:
     stamps = [stamp for event in session if (stamp := number(event, "time")) is not None]
     return max(0.0, stamps[-1] - stamps[0]) if stamps else 0.0
-
-
-def _loading(session: Sequence[Event]) -> float:
-    """What the run says of it; an older one: until its first step, without that step."""
-    told = [e for e in session if e.get("event") == "loaded"]
-    if told:
-        return sum(max(0.0, number(event, "seconds") or 0.0) for event in told)
-    began = next((number(e, "time") for e in session if e.get("event") == "started"), None)
-    first = next((e for e in session if e.get("event") in ("compiled", "step")), None)
-    if began is None or first is None:
-        return 0.0
-    until = number(first, "time")
-    return max(0.0, (until or began) - began - (number(first, "seconds") or 0.0))
-
-
-def _evaluating(session: Sequence[Event], usual_update: float) -> float:
-    """Told by new runs; of older ones what lies between an evaluation and the event before it."""
-    total = 0.0
-    before: tuple[float | None, float | None] = (None, None)
-    for event in session:
-        stamp, step = number(event, "time"), number(event, "step")
-        if event.get("event") == "eval":
-            told = number(event, "seconds")
-            if told is not None:
-                total += max(0.0, told)
-            elif stamp is not None and before[0] is not None:
-                updates = max(0.0, (step or 0.0) - (before[1] or step or 0.0))
-                total += max(0.0, stamp - before[0] - updates * usual_update)
-        before = (stamp, before[1] if step is None else step)
-    return total

@@ -201,6 +201,7 @@ def expected(plan: RunPlan, target: Target) -> Band | None:
         parameters=plan.model.parameters,
         flops_per_token=plan.length.flops_per_token,
         peak_flops=plan.length.peak_flops,
+        characters=plan.model.name == CHAR_GPT,
     )
 
 

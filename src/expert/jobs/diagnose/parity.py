@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.errors import EXIT_OK, EXIT_RUN_FAILED, ExpertError
-from expert.data.pack.packing import PAD_ID, is_padded
+from expert.data.pack.packing import is_padded
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.run.build import Built, device_of
 from expert.run.session.failures import is_out_of_memory
@@ -394,7 +394,7 @@ class _Comparison:
         """Every document of the sequences in a row of its own."""
         import numpy as np
 
-        from expert.data.feed.loader import on_device, padded_tensors
+        from expert.data.feed.loader import padded_rows
         from expert.data.feed.order import Dealt
 
         pieces = self._pieces()
@@ -403,18 +403,8 @@ class _Comparison:
         bins = [np.array([number]) for number in range(pieces)]
         # A compiled model is compiled once for every width.
         width = self.split.index.length if self.plan.kernels.compile else None
-        return self.trained(
-            built,
-            (
-                on_device(
-                    padded_tensors(index, some, store, pad_id=PAD_ID, width=width),
-                    Dealt(some),
-                    self.device,
-                    soft=self.data.soft,
-                )
-                for some in bins
-            ),
-        )
+        rows = (padded_rows(index, Dealt(some), store, self.device, width) for some in bins)
+        return self.trained(built, rows)
 
     def trained(self, built: Built, batches: Any) -> Trained:
         loss, targets = 0.0, 0

@@ -166,7 +166,6 @@ def _settle_micro_batch(
     whole = "a whole step" if draft.cluster.ranks == 1 else "a rank's share of a step"
     path, gib = "batch.micro_batch", _gib(draft)
     largest, asked = fit.work.rows, draft.config.micro_batch_size
-    steps: int | None = None
     source: Source = "machine"
     if asked != "auto":
         micro, because, source = asked, SET, "manifest"
@@ -179,7 +178,7 @@ def _settle_micro_batch(
         micro, because = largest, f"the most that fits {gib}; less if a step has fewer"
     else:
         share = draft.cluster.share_of(sequences)
-        micro, steps = split_of(draft, share, largest)
+        micro, _ = split_of(draft, share, largest)
         because = f"up to {largest} fit {gib}"
         if largest == most:
             because = f"{whole} fits {gib}"
@@ -187,26 +186,24 @@ def _settle_micro_batch(
             because = f"a CPU is fastest with about {CPU_PLACES_AT_ONCE:,} tokens at once"
         found = draft.measured(path)
         if found is not None and fit.fits and found[0] < micro:
-            micro, steps = split_of(draft, share, found[0])
+            micro, _ = split_of(draft, share, found[0])
             because, source = f"a micro-batch of {found[0]} was {found[1]}", "measurement"
     if not fit.fits:
         because = f"not even this fits {gib}"
     draft.settle(path, micro, because, source)
-    _settle_accumulation(draft, sequences, micro, steps)
+    _settle_accumulation(draft, sequences, micro)
     rows = min(micro, most)  # of what is not counted yet, memory is that of what is expected
     accumulates = sequences is None or rows < draft.cluster.share_of(sequences)
     return replace(fit.work, rows=rows, accumulates=accumulates)
 
 
-def _settle_accumulation(
-    draft: PlanDraft, sequences: int | None, micro: int, steps: int | None = None
-) -> None:
+def _settle_accumulation(draft: PlanDraft, sequences: int | None, micro: int) -> None:
     path = "batch.accumulation"
     if sequences is None:
         draft.unknown("the sequences per step are not known yet", path)
         return
     ranks, share = draft.cluster.ranks, draft.cluster.share_of(sequences)
-    steps = steps or math.ceil(share / micro)
+    steps = math.ceil(share / micro)
     each = f"{micro}" if steps * micro * ranks == sequences else f"at most {micro}"
     whole = "the one sequence" if sequences == 1 else f"the {sequences} sequences"
     on_each = "" if ranks == 1 else f" on each of {ranks} ranks"

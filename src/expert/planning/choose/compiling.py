@@ -14,12 +14,12 @@ from expert.planning.choose.sequences import FULL_ENOUGH
 from expert.planning.compilations import CompileSeconds, expected_compile
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
+from expert.planning.machine.card_table import VOLTA
 from expert.planning.measurements import ranks_of, rows_alike
 from expert.planning.memory.workload import Workload
 
 PATH = "kernels.compile"
 STEP = "batch.examples_per_update"
-TRITON_LEAST = (7, 0)
 FEW_EXAMPLES = 1000
 FEW_STEPS = 50
 
@@ -76,7 +76,7 @@ def _cannot_compile(draft: PlanDraft) -> str:
         return "compiling is not worth it on a CPU"
     if draft.target.windows:
         return "Triton does not ship for Windows"
-    if not draft.has_capability(TRITON_LEAST):
+    if not draft.has_capability(VOLTA):
         return f"{draft.card_words} is older than Triton supports (7.0)"
     return ""
 
@@ -143,27 +143,13 @@ def compile_time(draft: PlanDraft, work: Workload) -> CompileSeconds:
 def _measured_rate(draft: PlanDraft, *, compiled: bool) -> float | None:
     """Tokens a second of one device that runs with steps like these reached, compiled or not; or
     the benchmark that compared the two."""
-    row_tokens = float(draft["data.max_seq_length"])
-    if not draft.is_char_model:
-        row_tokens = draft.survey.mean_tokens or 0.0
-    wanted = {
-        "card": draft.card_key,
-        "model": draft.model_key,
-        "adapter": draft.config.adapter_type,
-        "quantization": draft.model.quantization,
-        "max_seq_length": draft["data.max_seq_length"],
-        "packing": draft["data.packing"],
-        "parameters": draft.parameters,
-    }
+    wanted = draft.rate_key(draft.model.quantization)
     settled = {PATH: compiled, STEP: draft[STEP]}
     for rate in reversed(draft.rates):
-        about = wanted
-        if draft.model.quantization == "auto":
-            about = {**wanted, "quantization": rate.quantization}
-        alike = rate.row_tokens is not None and rows_alike(rate.row_tokens, row_tokens)
+        alike = rate.row_tokens is not None and rows_alike(rate.row_tokens, draft.row_tokens)
         same = all(rate.settings.get(path) == value for path, value in settled.items())
         same &= not rate.settings.get("kernels.fused_blocks")
-        if alike and same and ranks_of(rate) == 1 and rate.is_about(about):
+        if alike and same and ranks_of(rate) == 1 and rate.is_about(wanted):
             return rate.tokens_per_second
     best = draft.best
     if best is None or PATH not in best.settings:

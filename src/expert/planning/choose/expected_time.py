@@ -14,7 +14,7 @@ other card was measured, so ranges are wider there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from expert.planning.choose.compiling import compile_time
@@ -46,38 +46,25 @@ _EVALUATION = (0.30, 0.5)
 """Of the time that training on as many tokens takes: a forward, in larger batches."""
 
 
-@dataclass(frozen=True)
-class ExpectedTime:
-    """Seconds from the command to the end of the run, in parts."""
-
-    parts: Mapping[str, Range]
-    because: str
-    measured: bool
-
-    @property
-    def seconds(self) -> Range:
-        return (
-            sum(low for low, _ in self.parts.values()),
-            sum(high for _, high in self.parts.values()),
-        )
-
-
-def expected_time(
-    run: RunShape, rate: Range, because: str, *, measured: bool, device: str
-) -> ExpectedTime:
-    """All parts of a run whose training goes at a rate between these."""
+def expected_parts(run: RunShape, rate: Range, *, device: str) -> dict[str, Range]:
+    """Seconds from the command to the end of a run whose training goes at a rate between these, in
+    parts."""
     slow, fast = rate
-    compiles = run.compiled and device == "cuda"
+    compiles = run.compile_seconds if run.compiled and device == "cuda" else 0.0
     evaluated = run.evaluated_tokens
     load = _over(2.0 * run.work.shape.parameters, _LOAD_BYTES)  # 16 bits a weight on disk
-    parts = {
+    return {
         "prepare": _over(run.unprepared_tokens, _PREPARED_TOKENS),
         "start": (_START[device][0] + load[0], _START[device][1] + load[1]),
-        "compile": _times(run.compile_seconds, _COMPILE) if compiles else (0.0, 0.0),
+        "compile": (compiles * _COMPILE[0], compiles * _COMPILE[1]),
         "train": (run.tokens / fast, run.tokens / slow),
         "evaluate": (evaluated * _EVALUATION[0] / fast, evaluated * _EVALUATION[1] / slow),
     }
-    return ExpectedTime(parts, because, measured)
+
+
+def sum_of(parts: Mapping[str, Sequence[float]]) -> list[float]:
+    """The whole time: at best, and at worst."""
+    return [sum(part[side] for part in parts.values()) for side in (0, 1)]
 
 
 def scaled(parts: Mapping[str, Range], times: float) -> dict[str, list[float]]:
@@ -86,10 +73,6 @@ def scaled(parts: Mapping[str, Range], times: float) -> dict[str, list[float]]:
         name: [low * times, high * times] if name == "train" else [low, high]
         for name, (low, high) in parts.items()
     }
-
-
-def _times(amount: float, shares: Range) -> Range:
-    return amount * shares[0], amount * shares[1]
 
 
 def _over(amount: float, rates: Range) -> Range:
@@ -101,35 +84,27 @@ def _over(amount: float, rates: Range) -> Range:
 
 def settle_expected_time(draft: PlanDraft, work: Workload | None) -> None:
     """The time from the command to the end, as a range, and what it is based on."""
-    found = _expected(draft, work)
     paths = ("length.expected_seconds", "length.expected_parts")
-    if isinstance(found, str):
-        draft.unknown(found, *paths)
+    run = run_shape(draft, work) if work is not None else draft.resolved.shape_from
+    found = _rate_of_all(draft, run) if isinstance(run, RunShape) else run
+    if isinstance(found, str) or isinstance(run, str):
+        draft.unknown(str(found), *paths)
         return
     source: Source = "measurement" if found.measured else "machine"
-    draft.settle(paths[0], found.seconds, found.because, source)
-    parts = {name: list(part) for name, part in found.parts.items()}
-    draft.settle(paths[1], parts, found.because, source)
+    parts = expected_parts(run, found.rate, device=draft.target.device)
+    draft.settle(paths[0], sum_of(parts), found.because, source)
+    lists = {name: list(part) for name, part in parts.items()}
+    draft.settle(paths[1], lists, found.because, source)
 
 
-def _expected(draft: PlanDraft, work: Workload | None) -> ExpectedTime | str:
-    """The time, or why it is not known."""
-    if work is None:
-        return draft.resolved.shape_from
-    run = run_shape(draft, work)
-    if isinstance(run, str):
-        return run
-    device = draft.target.device
-    if work.engine != "single":
-        shared = draft.decisions["parallel.tokens_per_second"]
-        if shared.value is None:
-            return shared.because.removeprefix("unknown: ")
-        known = shared.source == "measurement"
-        return expected_time(run, shared.value, shared.because, measured=known, device=device)
-    found = computing_rate(draft, work, run)
-    if isinstance(found, str):
-        return found
-    return expected_time(run, found.rate, found.because, measured=found.measured, device=device)
+def _rate_of_all(draft: PlanDraft, run: RunShape) -> ComputingRate | str:
+    """The rate of all devices together, or why it is not known."""
+    if run.work.engine == "single":
+        return computing_rate(draft, run.work, run)
+    shared = draft.decisions["parallel.tokens_per_second"]
+    if shared.value is None:
+        return shared.because.removeprefix("unknown: ")
+    return ComputingRate(shared.value, shared.because, shared.source == "measurement")
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 from expert.planning.choose.cuda_graphs import choose_capture
-from expert.planning.choose.kernels import AMPERE
 from expert.planning.draft import KEPT, PlanDraft
+from expert.planning.machine.card_table import AMPERE_CENTRE as AMPERE
 from expert.planning.memory.workload import Workload
 from expert.planning.models.shapes import PROJECTIONS
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from expert.core.install import pip_install
 from expert.planning.choose.sequences import FULL_ENOUGH
 from expert.planning.draft import KEPT, SET, PlanDraft
+from expert.planning.machine.card_table import ADA, HOPPER
+from expert.planning.machine.card_table import AMPERE_CENTRE as AMPERE
 from expert.planning.machine.host import package_version
 from expert.planning.memory.fitting import budget_of
 from expert.planning.memory.memory import chunk_for
@@ -15,10 +17,6 @@ FLEX_PAYS_AFTER_SECONDS = 900
 FLASH4_PAYS_AFTER_SECONDS = 120
 """FlashAttention 4 compiles its kernels once a machine: loading took 24 s instead of 13 on an H200
 with 16 cores, and 0.6B ran 1.12x as fast: won back after 100 s."""
-AMPERE = (8, 0)
-ADA = (8, 9)
-"""The first that multiply FP8."""
-HOPPER = (9, 0)
 COMPILED = 1.3
 """Compiled blocks ran 1.24x (8B), 1.33x (1B) and 2.16x (0.6B) as fast on an H200 with LoRA, side by
 side (choose/rates.py). One card: for others run expert benchmark."""
@@ -87,7 +85,7 @@ def choose_tf32(draft: PlanDraft) -> None:
 
 
 def base_quantization(draft: PlanDraft) -> str:
-    """What is asked for of the base; int8 where a card multiplies no FP8."""
+    """What is asked for of the base; int8 where a card multiplies no FP8, before Ada."""
     asked = str(draft.model.quantization)
     able = not draft.on_gpu or draft.has_capability(ADA)
     return "int8" if asked == "fp8" and not able else asked

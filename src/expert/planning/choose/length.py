@@ -126,35 +126,15 @@ def peaks_of(draft: PlanDraft, precision: str) -> tuple[tuple[float, float] | No
     return None, f"the peak of {draft.target.name} is not known"
 
 
-def seconds_at_peak(draft: PlanDraft, work: Workload | None) -> float | None:
-    """Time the arithmetic alone takes at the full peak of all cards: no run can be faster."""
-    tokens = total_tokens(draft)
-    peak = peak_flops(draft, work.precision) if work is not None else None
-    if tokens is None or peak is None or work is None:
-        return None
-    flops = flops_per_token(work, draft.mean_document(work.row_tokens))
-    return tokens * flops / (peak * draft.cluster.ranks)
-
-
 def rate_of_this(draft: PlanDraft, ranks: int | None = None) -> MeasuredRate | None:
     """What was measured in a run like the one that is planned; `ranks`: with so many processes
     instead of its own number."""
     ranks = ranks or draft.cluster.ranks
     settled = {path: decision.value for path, decision in draft.decisions.items()}
     settled |= speed_settings(draft.decisions, cores=None if draft.on_gpu else draft.target.cores)
-    length = settled["data.max_seq_length"]
-    row_tokens = float(length) if draft.is_char_model else draft.survey.mean_tokens
-    wanted = {
-        "card": draft.card_key,
-        "model": draft.model_key,
-        "adapter": draft.config.adapter_type,
-        "quantization": str(settled["model.quantization"]),
-        "max_seq_length": length,
-        "packing": settled["data.packing"],
-        "parameters": draft.parameters,
-        # Not known where each row is tokenised when it is due.
-        "row_tokens": None if draft.config.tokenize == "late" else row_tokens,
-    }
+    # Not known where each row is tokenised when it is due.
+    row_tokens = None if draft.config.tokenize == "late" else draft.row_tokens
+    wanted = draft.rate_key(str(settled["model.quantization"])) | {"row_tokens": row_tokens}
     rates = [rate for rate in draft.rates if ranks_of(rate) == ranks]
     return find_rate(rates, wanted, settled)
 
@@ -177,18 +157,17 @@ def settle_time(draft: PlanDraft, work: Workload | None) -> None:
     else:
         because = f"{rate.tokens_per_second:,.0f} tokens/s measured on {rate.measured_on}"
         draft.settle(seconds, tokens / rate.tokens_per_second, because, "measurement")
-    floor, path = seconds_at_peak(draft, work), "length.seconds_at_peak"
-    if floor is not None:
-        whose = "the card's full peak"
-        if draft.cluster.ranks > 1:
-            whose = f"the full peak of {draft.cluster.ranks} cards"
-        draft.settle(path, floor, f"arithmetic alone at {whose}; no run can be faster")
-    elif tokens is None:
-        draft.unknown(draft.survey.because, path)
-    elif work is None:
-        draft.unknown(draft.resolved.shape_from, path)
-    else:
+    path = "length.seconds_at_peak"
+    if tokens is None or work is None:
+        draft.unknown(draft.survey.because if tokens is None else draft.resolved.shape_from, path)
+    elif (peak := peak_flops(draft, work.precision)) is None:
         draft.unknown(f"the peak of {draft.target.name} is not known", path)
+    else:
+        ranks = draft.cluster.ranks
+        flops = flops_per_token(work, draft.mean_document(work.row_tokens))
+        floor = tokens * flops / (peak * ranks)
+        whose = "the card's full peak" if ranks == 1 else f"the full peak of {ranks} cards"
+        draft.settle(path, floor, f"arithmetic alone at {whose}; no run can be faster")
 
 
 def settle_arithmetic(draft: PlanDraft, work: Workload | None) -> None:

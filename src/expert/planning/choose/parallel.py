@@ -189,7 +189,7 @@ def settle_communication(draft: PlanDraft, work: Workload | None) -> None:
             sequences=sequences,
             step_tokens=tokens / draft["length.total_steps"] if tokens else None,
             card=draft.target.name,
-            measured=_measured_together(draft),
+            measured=rate_of_this(draft) if ranks > 1 else None,
             estimated=draft.decisions["parallel.rank_tokens_per_second"].source == "machine",
         )
         for decision in known.decisions():
@@ -237,11 +237,6 @@ def _settle_rates_of_a_card(draft: PlanDraft, work: Workload) -> None:
     alone = computing_rate(draft, single, whole)
     assert not isinstance(alone, str)
     draft.settle(alone_path, alone.rate, alone.because, source)
-
-
-def _measured_together(draft: PlanDraft) -> MeasuredRate | None:
-    """What as many ranks reached in a run like this one."""
-    return rate_of_this(draft) if draft.cluster.ranks > 1 else None
 
 
 def _how_slow(draft: PlanDraft, work: Workload) -> str:

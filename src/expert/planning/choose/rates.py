@@ -31,6 +31,8 @@ _SHARES = (
     (1.24e9, 0.339, 0.450),
     (8e9, 0.431, 0.532),
 )
+_SAME_SIZE = 1.25
+"""A model within this factor of a measured one counts as measured."""
 _CHARACTER_SHARES = (0.165, 0.26)  # char-gpt-h200.json: 0.165; 0.257 and 0.272
 _ON_THE_MEASURED_CARD = (0.65, 1.20)
 _ON_OTHER_CARDS = (0.55, 1.35)
@@ -159,6 +161,11 @@ def share_of_peak(parameters: int, *, compiled: bool, characters: bool = False) 
     if characters:
         return _CHARACTER_SHARES[compiled]
     return _between([(size, shares[compiled]) for size, *shares in _SHARES], parameters)
+
+
+def is_measured_size(parameters: int) -> bool:
+    """Whether a model is about as large as one in the table."""
+    return any(abs(math.log(parameters / size)) <= math.log(_SAME_SIZE) for size, *_ in _SHARES)
 
 
 def _float8_gain(work: Workload) -> float:

@@ -18,19 +18,8 @@ from typing import Generic, Never, TypeVar
 T_co = TypeVar("T_co", covariant=True)
 
 PACKAGES = (
-    "torch",
-    "transformers",
-    "peft",
-    "datasets",
-    "pyarrow",
-    "tokenizers",
-    "bitsandbytes",
-    "liger-kernel",
-    "flash-attn",
-    "flash-attn-4",
-    "triton",
-    "torchao",
-    "accelerate",
+    *("torch", "transformers", "peft", "datasets", "pyarrow", "tokenizers", "bitsandbytes"),
+    *("liger-kernel", "flash-attn", "flash-attn-4", "triton", "torchao", "accelerate"),
 )
 NOT_INSTALLED = "not installed"
 

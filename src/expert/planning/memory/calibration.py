@@ -8,18 +8,17 @@ kind (adapter, base, kernels); what it says of the CUDA context and the allocato
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from expert.core.hashed import write_hashed
-from expert.planning.measurements import measurements_file, read_records
+from expert.planning.measurements import measurements_file, read_records, remember_record
 from expert.planning.memory.memory import H200, Calibration, estimate
 from expert.planning.memory.workload import QUANTISED, Workload
 from expert.planning.models.shapes import ModelShape
@@ -105,13 +104,8 @@ def calibrations_of(card: str, torch: str | None, path: Path) -> Calibrations:
 
 def remember(probe: MemoryProbe, path: Path) -> None:
     """Add a probe; one of the same card, torch, model, kind and size is replaced."""
-
-    def place(one: MemoryProbe) -> tuple[Any, ...]:
-        return one.card, one.torch, one.shape, one.kind, one.tokens
-
-    kept = [one for one in read_probes(path) if place(one) != place(probe)]
-    records = [one.model_dump() for one in (*kept, probe)][-KEPT_PROBES:]
-    write_hashed(path, json.dumps(records, indent=1) + "\n")
+    place = attrgetter("card", "torch", "shape", "kind", "tokens")
+    remember_record(path, probe, place, most=KEPT_PROBES)
 
 
 def shape_key(shape: ModelShape) -> str:

@@ -34,6 +34,13 @@ from expert.planning.memory.workload import QUANTISED, Workload
 GIB = 2**30
 MIB = 2**20
 
+DORA_OUTPUTS = 0.25
+"""Copies of each adapted output that a compiled DoRA block keeps, by one run (8B on NF4, r=14,
+docs/benchmarks/training-speed-h200.json). Uncompiled 1, which is counted: each output before it is
+scaled."""
+INT8_INPUTS = 1.4
+"""bitsandbytes keeps an 8-bit copy of each input, and scales, which recomputing cannot free."""
+
 # Workspaces of cuBLAS, inside the allocator: 68 MB beside LoRA, 69 MB beside a full model.
 LIBRARY_BYTES = 66 * MIB
 LOGIT_BYTES = 2**30  # of one chunk of the fused loss, at two bytes a logit
@@ -55,12 +62,6 @@ class Calibration:
     """CUDA context, library handles and loaded kernels: 751-843 MiB, median 835."""
     slack: float = 0.05
     """What the caching allocator holds beyond the peak: median 2.7 %, nine in ten below 7 %."""
-    dora_outputs: float = 0.25
-    """Copies of each adapted output that a compiled DoRA block keeps, by one run (8B on NF4, r=14,
-    docs/benchmarks/training-speed-h200.json). Uncompiled 1, which is counted: each output before it
-    is scaled."""
-    int8_inputs: float = 1.4
-    """bitsandbytes keeps an 8-bit copy of each input, and scales, which recomputing cannot free."""
     resting: float = 1.0
     """Measured share of the counted bytes that stay between two steps."""
     moving: float = 1.0
@@ -115,7 +116,7 @@ class MemoryEstimate:
 
 RESTING = (
     *("base_weights", "quantisation_tables", "adapter", "optimizer", "data_buffers"),
-    *("libraries",),
+    "libraries",
 )
 """What stays between two steps; all else comes and goes."""
 
@@ -134,7 +135,7 @@ def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
         "data_buffers": 4 * 4 * work.tokens * (2 + work.prefetch),
         "libraries": LIBRARY_BYTES,
         "gradients": gradient_bytes(work),
-        "activations": activation_bytes(work, calibration),
+        "activations": activation_bytes(work),
         # The loss is over before the last block is walked back: only the larger of the two counts.
         "workspace": max(0, workspace_bytes(work) - loss),
         "loss": loss,
@@ -142,7 +143,7 @@ def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
     if work.captured:
         parts |= {
             "captured_gradients": captured_gradient_bytes(work),
-            "evaluation": evaluation_bytes(work, calibration),
+            "evaluation": evaluation_bytes(work),
         }
     parts = shared_parts(parts, work, BYTES_OF[work.precision])
     sizes = {
@@ -218,16 +219,16 @@ def captured_gradient_bytes(work: Workload) -> int:
     return (2 if narrow else 4 + 4) * work.trainable_parameters
 
 
-def evaluation_bytes(work: Workload, calibration: Calibration = H200) -> int:
+def evaluation_bytes(work: Workload) -> int:
     """One block's tensors, the hidden states and a chunk of logits, in float32 too."""
     s, tokens = work.shape, work.evaluated_tokens
     width = BYTES_OF[work.precision]
-    block = kept_per_token(work, calibration) + 2 * width * s.hidden
+    block = kept_per_token(work) + 2 * width * s.hidden
     rows = min(tokens, loss_chunk_rows(s.vocab, work.loss_rows))
     return tokens * block + rows * s.vocab * (width if width == 4 else width + 4)
 
 
-def kept_per_token(work: Workload, calibration: Calibration = H200) -> int:
+def kept_per_token(work: Workload) -> int:
     """Bytes one block keeps per token for its backward, tensor by tensor.
 
     h hidden, f feed-forward, q and k the widths of queries and of keys or values.
@@ -265,7 +266,7 @@ def kept_per_token(work: Workload, calibration: Calibration = H200) -> int:
     elements += q + k if s.qk_norm else 0
     elements += (2 if s.gated_mlp else 1) * f
     elements += f if "down_proj" in trained else 0
-    elements += _adapter_elements(work, calibration)
+    elements += _adapter_elements(work)
     if work.attention in ("sdpa", "eager") and not work.compiled:
         elements += 4 * (q - k)  # a mask makes SDPA repeat keys and values for grouped queries
     kept = width * elements + 4 * s.heads  # the softmax normaliser of every head is float32
@@ -283,7 +284,7 @@ def _layers_that_need_their_input(work: Workload) -> set[str]:
     return set(work.target_sizes)
 
 
-def _adapter_elements(work: Workload, calibration: Calibration) -> float:
+def _adapter_elements(work: Workload) -> float:
     """What adapters add: the rank-sized product of each, and the outputs that are rescaled."""
     if work.adapter not in ADAPTERS:
         return 0.0
@@ -292,7 +293,7 @@ def _adapter_elements(work: Workload, calibration: Calibration) -> float:
         return float(sum(out for name, (_, out) in sizes.items() if name != "down_proj"))
     elements = float(work.rank * len(sizes))
     if work.adapter == "dora":
-        copies = calibration.dora_outputs if work.compiled else 1
+        copies = DORA_OUTPUTS if work.compiled else 1
         elements += copies * sum(out for _, out in sizes.values())
     return elements
 
@@ -317,20 +318,20 @@ def _uncounted_by_precision(work: Workload) -> float:
     return extra
 
 
-def activation_bytes(work: Workload, calibration: Calibration = H200) -> int:
+def activation_bytes(work: Workload) -> int:
     """What all blocks keep at the moment the backward starts.
 
     A recomputed block keeps only its input.
     """
     s = work.shape
     width = BYTES_OF[work.precision]
-    whole = kept_per_token(work, calibration)
+    whole = kept_per_token(work)
     kept_blocks = s.layers - work.recomputed_blocks
     input_width = 4 if work.computes_in_float32 else width
     per_token = kept_blocks * whole + work.recomputed_blocks * input_width * s.hidden
     if work.recomputed_blocks and work.quantization in ("int8", "fp8"):
         inputs = sum(rows for rows, _ in s.linear_sizes.values())
-        per_token += int(work.recomputed_blocks * calibration.int8_inputs * inputs)
+        per_token += int(work.recomputed_blocks * INT8_INPUTS * inputs)
     if work.attention == "eager":
         # Scores and their float32 softmax, of every head and pair of tokens.
         scores = s.heads * work.row_tokens * (width + 4)

@@ -7,6 +7,7 @@ The plan takes the batch of the character model from here; it works out everythi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from expert.manifest.schema.manifest import CharGptShape
 from expert.planning.machine.cards import Card, find_card
@@ -29,20 +30,14 @@ def char_gpt_batch(memory_bytes: int) -> tuple[int, str]:
     raise AssertionError("the last preset has no lower bound")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Preset:
-    """A recommendation for a card: the model, the micro-batch size, and what goes with it."""
+    """A recommendation for cards: the model, what goes with it, and a micro-batch of it."""
 
     cards: tuple[str, ...]
     model: str
-    rows: int
-    row_tokens: int
     settings: str
     work: Workload
-
-    def peak_bytes(self, rows: int) -> int:
-        """Memory of a micro-batch of this size."""
-        return estimate(replace(self.work, rows=rows, row_tokens=self.row_tokens)).total
 
 
 @dataclass(frozen=True)
@@ -52,13 +47,16 @@ class PresetCheck:
     preset: Preset
     card: Card
     needed_gib: float
-    holds: bool
     largest_rows: int
+
+    @property
+    def holds(self) -> bool:
+        return self.largest_rows >= self.preset.work.rows
 
     def words(self) -> str:
         has = f"{self.needed_gib:.1f} of {self.card.memory_gib:.1f} GiB"
         if self.holds:
-            more = self.largest_rows > self.preset.rows
+            more = self.largest_rows > self.preset.work.rows
             return f"fits: {has}" + (f"; up to {self.largest_rows} fit" if more else "")
         if self.largest_rows == 0:
             return f"does not fit: {has}, not even one row fits"
@@ -66,47 +64,34 @@ class PresetCheck:
         return f"does not fit: {has}; {instead} fits, with the same rows per step"
 
 
-def _char_preset(cards: tuple[str, ...], rows: int) -> Preset:
-    return Preset(
-        cards=cards,
-        model="char-gpt",
-        rows=rows,
-        row_tokens=256,
-        settings="compiled, TF32, mixed precision, fused AdamW, clipping at 1.0",
-        work=Workload(shape=char_gpt_shape(CharGptShape()), rows=1, row_tokens=256, adapter="full"),
-    )
+def _char_preset(rows: int, *cards: str) -> Preset:
+    shape = char_gpt_shape(CharGptShape())
+    work = Workload(shape=shape, rows=rows, row_tokens=256, adapter="full")
+    settings = "compiled, TF32, mixed precision, fused AdamW, clipping at 1.0"
+    return Preset(cards, "char-gpt", settings, work)
 
 
-def _workload(name: str) -> Workload:
+def _preset(card: str, name: str, rows: int, row_tokens: int, settings: str, **how: Any) -> Preset:
     known = find_known_model(name)
     assert known is not None
-    return Workload(shape=known.shape, rows=1, row_tokens=2048, fused_loss=False)
+    work = Workload(shape=known.shape, rows=rows, row_tokens=row_tokens, fused_loss=False, **how)
+    return Preset((card,), name, settings, work)
 
 
 def presets() -> tuple[Preset, ...]:
     """Every preset there is."""
-    small = replace(_workload("Qwen3-0.6B"), quantization="int4", adapter="dora", rank=14)
+    small = {"quantization": "int4", "adapter": "dora", "rank": 14}
+    dora = "DoRA on NF4, bf16, TF32, SDPA, fused AdamW, no checkpointing"
+    plain = "unquantised, flash attention, compiled, fused AdamW, no checkpointing"
     return (
-        _char_preset(("rtx-3080-12gb", "rtx-4070"), 96),
-        _char_preset(("rtx-4080-super",), 128),
-        _char_preset(("rtx-4080-super",), 256),  # said to be too much for 16 GB
-        _char_preset(("rtx-4090", "rtx-a5000"), 192),
-        Preset(
-            cards=("rtx-4090",),
-            model="Qwen3-0.6B",
-            rows=16,
-            row_tokens=2048,
-            settings="DoRA on NF4, bf16, TF32, SDPA, fused AdamW, no checkpointing",
-            work=replace(small, compiled=False, attention="sdpa"),
+        _char_preset(96, "rtx-3080-12gb", "rtx-4070"),
+        _char_preset(128, "rtx-4080-super"),
+        _char_preset(256, "rtx-4080-super"),  # said to be too much for 16 GB
+        _char_preset(192, "rtx-4090", "rtx-a5000"),
+        _preset(
+            "rtx-4090", "Qwen3-0.6B", 16, 2048, dora, compiled=False, attention="sdpa", **small
         ),
-        Preset(
-            cards=("rtx-5090",),
-            model="Llama-3.1-8B",
-            rows=32,
-            row_tokens=512,
-            settings="unquantised, flash attention, compiled, fused AdamW, no checkpointing",
-            work=_workload("Llama-3.1-8B"),
-        ),
+        _preset("rtx-5090", "Llama-3.1-8B", 32, 512, plain),
     )
 
 
@@ -114,11 +99,14 @@ def verdicts() -> list[PresetCheck]:
     """Every preset on each of its cards: whether it fits, and how large a micro-batch does."""
     found = []
     for preset in presets():
+        peaks = [
+            estimate(replace(preset.work, rows=rows)).total
+            for rows in range(1, 4 * preset.work.rows + 1)
+        ]
         for slug in preset.cards:
             card = find_card(slug)
             assert card is not None, slug
-            budget, needed = card.memory_gib * GIB, preset.peak_bytes(preset.rows)
-            sizes = range(1, 4 * preset.rows + 1)
-            rows = next((n for n in sizes if preset.peak_bytes(n) > budget), len(sizes) + 1) - 1
-            found.append(PresetCheck(preset, card, needed / GIB, needed <= budget, rows))
+            fit = sum(peak <= card.memory_gib * GIB for peak in peaks)
+            needed = peaks[preset.work.rows - 1] / GIB
+            found.append(PresetCheck(preset, card, needed, fit))
     return found

@@ -18,6 +18,7 @@ from expert.planning.measurements import measurements_file
 from expert.planning.models.known_models import KNOWN_MODELS, KnownModel, find_known_model
 from expert.planning.models.model_files import MAX_CONFIG_BYTES, check_model_files
 from expert.planning.models.shapes import ModelShape, UnknownShape, shape_from_config
+from expert.planning.survey import portable
 
 Place = Literal["built-in", "folder", "models folder", "hf cache", "hub"]
 # Characters in a corpus of plain English text; the data decides when it is read.
@@ -73,7 +74,7 @@ def resolve_model(
         return ResolvedModel(name, "built-in", name, "built-in character model", shape, "manifest")
     if name == TINY:
         return _built_in(name)
-    local = _as_local(name)
+    local = portable(name)
     for candidate in [local] if local.is_absolute() else [folder / local, local]:
         if is_model_folder(candidate):
             return _found(name, "folder", candidate, "a model folder, as written")
@@ -251,15 +252,6 @@ def weight_files(folder: Path) -> set[str]:
         return set(read_json(folder / _INDEX)["weight_map"].values())
     except (KeyError, TypeError, AttributeError):
         raise ValueError(f"{_INDEX} lists no weights") from None
-
-
-def _as_local(name: str) -> Path:
-    """The name as a path of this machine: Windows separators and ~ are understood."""
-    path = Path(name.replace("\\", "/"))
-    try:
-        return path.expanduser()
-    except RuntimeError:  # ~somebody who is not here
-        return path
 
 
 def is_model_folder(folder: Path) -> bool:

@@ -132,7 +132,6 @@ _BIAS_ON_QKV = {"qwen2"}
 _BIAS_ON_HEAD = {"phi", "gptj"}
 _ONE_NORM = {"phi", "gptj"}
 _FOUR_NORMS = {"gemma2", "gemma3", "gemma3_text"}
-_OPT_EXTRA_POSITIONS = 2  # OPT's position table starts two rows in
 
 # Gemma 3's nested text_config leaves out every number that equals the default of its class.
 _CLASS_DEFAULTS: dict[str, dict[str, int]] = {
@@ -157,6 +156,8 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     sizes = _sizes(config, kind)
     heads = sizes["heads"]
     context = _number(config, _CONTEXT_NAMES) or 0
+    # What transformers assumes where config.json is silent.
+    tied = kind.startswith("gemma") or kind in {*_GPT2_LIKE, "opt", "starcoder2"}
     bias_on_qkv = any(config.get(key) for key in ("attention_bias", "qkv_bias", "use_qkv_bias"))
     return ModelShape(
         layers=sizes["layers"],
@@ -168,7 +169,7 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         head_dim=_number(config, ("head_dim",)) or sizes["hidden"] // heads,
         vocab=sizes["vocab"],
         context=context,
-        tied_head=bool(config.get("tie_word_embeddings", _tied_by_default(kind))),
+        tied_head=bool(config.get("tie_word_embeddings", tied)),
         gated_mlp=kind not in _TWO_MATRIX_MLP,
         qkv_bias=kind in _BIAS_ON_QKV or bias_on_qkv,
         linear_bias=kind in _TWO_MATRIX_MLP and config.get("use_bias", True) is not False,
@@ -176,7 +177,8 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         qk_norm_full_width=kind in _QK_NORM_WIDE,
         norms_per_layer=4 if kind in _FOUR_NORMS else (1 if kind in _ONE_NORM else 2),
         norm_bias=kind in _LAYER_NORM,
-        learned_positions=_learned_positions(kind, context),
+        # OPT's position table starts two rows in.
+        learned_positions=context + 2 if kind == "opt" else context * (kind in _GPT2_LIKE),
         head_bias=kind in _BIAS_ON_HEAD,
         llama_blocks=kind in LLAMA_BLOCKS,
     )
@@ -203,17 +205,6 @@ def _sizes(config: Mapping[str, Any], kind: str) -> dict[str, int]:
     if missing:
         raise UnknownShape(f"config.json has no usable {', '.join(missing)}")
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _learned_positions(kind: str, context: int) -> int:
-    if kind == "opt":
-        return context + _OPT_EXTRA_POSITIONS
-    return context if kind in _GPT2_LIKE else 0
-
-
-def _tied_by_default(kind: str) -> bool:
-    """What transformers assumes where config.json is silent: tied for Gemma and GPT-2, else not."""
-    return kind.startswith("gemma") or kind in {"gpt2", "gpt_bigcode", "opt", "starcoder2"}
 
 
 def _number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from expert.core.world import ALONE, World
-from expert.data.pack.packing import PAD_ID, is_padded
+from expert.data.pack.packing import is_padded
 from expert.run.session.checkpoints import state_to_come
 from expert.run.session.failures import RunFailed, failure_of, nothing_left
 from expert.run.session.recover import agreed, fall_back, waits_in_passes
@@ -194,7 +194,7 @@ def widest_batch(plan: RunPlan, data: RunData, device: torch.device) -> Batch:
     """A micro-batch of the longest rows: no batch of the run is larger."""
     import numpy as np
 
-    from expert.data.feed.loader import on_device, padded_tensors
+    from expert.data.feed.loader import padded_rows
     from expert.data.feed.order import Dealt
 
     split = data.train
@@ -202,5 +202,4 @@ def widest_batch(plan: RunPlan, data: RunData, device: torch.device) -> Batch:
     index = split.index
     rows = min(plan.batch.micro_batch, index.bins)
     bins = np.argsort(-index.bin_lengths(), kind="stable")[:rows].astype(np.int64)
-    made = padded_tensors(index, bins, split.open(), pad_id=PAD_ID)
-    return on_device(made, Dealt(bins), device, soft=data.soft)
+    return padded_rows(index, Dealt(bins), split.open(), device)
