@@ -6,7 +6,10 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from expert.jobs.board.actions import Jobs
@@ -59,7 +62,11 @@ def test_every_page_is_whole_on_a_screen_and_on_a_phone_light_and_dark(tmp_path)
                 assert len(places) == 2
                 ids = [place.rpartition("/")[2] for place in places]
                 base = board.url.partition("/?")[0]
-                more = [f"{base}/compare?run={ids[0]}&run={ids[1]}", f"{base}/start"]
+                more = [
+                    f"{base}/compare?run={ids[0]}&run={ids[1]}",
+                    f"{base}/start",
+                    f"{base}/chat",
+                ]
                 for place in (f"{base}/", *places, *more):
                     driver.get(place)
                     find(driver, "main h1")
@@ -185,11 +192,11 @@ def test_from_an_empty_folder_to_an_exported_expert_by_clicks_stopped_and_resume
         click(driver, "button", "Make the expert")
         find(driver, "#plan .cards", "45")  # steps: 5 epochs of 9
         assert overflow(driver) <= 0
-        field = find(driver, "input[name=epochs]")
+        field = find(driver, "input[name='training.config.epochs']")
         field.clear()
         field.send_keys("4")
         find(driver, "#plan .cards", "36")
-        field = find(driver, "input[name=batch_size]")
+        field = find(driver, "input[name='training.config.batch_size']")
         field.clear()
         field.send_keys("many")
         find(driver, "#plan pre", "batch_size")
@@ -198,7 +205,7 @@ def test_from_an_empty_folder_to_an_exported_expert_by_clicks_stopped_and_resume
         find(driver, "#plan .cards", "36")
         find(driver, "#rows pre", "Is 0 a number?")
         click(driver, ".fields summary")
-        field = find(driver, "input[name=logging_steps]")
+        field = find(driver, "input[name='training.config.logging_steps']")
         field.clear()
         field.send_keys("1")
         find(driver, "#plan .cards", "36")
@@ -233,3 +240,46 @@ def test_from_an_empty_folder_to_an_exported_expert_by_clicks_stopped_and_resume
             assert (work / "exports").is_dir()
             # Not what the page of the killed board said.
             assert [text for text in said(driver) if f":{board.port}/" not in text] == []
+
+
+def test_an_expert_and_its_base_answer_beside_each_other(tmp_path):
+    from selenium.webdriver.common.keys import Keys
+
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "rows.jsonl").write_text(ROWS, encoding="utf-8")
+    words = ["new", "demo", "--from", "rows.jsonl", "--model", "tiny"]
+    more = ["--manifest", "demo", "--set", "training.config.max_steps=4"]
+    for command in (words, ["train", *more, "--output", "runs"]):
+        subprocess.run([sys.executable, "-m", "expert", *command], cwd=work, check=True)
+
+    def answers(name: str) -> list[str]:
+        found = driver.find_elements("css selector", f"#talk-{name} .theirs small")
+        return [one.text for one in found if one.text]
+
+    with served(work) as board, browser(tmp_path / "profile", width=390, dark=True) as driver:
+        driver.get(board.url)
+        click(driver, "nav a", "Chat")
+        click(driver, "article.run h2 a", "demo-")
+        find(driver, "#status .pill", "ready")
+        field = find(driver, "textarea")
+        field.send_keys("Is <b>7</b>", Keys.SHIFT, Keys.ENTER, Keys.NULL, "a number?", Keys.ENTER)
+        for name in ("expert", "base"):
+            assert find(driver, f"#talk-{name} .mine").text == "Is <b>7</b>\na number?"
+            until(partial(answers, name), "an answer", driver)
+            assert driver.find_elements("css selector", f"#talk-{name} b") == []
+        click(driver, "#chat summary", "Settings")
+        find(driver, "input[name=max_tokens]").send_keys("3")
+        field.send_keys("Again?", Keys.ENTER)
+        until(lambda: answers("base")[1:] and answers("expert")[1:], "second answers", driver)
+        assert "3 tokens" in answers("base")[1]
+        find(driver, "input[name=max_tokens]").send_keys("000")
+        find(driver, "input[name=temperature]").send_keys("2")
+        field.send_keys("And on and on?", Keys.ENTER)
+        click(driver, "#halt")
+        until(lambda: answers("base")[2:] == answers("expert")[2:] == ["stopped"], "stop", driver)
+        click(driver, "#anew")
+        assert driver.find_elements("css selector", ".said") == []
+        assert overflow(driver) <= 0
+        assert said(driver) == []
+        assert board.stop() == 130

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from expert.core import publish
-from expert.core.publish import DONE, PublishError, damage, is_alive, publishing, sweep
+from expert.core.publish import DONE, PublishError, damage, faults, is_alive, publishing, sweep
 from tests.each import each
 from tests.wording import wording
 
@@ -236,6 +236,17 @@ def linked(folder: Path) -> None:
 def harmed_twice(folder: Path) -> None:
     (folder / "a.bin").unlink()
     os.truncate(folder / "sub/deep/b.txt", 1)
+
+
+def test_what_the_hub_adds_to_a_copy_is_no_damage(tmp_path: Path):
+    folder = published(tmp_path / "x")
+    more = [".gitattributes", ".git/config", ".cache/huggingface/download/a.bin.metadata"]
+    for name in more:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x", encoding="utf-8")
+    assert faults(folder) == []
+    (folder / "sub" / ".gitattributes").write_text("x", encoding="utf-8")
+    assert len(faults(folder)) == 1
 
 
 @each(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import webbrowser
 from pathlib import Path
 from typing import Annotated
@@ -29,17 +30,19 @@ def board(
     """Show all runs live in a browser, and start, stop and compare them there."""
     from expert.jobs.board import server
     from expert.jobs.board.actions import TOKEN
+    from expert.jobs.serve.listen import address_of, bound, refuse_without_packages
 
-    server.needs_packages()
+    refuse_without_packages()
     made = server.make_board(folders or [Path()], read_only=read_only)
-    token = os.environ.get(TOKEN) or server.new_token()
-    address = server.listen(host, port, token)
+    token = os.environ.get(TOKEN) or secrets.token_urlsafe(24)
+    listening = bound(host, port)
+    url = f"{address_of(listening)}/?token={token}"
     console = make_console(needed=False)
     warning = server.warning_about(host)
     if warning:
         show(console, f"warning: {warning}", "yellow")
-    write_line(address.url, needed=False)  # whole: `show` hides what looks like a secret
+    write_line(url, needed=False)  # whole: `show` hides what looks like a secret
     show(console, "Ctrl-C ends the board; runs continue.")
     if open_it:
-        webbrowser.open(address.url)
-    server.run_board(made, address)
+        webbrowser.open(url)
+    server.make_server(made, token=token, host=host).run(sockets=[listening])

@@ -24,8 +24,9 @@ Places = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN...",
-        help="Run folders, or folders of runs or of an expert: the newest run. Adapters of one "
-        "base share it in memory. NAME=RUN: what requests call it; default: the expert's name.",
+        help="Run folders, or folders of runs or of an expert: the newest run; or exported "
+        "folders. Adapters of one base share it in memory. NAME=RUN: what requests call it; "
+        "default: the expert's name.",
     ),
 ]
 Host = Annotated[
@@ -65,7 +66,9 @@ def serve(
 ) -> None:
     """Serve trained experts to OpenAI clients on this machine, several requests at once."""
     from expert.jobs.serve.serve import TOKEN, in_words, serving
+    from expert.parallel.launch import follow_parent
 
+    follow_parent()
     console, notes = make_console(needed=False), make_console(error=True)
 
     def told(entry: Entry) -> None:

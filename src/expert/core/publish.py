@@ -28,6 +28,8 @@ HASHING_THREADS = 4
 SMALL_BYTES = 4_000_000  # hashed in 3 ms, before threads have started
 
 _LEFTOVER = re.compile(r"\.tmp-([^@]+)(?:@(.+))?-(\d{1,10})")
+_BROUGHT = re.compile(r"\.gitattributes|(\.git|\.cache/huggingface)/.+")
+"""What the hub adds to a folder that is uploaded, and its download to a copy."""
 _sound: dict[Path, list[tuple[str, int, int, int]]] = {}  # folders that this process has hashed
 _in_use: set[Path] = set()  # temporary folders that this process is filling now
 
@@ -84,7 +86,8 @@ def faults(folder: Path, *, contents: bool = True, more_files: bool = False) -> 
     found.pop(DONE, None)
     wrong = [f"{name} is missing" for name in listed if name not in found]
     if not more_files:
-        wrong += [f"{name} is not listed in {DONE}" for name in found if name not in listed]
+        more = [name for name in found if name not in listed and not _BROUGHT.fullmatch(name)]
+        wrong += [f"{name} is not listed in {DONE}" for name in more]
     present = [name for name in listed if name in found]
     resized = {name for name in present if found[name].st_size != listed[name]["size"]}
     for name in sorted(resized):

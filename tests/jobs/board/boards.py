@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from starlette.testclient import TestClient
 
-from expert.jobs.board.server import make_app, make_board
+from expert.jobs.board.board import Board
+from expert.jobs.board.server import make_app, make_board, make_server
+from expert.jobs.serve.listen import bound
 
 TOKEN = "a-token-of-the-tests"
 ORIGIN = "http://127.0.0.1:7373"
 ACTION = {"origin": ORIGIN, "x-expert-board": "1"}
+
+
+def until(holds: Callable[[], Any]) -> None:
+    ends = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@contextmanager
+def running(board: Board) -> Iterator[tuple[str, int]]:
+    """A real server of a board, and where it is."""
+    listening = bound("127.0.0.1", 0)
+    server = make_server(board, token=TOKEN)
+    thread = threading.Thread(target=lambda: server.run(sockets=[listening]))
+    thread.start()
+    try:
+        yield listening.getsockname()
+    finally:
+        server.should_exit = True
+        thread.join(timeout=30)
+        assert not thread.is_alive()
 
 
 class Asked:

@@ -8,19 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from expert.core.errors import EXIT_INTERRUPTED
 from expert.core.links import LinkRefused
 from expert.core.rundir import Holder, RunFolder, process_of
 from expert.jobs.board import actions
 from expert.jobs.board.actions import FOLDER, Jobs, NotDone, interrupt, stop_run, trainer_of
 from tests.each import each
 from tests.insight.pages import started, step_event, usual, write_run
-from tests.jobs.board.boards import Asked
+from tests.jobs.board.boards import Asked, until
+from tests.jobs.runs import base_model, events_of, write_expert
 
 RUN = "demo-20260101-120000"
 SLEEPS = "import time; print('ready', flush=True); time.sleep(600)"
@@ -47,13 +48,6 @@ def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "runs" / RUN, [started(), step_event(1)])
 
 
-def until(done: Any) -> None:
-    ends = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
-
-
 def test_stop_sends_ctrl_c_to_the_process_that_holds_the_run(run):
     process = sleeping()
     lock(run, holder_for(process.pid))
@@ -64,6 +58,26 @@ def test_stop_sends_ctrl_c_to_the_process_that_holds_the_run(run):
     assert process.wait(timeout=60) == -signal.SIGINT
     process.stdout.close()
     assert asked.post(f"/run/{asked.id_of(RUN)}/stop").status_code == 409
+
+
+@pytest.mark.slow
+def test_stop_reaches_all_ranks_through_the_process_that_started_them(tmp_path, monkeypatch):
+    manifest = write_expert(tmp_path / "expert", base_model(), {"epochs": 200})
+    words = ["train", str(manifest), "--device", "cpu", "--gpus", "2"]
+    process = subprocess.Popen([sys.executable, "-m", "expert", *words], start_new_session=True)
+    until(lambda: any(events_of(path.parent, "step") for path in tmp_path.rglob("events.jsonl")))
+    asked = Asked(tmp_path)
+    asked.board.places.look(now=True)
+    (run,) = asked.board.places.runs()
+    sent: list[int] = []
+    monkeypatch.setattr(
+        actions, "interrupt", lambda holder: (sent.append(holder.pid), interrupt(holder))
+    )
+    assert asked.post(f"/run/{run.id}/stop").status_code == 200
+    assert sent == [process.pid]
+    assert process.wait(timeout=240) == EXIT_INTERRUPTED
+    (stopped,) = events_of(run.path, "stopped")
+    assert events_of(run.path, "saved")[-1]["step"] == stopped["step"]
 
 
 @each("changed", [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from expert.jobs.board import new_page
 from expert.jobs.board.actions import FOLDER, NotDone
-from expert.jobs.board.manifest_page import keys, settings_in
+from expert.jobs.board.manifest_page import CONFIG, GROUPS, keys, manifest_page, settings_in
 from tests.each import each
 from tests.jobs.board.boards import ACTION, Asked
 
@@ -47,23 +48,50 @@ def test_rows_that_are_sent_become_an_expert_and_nothing_is_left_over(made):
 
 def test_the_form_has_every_key_with_what_the_manifest_says(made):
     page = made.page(f"/manifest/{made.id_of('demo', 'manifest')}")
-    assert len(keys()) > 60
-    for name in keys():
-        assert f'name="{name}"' in page
+    names = set(re.findall(r'name="([^"]+)"', page))
+    of_entries = ("base_models", "soft_prompts", "tasks")  # as many as the manifest has
+    plain = {one.path for _, one in keys() if not any(word in one.path for word in of_entries)}
+    assert len(plain) > 120
+    assert plain <= names
+    assert {"base_models[0].name", "base_models[0].quantization"} <= names
+    assert not [name for name in names if name.startswith("soft_prompts")]
+    shown = re.findall(r"<summary>([^<]+) <small>", page)
+    assert shown == [title for prefix, title in GROUPS if prefix != "soft_prompts"]
     assert 'value="rtx-4090"' in page
-    assert 'name="max_seq_length"' in page
+    assert 'name="training.config.max_seq_length"' in page
     assert 'data-was="512"' in page
+
+
+def test_entries_of_lists_and_objects_have_their_own_fields(made):
+    prompts = [{"name": "a", "tokens": 4}, {"name": "b"}]
+    tasks = {"sums": {"train": "s.jsonl", "weight": 2.0}}
+    written = {"soft_prompts": prompts, "training": {"dataset": {"tasks": tasks}}}
+    page = manifest_page(made.board.places.manifests()[0], written)
+    assert 'name="soft_prompts[0].tokens" title=' in page
+    assert 'name="soft_prompts[1].name"' in page
+    weight = page.partition('name="training.dataset.tasks.sums.weight"')[2].partition(">")[0]
+    assert 'data-was="2.0"' in weight
 
 
 def test_the_plan_is_that_of_the_card_and_of_what_was_typed(made):
     place = f"/manifest/{made.id_of('demo', 'manifest')}/plan"
-    told = made.post(place, {"gpu": "rtx-4090", "set": {"epochs": "7"}}).json()["html"]
+    set_ = {f"{CONFIG}epochs": "7", "training.dataset.max_samples": "20", "name": "a: b"}
+    told = made.post(place, {"gpu": "rtx-4090", "set": set_}).json()["html"]
     assert "GeForce RTX 4090" in told
     assert "7.0 epochs" in told
     assert "bf16 tensor cores" in told
-    wrong = made.post(place, {"set": {"batch_size": "many"}}).json()["html"]
+    wrong = made.post(place, {"set": {f"{CONFIG}batch_size": "many"}}).json()["html"]
     assert "batch_size" in wrong
     assert "Steps" not in wrong
+
+
+@each(("path", "value", "word"), [
+    (f"{CONFIG}epochs", "7", "7"), (f"{CONFIG}epochs", "", "null"), ("license", "", "null"),
+    ("description", "", '""'), ("description", "a: #b", '"a: #b"'), ("tags", "[a, b]", "[a, b]"),
+    ("base_models[0].quantization", "int4", "int4"),
+])  # fmt: skip
+def test_what_is_typed_is_given_to_set_as_what_the_key_takes(path, value, word):
+    assert settings_in({"set": {path: value}}) == ["--set", f"{path}={word}"]
 
 
 def test_rows_are_shown_as_the_model_sees_them(made):
@@ -72,8 +100,9 @@ def test_rows_are_shown_as_the_model_sees_them(made):
 
 
 @each("given", [
-    {"set": []}, {"set": {"nothing": "1"}}, {"set": {"epochs": 1}}, {"set": {"epochs": "x" * 999}},
-    {"set": {"epochs=1 --json": "1"}}, {"set": {f"k{n}": "" for n in range(99)}},
+    {"set": []}, {"set": {"nothing": "1"}}, {"set": {"name": 1}}, {"set": {"name": "x" * 999}},
+    {"set": {"name=1 --json": "1"}}, {"set": {"training.dataset.tasks.a=b.train": "1"}},
+    {"set": {"base_models[0]": "1"}}, {"set": {f"k{n}": "" for n in range(99)}},
 ])  # fmt: skip
 def test_settings_that_the_form_does_not_have_are_refused(given, made):
     with pytest.raises(NotDone):

@@ -77,6 +77,8 @@ def test_a_run_shows_the_sections_of_its_report_and_its_status(folder):
         assert f'id="figure-{figure}"' in page
     assert 'data-state="finished"' in page
     assert 'role="progressbar"' in page
+    text = text_of(page.partition('id="sections"')[2].partition("</nav>")[0])
+    assert wording("sections-of-a-run") in text
 
 
 def test_the_comparison_is_that_of_the_report(folder):
@@ -127,7 +129,13 @@ def test_hostile_text_stays_text_on_every_page(text, tmp_path):
     write_run(tmp_path / "runs" / TWO, usual())
     asked = Asked(tmp_path)
     one, two = asked.id_of(run.name), asked.id_of(TWO)
-    for place in ("/", f"/run/{one}", f"/compare?run={one}&run={two}", "/start"):
+    for place in (
+        "/",
+        f"/run/{one}",
+        f"/compare?run={one}&run={two}",
+        "/start",
+        f"/run/{one}/chat",
+    ):
         harmless(asked.page(place))
 
 

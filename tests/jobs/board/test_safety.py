@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.board.safety import MAX_BODY_BYTES, POLICY, Guard, is_loopback
+from expert.jobs.board.safety import MAX_BODY_BYTES, POLICY, Guard
 from tests.each import each
 from tests.insight.pages import usual, write_run
-from tests.jobs.board.boards import ACTION, ORIGIN, TOKEN, Asked
+from tests.jobs.board.boards import ACTION, ORIGIN, TOKEN, Asked, contents
 
 RUN = "demo-20260101-120000"
 
@@ -28,14 +28,12 @@ def asked(folder: Path) -> Asked:
     return Asked(folder)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 PLACES = ("/", "/start", "/run/{id}", "/live/runs", "/live/run/{id}", "/static/board.js",
-          "/compare?run={id}&run={id}", "/job/x", "/nothing")  # fmt: skip
+          "/compare?run={id}&run={id}", "/job/x", "/nothing", "/chat", "/run/{id}/chat",
+          "/live/chat/{id}")  # fmt: skip
 ACTIONS = ("/run/{id}/notes", "/run/{id}/stop", "/run/{id}/resume", "/run/{id}/validate",
-           "/run/{id}/export", "/manifest/{id}/train", "/job/{id}/stop")  # fmt: skip
+           "/run/{id}/export", "/manifest/{id}/train", "/job/{id}/stop", "/run/{id}/load",
+           "/run/{id}/ask")  # fmt: skip
 
 
 @each("place", PLACES)
@@ -222,6 +220,3 @@ def test_a_host_for_the_network_goes_by_addresses_and_its_own_name():
     guard = Guard(None, token="t", host="0.0.0.0", read_only=True)
     assert guard.is_own("192.168.1.5:7373")
     assert not guard.is_own("evil.example:7373")
-    assert is_loopback("127.0.0.1")
-    assert is_loopback("::1")
-    assert not is_loopback("0.0.0.0")

@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from expert.jobs.board import server as serving
 from expert.jobs.board.places import NoFolder
-from expert.jobs.board.server import (
-    NoBoard,
-    listen,
-    make_board,
-    make_server,
-    needs_packages,
-    new_token,
-    warning_about,
-)
+from expert.jobs.board.server import make_board, warning_about
+from expert.jobs.serve import listen
 from tests.insight.pages import usual, write_run
-from tests.jobs.board.boards import TOKEN
+from tests.jobs.board.boards import TOKEN, running
 from tests.wording import wording
-
-
-@contextmanager
-def running(folder: Path) -> Iterator[tuple[str, int]]:
-    address = listen("127.0.0.1", 0, TOKEN)
-    server = make_server(make_board([folder], read_only=True), address)
-    thread = threading.Thread(target=lambda: server.run(sockets=[address.socket]))
-    thread.start()
-    try:
-        yield address.socket.getsockname()
-    finally:
-        server.should_exit = True
-        thread.join(timeout=30)
-        assert not thread.is_alive()
 
 
 def asked(place: tuple[str, int], text: str) -> bytes:
@@ -52,9 +27,9 @@ def asked(place: tuple[str, int], text: str) -> bytes:
 
 
 def test_clients_that_send_no_request_are_let_go_and_others_are_answered(tmp_path, monkeypatch):
-    monkeypatch.setattr(serving, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(listen, "HEADER_SECONDS", 0.5)
     write_run(tmp_path / "demo-20260101-120000", usual(3))
-    with running(tmp_path) as place:
+    with running(make_board([tmp_path], read_only=True)) as place:
         slow = [socket.create_connection(place, timeout=30) for _ in range(40)]
         for client in slow:
             client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
@@ -67,7 +42,7 @@ def test_clients_that_send_no_request_are_let_go_and_others_are_answered(tmp_pat
 
 def test_more_connections_than_there_may_be_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(serving, "MOST_CONNECTIONS", 5)
-    with running(tmp_path) as place:
+    with running(make_board([tmp_path], read_only=True)) as place:
         others = [socket.create_connection(place, timeout=30) for _ in range(8)]
         time.sleep(0.2)
         request = f"GET /?token={TOKEN} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
@@ -77,7 +52,7 @@ def test_more_connections_than_there_may_be_are_refused(tmp_path, monkeypatch):
 
 
 def test_headers_without_end_and_nonsense_are_refused(tmp_path):
-    with running(tmp_path) as place:
+    with running(make_board([tmp_path], read_only=True)) as place:
         long = "GET / HTTP/1.1\r\n" + "X: " + "a" * 200_000 + "\r\n\r\n"
         for text in (long, "nonsense\r\n\r\n", "GET http://evil.example/ HTTP/1.1\r\n\r\n"):
             try:
@@ -87,32 +62,12 @@ def test_headers_without_end_and_nonsense_are_refused(tmp_path):
             assert answer.startswith(b"HTTP/1.1 4")
 
 
-def test_an_address_that_is_taken_says_so():
-    first = listen("127.0.0.1", 0, "t")
-    port = first.socket.getsockname()[1]
-    assert first.url == f"http://127.0.0.1:{port}/?token=t"
-    with pytest.raises(NoBoard) as error:
-        listen("127.0.0.1", port, "t")
-    assert str(error.value).endswith(wording("board-cannot-listen"))
-    first.socket.close()
-
-
 def test_a_folder_that_is_not_there_says_so(tmp_path):
     with pytest.raises(NoFolder) as error:
         make_board([tmp_path / "none"], read_only=False)
     assert str(error.value) == wording("board-no-folder", folder=tmp_path / "none")
 
 
-def test_missing_packages_say_what_to_install(monkeypatch):
-    needs_packages()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(NoBoard) as error:
-        needs_packages()
-    assert str(error.value).startswith(wording("board-needs-packages"))
-
-
-def test_an_open_network_is_warned_of_and_tokens_differ():
+def test_an_open_network_is_warned_of():
     assert warning_about("127.0.0.1") == warning_about("localhost") == ""
     assert warning_about("0.0.0.0").startswith(wording("board-is-not-loopback"))
-    assert len({new_token() for _ in range(20)}) == 20
-    assert len(new_token()) >= 32

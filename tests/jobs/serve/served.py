@@ -14,8 +14,9 @@ import torch
 
 from expert.jobs.serve.app import Entry, Limits, make_app
 from expert.jobs.serve.engine import Engine
-from expert.jobs.serve.listen import bound, server_of
+from expert.jobs.serve.listen import bound
 from expert.jobs.serve.models import load_models
+from expert.jobs.serve.serve import server_of
 
 
 @dataclass

@@ -19,7 +19,8 @@ from expert.core.errors import Damaged
 from expert.jobs.sample import answer_steps
 from expert.jobs.serve import engine, listen
 from expert.jobs.serve.app import Limits
-from expert.jobs.serve.models import CannotServe, load_models
+from expert.jobs.serve.listen import CannotServe
+from expert.jobs.serve.models import load_models
 from expert.jobs.serve.serve import SHORTEST_TOKEN, TOKEN, _token, in_words
 from tests.each import each
 from tests.jobs.serve.served import Served, served, until

@@ -276,7 +276,8 @@ def test_a_full_queue_is_a_rate_limit_with_a_time_to_wait(here, monkeypatch):
 
 
 def test_the_character_model_is_refused_before_it_is_loaded():
-    from expert.jobs.serve.models import CannotServe, load_models
+    from expert.jobs.serve.listen import CannotServe
+    from expert.jobs.serve.models import load_models
 
     with pytest.raises(CannotServe, match=wording("characters-not-served")):
         load_models([str(finished_characters())])

@@ -15,9 +15,11 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
@@ -26,6 +28,7 @@ from expert.core.publish import is_alive
 from expert.core.rundir import Holder, RunFolder, holder_of, process_of
 from expert.core.stored_json import object_in
 from expert.core.text import json_text
+from expert.parallel.launch import LAUNCH_FOLDER
 from expert.run.stored.resume_command import NO_FILE, command_of_run
 
 TOKEN = "EXPERT_BOARD_TOKEN"
@@ -221,7 +224,18 @@ def stop_run(run: Path) -> None:
     holder = holder_of(folder.lock_file)
     if holder is None:
         raise NotDone(f"{run.name} is not running")
-    interrupt(holder)
+    interrupt(launcher_of(holder) if is_process(holder) else holder)
+
+
+def launcher_of(rank: Holder) -> Holder:
+    """Whom a Ctrl-C in the terminal would reach: of the ranks of `expert train --gpus`, the process
+    that started them and passes it on to all; else the trainer itself."""
+    with suppress(psutil.Error):
+        process = psutil.Process(rank.pid)
+        parent = process.parent() if LAUNCH_FOLDER in process.environ() else None
+        if parent is not None and "train" in parent.cmdline():
+            return replace(rank, pid=parent.pid, process=process_of(parent.pid))
+    return rank
 
 
 def environment() -> dict[str, str]:

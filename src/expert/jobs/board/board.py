@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from expert.jobs.board.actions import Jobs
+from expert.jobs.board.chat import Chat
 from expert.jobs.board.live import MOST_STREAMS, Hub
 from expert.jobs.board.places import Found, Kind, Places
 from expert.jobs.board.safety import Refused
@@ -26,6 +27,7 @@ class Board:
     read_only: bool = False
     summaries: Summaries = field(default_factory=Summaries)
     hub: Hub = field(default_factory=Hub)
+    chat: Chat = field(default_factory=Chat)
     jobs: Jobs = field(init=False)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from expert.core.errors import EXIT_MEANINGS
 from expert.core.rundir import holder_of
 from expert.core.text import visible
 from expert.insight.page.markup import Markup, escape, tag
-from expert.jobs.board.actions import Job
+from expert.jobs.board.actions import Job, launcher_of
 from expert.jobs.board.layout import button, live, page, pill, title_row
 from expert.jobs.board.live import View
 from expert.jobs.board.places import Found, Places
@@ -38,7 +38,7 @@ class JobView(View):
         if self._run is None:
             self._run = self._find_run()
         lines = output_lines(self.job.output())
-        return {"job": self._head(), "log": _log(lines), "order": "job log"}
+        return {"job": self._head(), "log": log_html(lines), "order": "job log"}
 
     def _head(self) -> Markup:
         job = self.job
@@ -63,7 +63,8 @@ class JobView(View):
         self._places.look()
         for one in self._places.runs():
             holder = holder_of(one.path / ".lock")
-            if one.id == self.job.subject or (holder and holder.pid == self.job.holder.pid):
+            is_own = holder is not None and launcher_of(holder).pid == self.job.holder.pid
+            if one.id == self.job.subject or is_own:
                 return one
         return None
 
@@ -116,6 +117,7 @@ def output_lines(text: str) -> list[str]:
     return [visible(line) for line in lines if line.strip()][-SHOWN_LINES:]
 
 
-def _log(lines: Sequence[str]) -> Markup:
+def log_html(lines: Sequence[str]) -> Markup:
+    """The output of a command."""
     text = Markup("\n".join(escape(line) for line in lines) or "Nothing was written yet.")
     return tag("pre", text, id="log", class_="log", tabindex="0", aria_label="output")

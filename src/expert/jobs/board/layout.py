@@ -15,14 +15,17 @@ NAV: tuple[tuple[str, str, str], ...] = (
     ("/", "Runs", "runs"),
     ("/start", "Start", "start"),
     ("/new", "New", "new"),
+    ("/chat", "Chat", "chat"),
 )
 """Address, words and name of every page in the navigation. A page adds its line here."""
 STATE_TONES = {"running": "note", "finished": "good", "stopped": "warning", "failed": "error",
                "gone": "error", "unreadable": "plain"}  # fmt: skip
 
 
-def page(title: str, *inside: object, here: str = "", read_only: bool = False) -> str:
-    """A whole page with the navigation, `here` marked."""
+def page(
+    title: str, *inside: object, here: str = "", read_only: bool = False, script: str = ""
+) -> str:
+    """A whole page with the navigation, `here` marked, and a script of its own where it has one."""
     items = [
         tag("a", words, href=place, aria_current="page" if name == here else None)
         for place, words, name in NAV
@@ -44,7 +47,7 @@ def page(title: str, *inside: object, here: str = "", read_only: bool = False) -
         tag("div", "", id="toast", role="status", aria_live="polite"),
         tag("footer", f"expert {__version__}. The board reads run folders; a run never needs it."),
     )
-    return _document(title, tag("body", *body))
+    return _document(title, tag("body", *body), ("board.js", script) if script else ("board.js",))
 
 
 def plain_page(title: str, text: str, field: str) -> str:
@@ -54,10 +57,10 @@ def plain_page(title: str, text: str, field: str) -> str:
         given = tag("input", name=field, type="password", aria_label=field, autocomplete="off")
         form = tag("form", given, tag("button", "Open"), method="get", action="/", class_="row")
     inside = tag("main", tag("h1", title), tag("p", text), form, class_="alone")
-    return _document(title, tag("body", inside), script=False)
+    return _document(title, tag("body", inside))
 
 
-def _document(title: str, body: Markup, *, script: bool = True) -> str:
+def _document(title: str, body: Markup, scripts: Sequence[str] = ()) -> str:
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -67,7 +70,7 @@ def _document(title: str, body: Markup, *, script: bool = True) -> str:
         tag("link", rel="icon", href="/static/icon.svg"),
         tag("link", rel="stylesheet", href="/static/report.css"),
         tag("link", rel="stylesheet", href="/static/board.css"),
-        tag("script", src="/static/board.js", defer="") if script else None,
+        *(tag("script", src=f"/static/{name}", defer="") for name in scripts),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
@@ -83,9 +86,12 @@ def pill(text: str, tone: str, **attributes: Any) -> Markup:
     return tag("span", text, class_=f"pill tone-{tone}", **attributes)
 
 
+def state_word(state: str) -> str:
+    return "killed" if state == "gone" else state
+
+
 def state_pill(state: str) -> Markup:
-    words = {"gone": "killed"}.get(state, state)
-    return pill(words, STATE_TONES.get(state, "plain"), data_state=state)
+    return pill(state_word(state), STATE_TONES.get(state, "plain"), data_state=state)
 
 
 def progress_bar(share: float | None, label: str) -> Markup | None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
-from expert.core.text import duration, loss
 from expert.insight.page.charts import sparkline
 from expert.insight.page.markup import Markup, tag
-from expert.jobs.board.layout import fact, live, page, progress_bar, state_pill, title_row
+from expert.jobs.board.layout import (
+    fact,
+    live,
+    page,
+    progress_bar,
+    state_pill,
+    state_word,
+    title_row,
+)
 from expert.jobs.board.live import Pace, View
 from expert.jobs.board.notes import Notes, read_notes
-from expert.jobs.board.places import Places
+from expert.jobs.board.places import MOST_FOLDERS, Places
 from expert.jobs.board.summaries import Summaries, Summary
 
 SHARE = 1 / 300
@@ -39,18 +45,25 @@ class ListView(View):
         found = self._places.runs()
         self._summaries.forget({one.path for one in found})
         runs = [(self._summaries.of(one), read_notes(one.path)) for one in found]
-        runs.sort(key=lambda pair: _order(pair[0]))
+        runs.sort(key=lambda pair: newest_first(pair[0]))
         parts = {f"run-{run.found.id}": _card(run, notes) for run, notes in runs}
         order = " ".join(parts) or "nothing"
         if not runs:
             parts["nothing"] = _nothing(self._places, read_only=self._read_only)
-        return {**parts, "counts": _counts(run for run, _ in runs), "order": order}
+        return {**parts, "counts": self._counts(run for run, _ in runs), "order": order}
+
+    def _counts(self, runs: Iterable[Summary]) -> Markup:
+        count = Counter(run.state for run in runs)
+        words = [f"{number} {state_word(state)}" for state, number in count.most_common()]
+        if self._places.cut:
+            words.append(f"not looked into: folders after the first {MOST_FOLDERS:,}")
+        return tag("span", ", ".join(words), id="counts", class_="soft")
 
 
 def list_page(view: View, *, read_only: bool) -> str:
     """The page of all runs; filters and the comparison are the script's."""
     states = [tag("option", "all states", value="")]
-    states += [tag("option", "killed" if s == "gone" else s, value=s) for s in STATES]
+    states += [tag("option", state_word(s), value=s) for s in STATES]
     tools = tag(
         "div",
         tag("input", type="search", id="filter", placeholder="Filter: name, model, tag",
@@ -67,7 +80,8 @@ def list_page(view: View, *, read_only: bool) -> str:
     )  # fmt: skip
 
 
-def _order(run: Summary) -> tuple[bool, float, str]:
+def newest_first(run: Summary) -> tuple[bool, float, str]:
+    """By when something happened, those that run before all."""
     last = run.status.last_event if run.status is not None else None
     return (run.state != "running", -(last or 0.0), run.found.name)
 
@@ -75,10 +89,10 @@ def _order(run: Summary) -> tuple[bool, float, str]:
 def _card(run: Summary, notes: Notes) -> Markup:
     status, found = run.status, run.found
     words = [found.name, run.state, found.where, *notes.tags]
-    facts: list[Markup | None] = []
     if status is not None:
         words += [str(status.model or ""), str(status.device or ""), str(status.expert or "")]
-        facts = _facts(run)
+    facts = [fact(name, value) if value else tag("span", class_="fact")
+             for name, value in run.numbers.items() if name != "validation loss"]  # fmt: skip
     box = tag("input", type="checkbox", name="run", value=found.id,
               aria_label=f"Select {found.name} to compare")  # fmt: skip
     title = tag("a", found.name, href=f"/run/{found.id}")
@@ -97,34 +111,6 @@ def _card(run: Summary, notes: Notes) -> Markup:
         class_="run card", id=f"run-{found.id}", data_words=" ".join(words).lower(),
         data_state=run.state,
     )  # fmt: skip
-
-
-def _facts(run: Summary) -> list[Markup | None]:
-    """Step, loss, speed and what is left, as far as they are known."""
-    status = run.status
-    assert status is not None
-    of = f" / {status.total_steps:,}" if status.total_steps else ""
-    last = next((value for _, value in reversed(run.losses) if value is not None), None)
-    left = status.eta_seconds if run.state == "running" else None
-    numbers: dict[str, tuple[Any, Any]] = {
-        "step": (status.step, lambda n: f"{n:,}{of}"),
-        "loss": (last, loss),
-        "best validation": (status.best_eval_loss, loss),
-        "tokens/s": (status.tokens_per_second, "{:,.0f}".format),
-        "GPU": (status.gpu_utilization, "{:.0f} %".format),
-        "left": (left, duration),
-    }
-    return [
-        fact(name, write(value)) if isinstance(value, int | float) else tag("span", class_="fact")
-        for name, (value, write) in numbers.items()
-    ]  # fmt: skip
-
-
-def _counts(runs: Iterable[Summary]) -> Markup:
-    count = Counter(run.state for run in runs)
-    words = [f"{number} {'killed' if state == 'gone' else state}" for state, number in
-             sorted(count.items(), key=lambda pair: -pair[1])]  # fmt: skip
-    return tag("span", ", ".join(words), id="counts", class_="soft")
 
 
 def _nothing(places: Places, *, read_only: bool) -> Markup:

@@ -8,13 +8,13 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from expert.core.errors import EXIT_DOES_NOT_FIT, ExpertError
-from expert.core.text import duration_range, gib
+from expert.core.text import counted, duration_range, gib
 from expert.insight.page.blocks import PageSection, Tile, Tiles, Words
 from expert.insight.page.facts import RunFacts, mapping, number
 from expert.insight.page.html import block_html
@@ -30,39 +30,54 @@ from expert.manifest.explain import KeyHelp, explain
 from expert.planning.machine.card_table import CARDS
 
 CONFIG = "training.config."
+GROUPS = (
+    (CONFIG, "Training"),
+    ("training.dataset.", "Data"),
+    ("base_models[0].", "Base model"),
+    ("soft_prompts", "Soft prompts"),
+    ("training.decoding.", "Answers and validation"),
+    ("training.", "Packaging"),
+    ("", "About the expert"),
+)
+"""Keys by how their paths begin; the first that fits."""
 FIRST = ("epochs", "learning_rate", "batch_size", "max_seq_length", "adapter_type", "rank",
          "packing", "optim")  # fmt: skip
 """Shown without a click."""
 SECONDS = 90.0
 MOST_AT_ONCE = 2
 MOST_SET, LONGEST_VALUE = 60, 400
+_ENTRY = r"[^.\[\]=]{1,80}"
 _GPU = re.compile(r"[\w. -]{1,60}")
 _turns = threading.BoundedSemaphore(MOST_AT_ONCE)
 
 
 @cache
-def keys() -> dict[str, KeyHelp]:
-    """Keys of training.config that one value sets, by their last name."""
-    found = [one for one in explain() if one.path.startswith(CONFIG)]
-    return {
-        one.path.removeprefix(CONFIG): one
-        for one in found
-        if "." not in one.path.removeprefix(CONFIG) and "object" not in one.expected
-    }
+def keys() -> list[tuple[re.Pattern[str], KeyHelp]]:
+    """Every key of the schema that one value sets, each with the paths under which `--set` takes it
+    in a manifest: entries of lists by their number, those of objects by their name."""
+    found = []
+    for one in explain():
+        if "object" not in one.expected:
+            path = re.escape(one.path).replace(r"\[\]", r"\[\d{1,3}\]")
+            found.append((re.compile(path.replace("<name>", _ENTRY)), one))
+    return found
 
 
 def manifest_page(found: Found, written: Mapping[str, Any]) -> str:
     """The form; the script asks for the plan and the rows."""
-    fields = {name: _field(one, written.get(name)) for name, one in keys().items()}
-    first = [fields[name] for name in FIRST if name in fields]
-    rest = [field for name, field in fields.items() if name not in FIRST]
+    fields = dict(_fields(written))
+    first = [fields.pop(f"{CONFIG}{name}") for name in FIRST]
+    groups = []
+    for prefix, title in GROUPS:
+        own = [fields.pop(path) for path in list(fields) if path.startswith(prefix)]
+        if own:
+            head = tag("summary", title, " ", tag("small", counted(len(own), "key")))
+            groups.append(tag("details", head, tag("div", *own, class_="fields")))
     cards = [tag("option", card.name, value=card.slug) for card in CARDS]
     gpu = tag("select", tag("option", "this machine", value=""), *cards, name="gpu")
-    more = tag("details", tag("summary", f"{len(rest)} more keys"), tag("div", *rest,
-               class_="fields"))  # fmt: skip
     start = button("Start training", f"/manifest/{found.id}/train", class_="primary", id="start")
     form = tag(
-        "form", tag("label", "Plan for the card", gpu), *first, more, id="settings",
+        "form", tag("label", "Plan for the card", gpu), *first, *groups, id="settings",
         data_manifest=found.id, class_="card fields", aria_label="training settings",
     )  # fmt: skip
     note = "Values here are for the run that you start; the manifest stays as it is."
@@ -78,15 +93,42 @@ def manifest_page(found: Found, written: Mapping[str, Any]) -> str:
     )
 
 
-def _field(one: KeyHelp, written: Any) -> Markup:
-    name = one.path.removeprefix(CONFIG)
+def _fields(written: Mapping[str, Any]) -> Iterator[tuple[str, Markup]]:
+    """A field for every key, by its path; those of entries for as many as the manifest has."""
+    for _, one in keys():
+        for path, now in _places(one.path, written):
+            yield path, _field(path, one, now)
+
+
+def _places(path: str, written: Any) -> Iterator[tuple[str, Any]]:
+    """Where a key of the schema is in a manifest, and what that says. Of several base models it is
+    the first: that is the one which is trained."""
+    head, mark, rest = re.split(r"(\[\]|\.<name>|$)", path, maxsplit=1)
+    for key in head.split("."):
+        written = written.get(key) if isinstance(written, Mapping) else None
+    if not mark:
+        yield path, written
+        return
+    if mark == "[]":
+        entries = {f"[{number}]": entry for number, entry in enumerate(written or ())}
+    else:
+        entries = {f".{name}": entry for name, entry in (written or {}).items()}
+    if head == "base_models":
+        entries = {"[0]": entries.get("[0]")}
+    for entry, inside in entries.items():
+        for below, now in _places(rest[1:], inside):
+            yield f"{head}{entry}.{below}", now
+
+
+def _field(path: str, one: KeyHelp, written: Any) -> Markup:
     now = "" if written is None else written if isinstance(written, str) else json.dumps(written)
     words = re.findall(r'"([^"]+)"', one.expected)
     if re.search(r"\btrue or false\b|\btrue, false\b", one.expected):
         words = [*words, "true", "false"]
     is_choice = not re.search(r"number|text|list|path|folder", one.expected) and words
-    default = one.default.strip('"') or "not set"
-    about = {"name": name, "title": one.meaning, "data_was": now}
+    default = one.default.strip('"')
+    default = "not set" if default in ("", "null") else default
+    about = {"name": path, "title": one.meaning, "data_was": now}
     if is_choice:
         options = [tag("option", f"default: {default}", value="")]
         options += [tag("option", word, value=word, selected="" if word == now else None)
@@ -94,6 +136,7 @@ def _field(one: KeyHelp, written: Any) -> Markup:
         field = tag("select", *options, **about)
     else:
         field = tag("input", value=now, placeholder=default, autocomplete="off", **about)
+    name = path.removeprefix(next(prefix for prefix, _ in GROUPS if path.startswith(prefix)))
     return tag("label", tag("span", name, class_="code"), field, tag("small", one.meaning))
 
 
@@ -103,10 +146,13 @@ def settings_in(given: Mapping[str, Any]) -> list[str]:
     if not isinstance(told, dict) or len(told) > MOST_SET:
         raise NotDone("settings: expected an object of keys and values")
     words = []
-    for name, value in told.items():
-        if name not in keys() or not isinstance(value, str) or len(value) > LONGEST_VALUE:
-            raise NotDone(f"{name[:60]}: not a key of the form, or too long a value")
-        words += ["--set", f"{CONFIG}{name}={value or 'null'}"]
+    for path, value in told.items():
+        one = next((one for places, one in keys() if places.fullmatch(path)), None)
+        if one is None or not isinstance(value, str) or len(value) > LONGEST_VALUE:
+            raise NotDone(f"{path[:60]}: not a key of the form, or too long a value")
+        if one.expected.startswith("text") and (value or one.expected == "text"):
+            value = json.dumps(value)  # whatever it looks like
+        words += ["--set", f"{path}={value or 'null'}"]
     return words
 
 
@@ -182,15 +228,14 @@ def run_command(words: Sequence[str]) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def written_config(manifest: Path) -> dict[str, Any]:
-    """What the manifest says of training.config; nothing where it cannot be read."""
+def written_in(manifest: Path) -> dict[str, Any]:
+    """What the manifest says, as the newest layout has it; nothing where it cannot be read."""
     from expert.manifest.reader import read_manifest
 
     try:
-        config = read_manifest(manifest).manifest.training.config
+        return read_manifest(manifest).manifest.model_dump(mode="json", exclude_unset=True)
     except (ExpertError, OSError):  # the plan beside the form says what is wrong
         return {}
-    return config.model_dump(mode="json", exclude_unset=True)
 
 
 def start_with(jobs: Jobs, found: Found, given: Mapping[str, Any]) -> str:

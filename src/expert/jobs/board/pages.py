@@ -6,27 +6,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import HTMLResponse, JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from expert.jobs.board.actions import interrupt, stop_run
+from expert.core.rundir import RunFolder
+from expert.jobs.board.actions import interrupt, stop_run, trainer_of
 from expert.jobs.board.board import board_of, body_of, stream
+from expert.jobs.board.chat import question_in
+from expert.jobs.board.chat_page import ChatView, chat_page, chats_page
 from expert.jobs.board.job_pages import JobView, job_page, start_page
-from expert.jobs.board.list_page import ListView, list_page
+from expert.jobs.board.list_page import ListView, list_page, newest_first
 from expert.jobs.board.manifest_page import (
     manifest_page,
     plan_html,
     rows_html,
     start_with,
-    written_config,
+    written_in,
 )
 from expert.jobs.board.new_page import make_expert, new_page, receive, remove
 from expert.jobs.board.notes import notes_in, read_notes, write_notes
 from expert.jobs.board.run_page import RunView, compare_page, run_page, run_tools
 from expert.jobs.board.safety import Refused
+from expert.run.stored.choose_checkpoint import states
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -34,20 +38,22 @@ if TYPE_CHECKING:
 
     from expert.jobs.board.board import Board
 
+Opening = tuple[str, Callable[[], Any]]
+"""The name of a view, and how it is made."""
 MOST_COMPARED = 6
+TRAINING = "a training was started, which may need the memory"
 
 
 def routes() -> list[Route]:
     """All pages and actions; those of a further page are added here."""
     return [
         Route("/", _list),
-        Route("/live/runs", _live_list),
+        Route("/live/runs", _live),
+        Route("/live/{kind}/{id}", _live),
         Route("/run/{id}", _run),
-        Route("/live/run/{id}", _live_run),
         Route("/compare", _compare),
         Route("/start", _start),
         Route("/job/{id}", _job),
-        Route("/live/job/{id}", _live_job),
         Route("/new", _new),
         Route("/upload/rows", _upload, methods=["POST"]),
         Route("/manifest/{id}", _manifest),
@@ -55,6 +61,10 @@ def routes() -> list[Route]:
         Route("/manifest/{id}/rows", _rows, methods=["POST"]),
         Route("/manifest/{id}/train", _train, methods=["POST"]),
         Route("/run/{id}/notes", _notes, methods=["POST"]),
+        Route("/chat", _chats),
+        Route("/run/{id}/chat", _chat),
+        Route("/run/{id}/load", _load, methods=["POST"]),
+        Route("/run/{id}/ask", _ask, methods=["POST"]),
         Route("/run/{id}/{action}", _act, methods=["POST"]),
         Route("/job/{id}/stop", _stop_job, methods=["POST"]),
     ]
@@ -63,19 +73,24 @@ def routes() -> list[Route]:
 # --- pages ---------------------------------------------------------------------------------------
 
 
+async def _live(request: Request) -> Response:
+    """What changes on a page, as it changes."""
+    kind = request.path_params.get("kind", "runs")
+    if kind not in VIEWS:
+        raise Refused(404, "There is no such page.")
+    return await stream(request, *VIEWS[kind](request))
+
+
 async def _list(request: Request) -> Response:
     board = board_of(request)
-    view = await board.hub.view("runs", lambda: _runs(board))
+    view = await board.hub.view(*_runs(request))
     return HTMLResponse(list_page(view, read_only=board.read_only))
 
 
-async def _live_list(request: Request) -> Response:
+def _runs(request: Request) -> Opening:
     board = board_of(request)
-    return await stream(request, "runs", lambda: _runs(board))
-
-
-def _runs(board: Board) -> ListView:
-    return ListView(board.places, board.summaries, read_only=board.read_only)
+    make = partial(ListView, board.places, board.summaries, read_only=board.read_only)
+    return "runs", make
 
 
 async def _run(request: Request) -> Response:
@@ -88,11 +103,10 @@ async def _run(request: Request) -> Response:
     return HTMLResponse(html)
 
 
-async def _live_run(request: Request) -> Response:
+def _run_view(request: Request) -> Opening:
     board = board_of(request)
     found = board.found(request, "run")
-    make = lambda: RunView(found, board.summaries)  # noqa: E731
-    return await stream(request, f"run {found.id}", make)
+    return f"run {found.id}", partial(RunView, found, board.summaries)
 
 
 async def _compare(request: Request) -> Response:
@@ -111,7 +125,7 @@ async def _view(board: Board, name: str) -> RunView:
     found = board.places.get(name, "run")
     if found is None:
         raise Refused(404, "There is no such run in the folders of this board.")
-    view = await board.hub.view(f"run {name}", lambda: RunView(found, board.summaries))
+    view = await board.hub.view(f"run {name}", partial(RunView, found, board.summaries))
     assert isinstance(view, RunView)
     return view
 
@@ -129,8 +143,31 @@ async def _new(request: Request) -> Response:
 
 async def _manifest(request: Request) -> Response:
     found = _that_changes(request).found(request, "manifest")
-    written = await run_in_threadpool(written_config, found.path)
+    written = await run_in_threadpool(written_in, found.path)
     return HTMLResponse(manifest_page(found, written))
+
+
+async def _chats(request: Request) -> Response:
+    board = _that_changes(request)
+    await asyncio.to_thread(board.places.look)
+    return HTMLResponse(await run_in_threadpool(_talkative, board))
+
+
+def _talkative(board: Board) -> str:
+    runs = [one for one in board.places.runs() if states(RunFolder(one.path))]
+    return chats_page(sorted(map(board.summaries.of, runs), key=newest_first))
+
+
+async def _chat(request: Request) -> Response:
+    board = _that_changes(request)
+    view = await board.hub.view(*_chat_view(request))
+    return HTMLResponse(chat_page(board.found(request, "run"), view))
+
+
+def _chat_view(request: Request) -> Opening:
+    board = _that_changes(request)
+    found = board.found(request, "run")
+    return f"chat {found.id}", partial(ChatView, found, board.chat)
 
 
 def _that_changes(request: Request) -> Board:
@@ -147,16 +184,15 @@ async def _job(request: Request) -> Response:
     return HTMLResponse(job_page(view, read_only=board.read_only))
 
 
-async def _live_job(request: Request) -> Response:
-    return await stream(request, *_job_view(request))
-
-
-def _job_view(request: Request) -> tuple[str, Callable[[], JobView]]:
+def _job_view(request: Request) -> Opening:
     board = board_of(request)
     job = board.jobs.get(request.path_params["id"])
     if job is None:
         raise Refused(404, "That command is not known here.")
-    return f"job {job.id}", lambda: JobView(job, board.places, read_only=board.read_only)
+    return f"job {job.id}", partial(JobView, job, board.places, read_only=board.read_only)
+
+
+VIEWS = {"runs": _runs, "run": _run_view, "job": _job_view, "chat": _chat_view}
 
 
 # --- actions -------------------------------------------------------------------------------------
@@ -165,7 +201,9 @@ def _job_view(request: Request) -> tuple[str, Callable[[], JobView]]:
 async def _train(request: Request) -> Response:
     board, given = board_of(request), await body_of(request)
     found = board.found(request, "manifest")
-    return JSONResponse({"go": await run_in_threadpool(start_with, board.jobs, found, given)})
+    go = await run_in_threadpool(start_with, board.jobs, found, given)
+    await run_in_threadpool(board.chat.end, TRAINING)
+    return JSONResponse({"go": go})
 
 
 async def _plan(request: Request) -> Response:
@@ -219,7 +257,31 @@ async def _act(request: Request) -> Response:
         case _:
             raise Refused(404, "There is no such action.")
     job = await run_in_threadpool(work)
+    if job.what == "train":
+        await run_in_threadpool(board.chat.end, TRAINING)
     return JSONResponse({"go": f"/job/{job.id}"})
+
+
+async def _load(request: Request) -> Response:
+    """Load a run to talk to; where another trains on this machine, its card is left to it."""
+    board = board_of(request)
+    await body_of(request)
+    found = board.found(request, "run")
+
+    def load() -> None:
+        training = [one.name for one in board.places.runs() if trainer_of(RunFolder(one.path))]
+        board.chat.load(found, next(iter(training), ""))
+
+    await run_in_threadpool(load)
+    return JSONResponse({})
+
+
+async def _ask(request: Request) -> Response:
+    """One message; the answer comes as it is made, and ends with the request."""
+    board = board_of(request)
+    question = question_in(await body_of(request))
+    events = board.chat.answer(board.found(request, "run"), question)
+    return StreamingResponse(events, media_type="text/event-stream")
 
 
 async def _notes(request: Request) -> Response:

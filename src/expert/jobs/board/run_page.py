@@ -9,7 +9,7 @@ from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
-from expert.core.text import counted, duration, loss, times
+from expert.core.text import counted, times
 from expert.insight.findings.finding import Finding, worst_first
 from expert.insight.page.blocks import Figure, Page, PageSection, Words
 from expert.insight.page.comparison import comparison_section
@@ -120,21 +120,23 @@ class RunView(View):
                 drawn = findings_html(found.findings)
             parts[section.name] = drawn
         order = sorted(parts, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
-        return {**parts, "order": " ".join(order)}
+        titles = {section.name: section.title for section in made.sections}
+        links = [tag("a", titles[name], href=f"#{name}") for name in order if name in titles]
+        label = "sections of this run"
+        nav = tag("nav", *links, id="sections", class_="sections", aria_label=label)
+        return {**parts, "sections": nav, "order": " ".join(order)}
 
 
 def run_page(view: RunView, notes: Notes, tools: Sequence[object], *, read_only: bool) -> str:
     """The page of one run: what it is, what can be done with it, and its sections."""
     name = view.found.name
-    sections = view.html("order").split()
-    links = [tag("a", one.replace("-", " "), href=f"#{one}") for one in sections[1:]]
     return page(
         name,
         tag("p", tag("a", "Runs", href="/"), f" / {view.found.where}", class_="crumbs"),
         tag("div", tag("h1", name), tag("div", *tools, class_="row"), class_="title"),
         Markup(view.html("status")),
         _notes(view.found, notes, read_only=read_only),
-        tag("nav", *links, class_="sections", aria_label="sections of this run"),
+        Markup(view.html("sections")),
         live(view, f"/live/run/{view.found.id}"),
         read_only=read_only,
     )
@@ -161,7 +163,8 @@ def run_tools(found: Found, state: str, jobs: Sequence[Job]) -> list[Markup]:
     ]
     running = [job for job in jobs if job.state == "running"]
     links = [tag("a", f"{job.what} is running", href=f"/job/{job.id}") for job in running]
-    return [*tools, *links]
+    chat = tag("a", "Chat", href=f"{at}/chat", class_="button")
+    return [chat, *tools, *links]
 
 
 def compare_page(views: Sequence[RunView], *, read_only: bool) -> str:
@@ -186,19 +189,8 @@ def _status(summary: Summary) -> Markup:
     """Where the run stands, in numbers that change while one looks."""
     status = summary.status
     assert status is not None
-    total = f" / {status.total_steps:,}" if status.total_steps else ""
-    last = next((value for _, value in reversed(summary.losses) if value is not None), None)
-    left = status.eta_seconds if summary.state == "running" else None
-    numbers: dict[str, tuple[Any, Any]] = {
-        "step": (status.step, lambda n: f"{n:,}{total}"),
-        "loss": (last, loss),
-        "validation loss": (status.eval_loss, loss),
-        "tokens/s": (status.tokens_per_second, "{:,.0f}".format),
-        "GPU": (status.gpu_utilization, "{:.0f} %".format),
-        "left": (left, duration),
-    }
-    facts = [fact(name, write(value)) for name, (value, write) in numbers.items()
-             if isinstance(value, int | float)]  # fmt: skip
+    facts = [fact(name, value) for name, value in summary.numbers.items()
+             if name != "best validation"]  # fmt: skip
     because = tag("span", status.because, class_="soft") if status.because else None
     fell = None
     if status.fallbacks:

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode
 
+from expert.jobs.serve.listen import is_loopback
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -135,15 +137,6 @@ class Guard:
     def _set_cookie(self) -> list[tuple[bytes, bytes]]:
         text = f"{COOKIE}={self.cookie}; HttpOnly; SameSite=Strict; Path=/"
         return [(b"set-cookie", text.encode("latin-1"))]
-
-
-def is_loopback(host: str) -> bool:
-    if host.lower() in LOOPBACK_NAMES:
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _has_port(host: str) -> bool:

@@ -3,12 +3,8 @@ be."""
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-import socket
+import threading
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,31 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import read_bytes
-from expert.core.install import pip_install
 from expert.insight.page.markup import tag
 from expert.jobs.board.board import Board, board_of
 from expert.jobs.board.layout import page
 from expert.jobs.board.places import Places
-from expert.jobs.board.safety import Guard, Refused, is_loopback
+from expert.jobs.board.safety import Guard, Refused
+from expert.jobs.serve import listen
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
 MOST_CONNECTIONS = 120
-HEADER_SECONDS = 10.0
-"""A connection that has not sent a request by then is closed."""
 STATIC = {
     "report.css": ("expert.insight.page", "style.css", "text/css"),
     "board.css": ("expert.jobs.board", "static/board.css", "text/css"),
     "icon.svg": ("expert.jobs.board", "static/icon.svg", "image/svg+xml"),
+    "chat.js": ("expert.jobs.board", "static/chat.js", "text/javascript"),
     "board.js": ("expert.jobs.board", "static/board.js", "text/javascript"),
 }
-
-
-class NoBoard(ExpertError):
-    """A board that cannot be started."""
 
 
 def make_app(board: Board, *, token: str, host: str = "127.0.0.1") -> Guard:
@@ -50,13 +40,8 @@ def make_app(board: Board, *, token: str, host: str = "127.0.0.1") -> Guard:
 
     from expert.jobs.board import pages
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> Any:
-        yield
-        board.hub.closing.set()
-
     routes = [Route("/static/{name}", _static), *pages.routes()]
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={
+    app = Starlette(routes=routes, exception_handlers={
         Refused: _refused, ExpertError: _refused, OSError: _refused, 404: _nothing, 405: _nothing,
     })  # fmt: skip
     app.router.redirect_slashes = False
@@ -101,74 +86,16 @@ async def _nothing(request: Request, error: Exception) -> Response:
 # --- the server ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where the board listens."""
+def make_server(board: Board, *, token: str, host: str = "127.0.0.1") -> Any:
+    """A server that answers until Ctrl-C, and then ends the streams of all tabs and the chat before
+    it waits for them; runs and commands that pages started continue."""
 
-    url: str
-    socket: socket.socket
-    host: str
-    token: str
+    def stopping() -> None:
+        board.hub.closing.set()
+        threading.Thread(target=board.chat.end).start()
 
-
-def listen(host: str, port: int, token: str) -> Address:
-    """A socket at the address, or at a free port for 0."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    opened = socket.socket(family, socket.SOCK_STREAM)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        opened.bind((host, port))
-        opened.listen(128)  # whoever opens the address before the server is up waits for it
-    except OSError as error:
-        opened.close()
-        raise NoBoard(
-            f"{host}:{port}: cannot listen there: {error.strerror}  (choose another --port; 0 "
-            "finds a free one)"
-        ) from error
-    name = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
-    name = f"[{name}]" if ":" in name else name
-    url = f"http://{name}:{opened.getsockname()[1]}/?token={token}"
-    return Address(url, opened, host, token)
-
-
-def run_board(board: Board, address: Address) -> None:
-    """Answer until Ctrl-C; runs and commands that pages started continue."""
-    make_server(board, address).run(sockets=[address.socket])
-
-
-def make_server(board: Board, address: Address) -> Any:
-    """uvicorn with limits on how much, how many and how long."""
-    import uvicorn
-
-    app = make_app(board, token=address.token, host=address.host)
-    config = uvicorn.Config(
-        app,
-        http=_patient_protocol(),
-        ws="none",
-        log_level="critical",
-        access_log=False,
-        server_header=False,
-        limit_concurrency=MOST_CONNECTIONS,
-        timeout_keep_alive=20,
-        timeout_graceful_shutdown=2,
-        h11_max_incomplete_event_size=32 * 1024,
-    )
-    server = _server_class()(config)
-    server.board = board
-    return server
-
-
-def needs_packages() -> None:
-    """Raise where the extra is not installed."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise NoBoard(f"expert board needs {' and '.join(missing)}  ({pip_install('serve')})")
-
-
-def new_token() -> str:
-    return secrets.token_urlsafe(24)
+    app = make_app(board, token=token, host=host)
+    return listen.make_server(app, most=MOST_CONNECTIONS, stopping=stopping)
 
 
 def make_board(folders: Sequence[Path], *, read_only: bool) -> Board:
@@ -177,47 +104,9 @@ def make_board(folders: Sequence[Path], *, read_only: bool) -> Board:
 
 def warning_about(host: str) -> str:
     """What whoever opens the board to a network should know; "" on loopback."""
-    if is_loopback(host):
+    if listen.is_loopback(host):
         return ""
     return (
         f"{host} is not loopback: whoever has the token can start programs here, and nothing is "
         "encrypted. An SSH tunnel to 127.0.0.1 is safer; --read-only lets others only look."
     )
-
-
-def _patient_protocol() -> Any:
-    """uvicorn's protocol for HTTP/1.1, which does not wait for a request without end."""
-    import h11
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    class Protocol(H11Protocol):
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self.loop.call_later(HEADER_SECONDS, self._check)
-
-        def _check(self) -> None:
-            if self.transport.is_closing():
-                return
-            answered = self.cycle is None or self.cycle.response_complete
-            if answered and self.conn.their_state in (h11.IDLE, h11.DONE):
-                self.transport.close()
-            else:
-                self.loop.call_later(HEADER_SECONDS, self._check)
-
-    return Protocol
-
-
-def _server_class() -> Any:
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        """Ends the streams of all tabs before it waits for them."""
-
-        board: Board
-
-        async def shutdown(self, sockets: Any = None) -> None:
-            self.board.hub.closing.set()
-            await asyncio.sleep(0)
-            await super().shutdown(sockets)
-
-    return Server

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
+from expert.core.text import duration, loss
 from expert.insight.page.blocks import Point
 from expert.insight.step.anatomy import finite
 from expert.jobs.board.places import Found
@@ -38,6 +41,27 @@ class Summary:
         if self.status is None or self.status.step is None or not self.status.total_steps:
             return None
         return min(1.0, self.status.step / self.status.total_steps)
+
+    @property
+    def numbers(self) -> dict[str, str]:
+        """Where it stands, by names that people know; what is not known is empty."""
+        status = self.status
+        if status is None:
+            return {}
+        total = f" / {status.total_steps:,}" if status.total_steps else ""
+        last = next((value for _, value in reversed(self.losses) if value is not None), None)
+        left = status.eta_seconds if self.state == "running" else None
+        known: dict[str, tuple[Any, Callable[[Any], str]]] = {
+            "step": (status.step, lambda n: f"{n:,}{total}"),
+            "loss": (last, loss),
+            "validation loss": (status.eval_loss, loss),
+            "best validation": (status.best_eval_loss, loss),
+            "tokens/s": (status.tokens_per_second, "{:,.0f}".format),
+            "GPU": (status.gpu_utilization, "{:.0f} %".format),
+            "left": (left, duration),
+        }
+        return {name: write(value) if isinstance(value, int | float) else ""
+                for name, (value, write) in known.items()}  # fmt: skip
 
 
 class Summaries:

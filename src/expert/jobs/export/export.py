@@ -45,10 +45,15 @@ from expert.jobs.export.exported import Exported, Kind
 from expert.jobs.export.gguf_file.file import About
 from expert.jobs.export.gguf_file.types import UNQUANTISED
 from expert.jobs.export.model_card import Known, languages, model_card
-from expert.jobs.export.portable_base import copy_base, portable_base
+from expert.jobs.export.portable_base import copy_base, hub_reference, portable_base
 from expert.jobs.export.push import write_origin
 from expert.jobs.export.quality import ROWS
-from expert.jobs.sample.decoding import end_tokens, generation_config, settle_decoding
+from expert.jobs.sample.decoding import (
+    DecodingSettings,
+    end_tokens,
+    generation_config,
+    settle_decoding,
+)
 from expert.jobs.validate.saved_verdict import read_verdict
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.model.base_folder import copy_tokenizer
@@ -62,6 +67,7 @@ from expert.run.stored.load import (
     pick_device,
     read_plan,
     soft_prompt_rows,
+    weights_trained_on,
 )
 from expert.run.stored.locate import find_run
 
@@ -166,8 +172,19 @@ def export(
             found = _check(source, expected, temporary, prompt_names)
             done, more = _exported(source, expected, to, temporary, found, remarks), {}
         _write_card(source, expected, temporary, done)
-        write_origin(temporary, folder, choice, done, more)
+        write_origin(temporary, folder, choice, done, {**_to_serve(source), **more})
     return done
+
+
+def _to_serve(source: _Source) -> dict[str, Any]:
+    """What `expert serve` of the export alone needs, besides its files."""
+    plan = source.plan
+    decoding = {key: plan.decoding[key] for key in DecodingSettings.__annotations__
+                if key in plan.decoding}  # fmt: skip
+    base = {"quantization": plan.model.quantization, "revision": hub_reference(plan.model)[1],
+            "weights": weights_trained_on(source.folder)}  # fmt: skip
+    own = {"base": base} if source.kind == "adapter" else {}
+    return {"name": plan.expert, "decoding": decoding, **own}
 
 
 def _write_gguf(

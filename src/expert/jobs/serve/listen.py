@@ -14,15 +14,13 @@ import logging
 import socket
 from typing import TYPE_CHECKING, Any
 
+from expert.core.errors import ExpertError
 from expert.core.install import pip_install
-from expert.jobs.serve.models import CannotServe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import uvicorn
-
-    from expert.jobs.serve.engine import Engine
 
 GRACE = 10.0
 """Seconds for what is under way when the server is stopped."""
@@ -31,8 +29,10 @@ HEADER_SECONDS = 10.0
 HEADER_BYTES = 16 * 2**10
 IDLE_SECONDS = 30
 """That a connection is kept for the next request."""
-SPARE = 64
-"""Connections beyond those that may be answered or wait."""
+
+
+class CannotServe(ExpertError):
+    """What cannot be answered with, or not under this name or at this address."""
 
 
 def refuse_without_packages() -> None:
@@ -67,8 +67,15 @@ def bound(host: str, port: int) -> socket.socket:
         raise CannotServe(f"--port {port}: ports are at most 65535") from None
 
 
+def address_of(listening: socket.socket) -> str:
+    """Where a socket is found, as a browser or a client takes it."""
+    name, port = listening.getsockname()[:2]
+    name = socket.gethostname() if name in ("0.0.0.0", "::") else name
+    return f"http://{f'[{name}]' if ':' in name else name}:{port}"
+
+
 def make_server(
-    app: Any, *, most: int, stopping: Callable[[], None] = lambda: None, stopped: Callable[[], None]
+    app: Any, *, most: int, stopping: Callable[[], None], stopped: Callable[[], None] = lambda: None
 ) -> uvicorn.Server:
     """A server for at most so many connections. `stopping` is called when it takes nothing new,
     `stopped` when what was under way has had its time."""
@@ -129,8 +136,3 @@ def make_server(
         timeout_graceful_shutdown=int(GRACE) + 5,
     )
     return Stopping(config)
-
-
-def server_of(engine: Engine, app: Any) -> uvicorn.Server:
-    """The server of an engine: as many connections as can be answered or wait, and some more."""
-    return make_server(app, most=engine.most + SPARE, stopping=engine.refuse, stopped=engine.cut)

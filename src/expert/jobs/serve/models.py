@@ -7,16 +7,18 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.errors import ExpertError
 from expert.core.files import read_bytes
 from expert.core.publish import DONE
 from expert.core.text import visible
 from expert.data.examples.tools import tool_names
 from expert.jobs.sample.answer_steps import Speaker
 from expert.jobs.sample.decoding import DecodingSettings, settle_decoding
+from expert.jobs.serve.exports import EXPORT, is_export, load_export, read_export
+from expert.jobs.serve.listen import CannotServe
 from expert.jobs.validate.test_sets import call_marks
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -35,16 +37,11 @@ from expert.run.stored.locate import find_trained
 if TYPE_CHECKING:
     import torch
 
-    from expert.core.rundir import RunFolder
     from expert.data.template.templates import Template
     from expert.judging.oracles.calls import CallMarks
     from expert.planning.run_plan import RunPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
-
-
-class CannotServe(ExpertError):
-    """What cannot be answered with, or not under this name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,51 +74,105 @@ def load_models(
 ) -> list[Model]:
     """The experts of these places (`NAME=PLACE` or a place alone), and on request the bases they
     were trained on."""
-    asked = [_named(place) for place in places]
-    names = [name for name, _, _ in asked]
+    asked = [_asked(place, checkpoint) for place in places]
+    names = [each.name for each in asked]
     for name in names:
         if names.count(name) > 1:
             raise CannotServe(f"two experts would be called {name}  (name them: NAME=FOLDER)")
     on = pick_device(device)
     loaded: list[Model] = []
     bases: dict[str, Trained] = {}
-    for name, folder, plan in asked:
-        choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
-        loading(f"loading {plan.model.name} and {choice.name} of {folder.path}")
+    for each in asked:
+        plan = each.plan
+        loading(f"loading {plan.model.name} and {each.state} of {each.path}")
         key = _base_of(plan)
         shared = bases.get(key) if plan.adapter.type in ADAPTERS else None
         # A base that is there already is read where it takes no memory of the card.
         apart = shared is not None and plan.model.quantization == "none"
-        trained = load_trained(folder, plan, choice, device=_cpu() if apart else on)
+        trained = each.load(device=_cpu() if apart else on)
         if shared is not None:
             trained = _on_base(trained, shared, on)
         elif plan.adapter.type != "full":
             bases[key] = trained
-        remark = base_remark(folder, plan)
-        loaded.append(_model(name, folder, trained, [remark] if remark else []))
+        loaded.append(_model(each.name, each, trained, each.notes))
     if with_base:
         loaded += _bases(asked, bases, on, taken=names)
     return loaded
 
 
-def _named(place: str) -> tuple[str, RunFolder, RunPlan]:
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """A run or an export that is to be served, before anything large is read."""
+
+    name: str
+    path: Path
+    plan: RunPlan
+    state: str
+    load: Callable[..., Trained]
+    notes: tuple[str, ...] = ()
+    has_base: bool = True
+
+
+def _asked(place: str, checkpoint: str | None) -> _Asked:
     given, sign, path = place.partition("=")
     if not sign or Path(place).exists():
         given, path = "", place
-    folder = find_trained(Path(path))
-    plan = read_plan(folder)
-    if plan.model.name == CHAR_GPT:
+    found = _export(Path(path), checkpoint) if is_export(Path(path)) else _run(path, checkpoint)
+    if found.plan.model.name == CHAR_GPT:
         raise CannotServe(
-            f"{folder.path}: the character model has no conversations to answer  (expert sample "
+            f"{found.path}: the character model has no conversations to answer  (expert sample "
             "continues its text)"
         )
-    name = given or _safe(manifest_of_run(folder).name) or folder.path.name
+    name = given or _safe(found.name) or found.path.name
     if not _NAME.fullmatch(name):
         raise CannotServe(
             f"{visible(place)}: {visible(name)!r} cannot be the name of a model  (up to 100 "
             "letters, digits and . _ : -; give another: NAME=FOLDER)"
         )
-    return name, folder, plan
+    return replace(found, name=name)
+
+
+def _run(path: str, checkpoint: str | None) -> _Asked:
+    folder = find_trained(Path(path))
+    plan = read_plan(folder)
+    if plan.model.name == CHAR_GPT:  # whatever it has saved
+        return _Asked(name="", path=folder.path, plan=plan, state="", load=load_trained)
+    choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
+    return _Asked(
+        name=manifest_of_run(folder).name,
+        path=folder.path,
+        plan=plan,
+        state=choice.name,
+        load=partial(load_trained, folder, plan, choice),
+        notes=tuple(filter(None, [base_remark(folder, plan), _about_rows(plan)])),
+    )
+
+
+def _about_rows(plan: RunPlan) -> str:
+    """How an expert wants to be asked, by its training rows."""
+    from expert.data.plain_text import FirstRow, trained_on_text
+
+    first = FirstRow(plan)
+    if trained_on_text(plan, first):
+        return "trained on plain text: /v1/completions continues it"
+    if not first.tools:
+        return ""
+    offered = ", ".join(tool_names((), first.tools))
+    return f"trained with tools ({offered}): send tools with every request"
+
+
+def _export(path: Path, checkpoint: str | None) -> _Asked:
+    if checkpoint is not None:
+        raise CannotServe(f"--checkpoint: {path} is an export, which has one state  (leave it out)")
+    export = read_export(path)
+    return _Asked(
+        name=export.name,
+        path=path,
+        plan=export.plan,
+        state=EXPORT,
+        load=partial(load_export, export),
+        has_base=export.has_base,
+    )
 
 
 def _safe(name: str) -> str:
@@ -173,44 +224,37 @@ def _base_layers(model: Any) -> dict[str, tuple[str, Any]]:
 
 
 def _bases(
-    asked: Sequence[tuple[str, RunFolder, RunPlan]],
-    bases: dict[str, Trained],
-    device: torch.device,
-    taken: Sequence[str],
+    asked: Sequence[_Asked], bases: dict[str, Trained], device: torch.device, taken: Sequence[str]
 ) -> list[Model]:
     found: list[Model] = []
-    for _, folder, plan in {_base_of(plan): (n, f, plan) for n, f, plan in asked}.values():
-        shared = bases.get(_base_of(plan))
-        apart = shared is not None and plan.model.quantization == "none"
-        trained = load_base(plan, device=_cpu() if apart else device)
+    for each in {_base_of(each.plan): each for each in asked}.values():
+        if not each.has_base:
+            raise CannotServe(
+                f"--with-base: {each.path} is merged, its base is not in it  (leave it out)"
+            )
+        shared = bases.get(_base_of(each.plan))
+        apart = shared is not None and each.plan.model.quantization == "none"
+        trained = load_base(each.plan, device=_cpu() if apart else device)
         if shared is not None:
             trained = _on_base(trained, shared, device)
         name = BASE if not found else f"{BASE}-{len(found) + 1}"
         if name in taken:
             raise CannotServe(f"--with-base: an expert is called {name}  (name it: NAME=FOLDER)")
-        found.append(_model(name, folder, trained, []))
+        found.append(_model(name, each, trained, ()))
     return found
 
 
-def _model(name: str, folder: RunFolder, trained: Trained, notes: list[str]) -> Model:
-    from expert.data.plain_text import FirstRow, trained_on_text
-
-    plan, template = trained.plan, trained.template
+def _model(name: str, asked: _Asked, trained: Trained, notes: Sequence[str]) -> Model:
+    template = trained.template
     assert template is not None
-    decoding, told = settle_decoding(plan, {})
-    first = FirstRow(plan)
-    if trained_on_text(plan, first):
-        told.append("trained on plain text: /v1/completions continues it")
-    elif first.tools:
-        offered = ", ".join(tool_names((), first.tools))
-        told.append(f"trained with tools ({offered}): send tools with every request")
+    decoding, told = settle_decoding(trained.plan, {})
     if not (speaker := Speaker(trained, told.append)).fixed:
         told.append("its layers see a window only: requests take turns instead of sharing a batch")
     hashes = trained.choice.path / DONE  # of every file; a base has none
     weights = read_bytes(hashes) if hashes.is_file() else name.encode()
     return Model(
         name=name,
-        run=folder.path,
+        run=asked.path,
         checkpoint=trained.choice.name,
         trained=trained,
         speaker=speaker,
@@ -219,7 +263,7 @@ def _model(name: str, folder: RunFolder, trained: Trained, notes: list[str]) -> 
         marks=call_marks(template),
         notes=(*notes, *told),
         fingerprint=f"fp_{hashlib.sha256(weights).hexdigest()[:12]}",
-        created=int(folder.plan.stat().st_mtime),
+        created=int(asked.path.stat().st_mtime),
     )
 
 

@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING, Any
 from expert.core.text import counted, duration, visible
 from expert.jobs.serve.app import ANSWER_SECONDS, Entry, Limits, make_app
 from expert.jobs.serve.engine import QUEUE, Engine
-from expert.jobs.serve.listen import bound, is_loopback, refuse_without_packages, server_of
-from expert.jobs.serve.models import CannotServe, Model, load_models
+from expert.jobs.serve.exports import EXPORT
+from expert.jobs.serve.listen import (
+    CannotServe,
+    address_of,
+    bound,
+    is_loopback,
+    make_server,
+    refuse_without_packages,
+)
+from expert.jobs.serve.models import Model, load_models
 
 if TYPE_CHECKING:
     import uvicorn
@@ -22,6 +30,8 @@ if TYPE_CHECKING:
 TOKEN = "EXPERT_SERVE_TOKEN"
 SHORTEST_TOKEN = 16
 """Letters of a token that other machines need."""
+SPARE = 64
+"""Connections beyond those that may be answered or wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +80,9 @@ class Serving:
 
 def outgrown(model: Model) -> list[str]:
     """What to do where this server is too small."""
+    if model.checkpoint == EXPORT:
+        return [f"for more users than one process can answer: {model.run / 'README.md'} has the "
+                "command for vLLM"]  # fmt: skip
     folder = f"{model.name}-merged"
     kind = "" if model.trained.plan.adapter.type == "full" else " --merged"
     return [
@@ -107,14 +120,11 @@ def serving(
     except BaseException:
         listening.close()
         raise
-    name, real = listening.getsockname()[:2]
-    name = socket.gethostname() if name in ("0.0.0.0", "::") else name
-    address = f"http://{f'[{name}]' if ':' in name else name}:{real}"
     limits = Limits(token=token, loopback=is_loopback(host), answer_seconds=seconds)
     front: list[str] = []
     app = make_app(engine, limits, told=told, front=front)
     found = Serving(
-        address=address,
+        address=address_of(listening),
         engine=engine,
         server=server_of(engine, app),
         socket=listening,
@@ -123,6 +133,12 @@ def serving(
     )
     front += found.lines()
     return found
+
+
+def server_of(engine: Engine, app: Any) -> uvicorn.Server:
+    """The server of an engine: as many connections as can be answered or wait, and some more."""
+    most = engine.most + SPARE
+    return make_server(app, most=most, stopping=engine.refuse, stopped=engine.cut)
 
 
 def _settle_threads(device: str, note: Callable[[str], None]) -> None:

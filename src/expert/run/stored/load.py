@@ -127,6 +127,12 @@ def _base_trained_on(folder: RunFolder) -> dict[str, Any]:
     return {}
 
 
+def weights_trained_on(folder: RunFolder) -> str | None:
+    """Which weights the base had; None where the run does not tell."""
+    found = _base_trained_on(folder).get("weights")
+    return found if isinstance(found, str) else None
+
+
 def pick_device(asked: str) -> torch.device:
     """The device by name; `auto` is the card where torch can use one."""
     import torch
@@ -160,7 +166,7 @@ def load_trained(
     model = plan.model if quantised else plan.model.model_copy(update={"quantization": "none"})
     settled = plan.model_copy(update={"model": model})
     loaded = _loaded(settled, choice, device, precision, adapter_dtype, run=folder)
-    trained_on = _base_trained_on(folder).get("weights")
+    trained_on = weights_trained_on(folder)
     if plan.adapter.type != "full" and trained_on not in (None, weights()["weights"]):
         raise AnotherBase(
             f"{plan.model.location}: its weights are not those {folder.path} was trained on: put "

@@ -1,0 +1,129 @@
+// The chat page: one message goes to the expert and to its base, and both answer as they write.
+// What people and models say is put into the page as text, never as HTML.
+"use strict";
+
+const form = byId("chat");
+const NAMES = ["expert", "base"];
+const talks = { expert: [], base: [] }; // each answers to its own conversation
+let running = null;
+
+function bubble(name, kind, text) {
+  const place = byId(`talk-${name}`);
+  const made = document.createElement("div");
+  made.className = `said ${kind}`;
+  made.textContent = text;
+  place.append(made);
+  place.scrollTop = place.scrollHeight;
+  return made;
+}
+
+// The objects of server-sent events, from bytes that may end anywhere.
+async function* eventsOf(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line.startsWith("data: {")) yield JSON.parse(line.slice(6));
+    }
+  }
+}
+
+async function ask(name, settings, signal) {
+  const place = byId(`talk-${name}`);
+  const shown = bubble(name, "theirs", "…");
+  const talk = talks[name];
+  const began = performance.now();
+  let text = "";
+  let end = "";
+  let tokens = 0;
+  place.setAttribute("aria-busy", "true"); // read aloud when it is whole
+  try {
+    const answer = await fetch(`/run/${form.dataset.run}/ask`, {
+      method: "POST",
+      headers: { "content-type": "application/json", "x-expert-board": "1" },
+      body: JSON.stringify({ model: name, messages: talk, ...settings }),
+      signal,
+    });
+    if (!answer.ok) {
+      const kind = answer.headers.get("content-type") ?? "";
+      const told = kind.includes("json") ? await answer.json() : {};
+      throw new Error(told.problem ?? `The board answered ${answer.status}.`);
+    }
+    for await (const told of eventsOf(answer)) {
+      if (told.error) throw new Error(told.error.message);
+      const choice = told.choices[0];
+      const low = place.scrollTop + place.clientHeight >= place.scrollHeight - 40;
+      text += choice?.delta.content ?? "";
+      if (text) shown.textContent = text;
+      if (low) place.scrollTop = place.scrollHeight;
+      if (choice?.finish_reason === "length") end = "cut: the most tokens";
+      if (told.notes) end = told.notes.join("; ");
+      tokens = told.usage?.completion_tokens ?? tokens;
+    }
+    const seconds = (performance.now() - began) / 1000;
+    end = [`${tokens} tokens in ${seconds.toFixed(1)} s`, end].filter(Boolean).join(", ");
+    if (!text) shown.textContent = "(an empty answer)";
+  } catch (fault) {
+    end = signal.aborted ? "stopped" : fault.message;
+    if (!signal.aborted) bubble(name, "problem", fault.message);
+    if (!text) shown.textContent = "";
+    if (!text && !signal.aborted) shown.remove();
+  }
+  place.setAttribute("aria-busy", "false");
+  if (text) talk.push({ role: "assistant", content: text });
+  else talk.pop(); // nothing was answered: the question can be asked again
+  const about = document.createElement("small");
+  about.textContent = end;
+  if (shown.isConnected) shown.append(about);
+}
+
+function settingsIn() {
+  const given = {};
+  for (const name of ["temperature", "max_tokens", "seed"]) {
+    if (form.elements[name].value !== "") given[name] = Number(form.elements[name].value);
+  }
+  return given;
+}
+
+async function say() {
+  const field = form.elements.message;
+  const text = field.value.trim();
+  const ready = document.querySelector('#status [data-state="ready"]');
+  if (!text || running || !ready || !form.reportValidity()) return;
+  field.value = "";
+  running = new AbortController();
+  byId("halt").hidden = false;
+  NAMES.forEach((name) => {
+    bubble(name, "mine", text);
+    talks[name].push({ role: "user", content: text });
+  });
+  const settings = settingsIn();
+  await Promise.all(NAMES.map((name) => ask(name, settings, running.signal)));
+  running = null;
+  byId("halt").hidden = true;
+  field.focus();
+}
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  say();
+});
+form.elements.message.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  say();
+});
+byId("halt").addEventListener("click", () => running?.abort());
+byId("anew").addEventListener("click", () => {
+  running?.abort();
+  NAMES.forEach((name) => {
+    talks[name] = [];
+    byId(`talk-${name}`).replaceChildren();
+  });
+  form.elements.message.focus();
+});
+if (document.querySelector('#status [data-state="none"]')) post(`/run/${form.dataset.run}/load`);

@@ -1,0 +1,147 @@
+"""Exported experts, loaded from their folder alone: merged weights, or an adapter and its base."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import Damaged
+from expert.core.publish import DONE, damage_once
+from expert.core.stored_json import object_in, read_object
+from expert.jobs.export.portable_base import COPY
+from expert.jobs.export.push import ORIGIN
+from expert.jobs.sample.decoding import DecodingSettings
+from expert.jobs.serve.listen import CannotServe
+from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32
+from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
+from expert.planning.models.resolve import resolve_model
+from expert.planning.run_plan import (
+    AdapterPlan,
+    KernelPlan,
+    LengthPlan,
+    ModelPlan,
+    OptimPlan,
+    RunPlan,
+)
+from expert.run.stored.choose_checkpoint import Choice
+from expert.run.stored.load import AnotherBase, Trained, load_base, loading
+
+if TYPE_CHECKING:
+    import torch
+
+EXPORT = "export"
+_CONFIG = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class Export:
+    """An exported folder, as far as its small files tell."""
+
+    path: Path
+    name: str
+    plan: RunPlan
+    """Only the parts by which a model is loaded and asked."""
+    has_base: bool
+    """Whether it is an adapter."""
+    base_weights: str | None
+    """Those of the training, where the export says so."""
+
+
+def is_export(path: Path) -> bool:
+    return (path / ORIGIN).is_file() and (path / DONE).is_file()
+
+
+def read_export(path: Path) -> Export:
+    """What an export is; every file of it is held to its hash."""
+    fault = damage_once(path)
+    if fault:
+        raise Damaged(f"{path}: {fault}  (export it again, or download it again)")
+    origin, settings = read_object(path / ORIGIN), object_in(path / _CONFIG)
+    if any(path.glob("*.gguf")):
+        raise CannotServe(f"{path}: is a GGUF file  (llama-server -m FILE --jinja serves it)")
+    kind = "dora" if settings.get("use_dora") else str(settings.get("peft_type", "none")).lower()
+    if (path / "soft_prompts").is_dir() or kind not in (*ADAPTERS, "none"):
+        raise CannotServe(f"{path}: soft prompts of exports are not served  (serve its run)")
+    base: dict[str, Any] = origin.get("base") or {}
+    plan: RunPlan = _partly(
+        RunPlan,
+        expert=str(origin.get("name") or path.name),
+        model=_model(path, settings, base),
+        adapter=AdapterPlan(type=kind, rank=None, alpha=None, dropout=0.0, target_modules=None,
+                            feedforward_modules=[], soft_prompts=[], trainable_parameters=None),
+        kernels=KernelPlan(device="cpu", precision=origin.get("dtype", "fp32"), tf32=False,
+                           loss_scaling=False, attention="sdpa", fused_loss=False, compile=False,
+                           compile_mode="default", compile_backend="inductor",
+                           checkpointing="none", recomputed_blocks=None, cudnn_benchmark=False),
+        optim=_partly(OptimPlan, seed=0),
+        length=_partly(LengthPlan, total_steps=None),
+        decoding=origin.get("decoding") or _decoding(path),
+    )  # fmt: skip
+    return Export(path, plan.expert, plan, kind != "none", base.get("weights"))
+
+
+def _partly(kind: Any, **values: Any) -> Any:
+    """A part of a plan with these values alone: whoever reads others fails at once."""
+    return kind.model_construct(**values)
+
+
+def _model(path: Path, settings: dict[str, Any], base: dict[str, Any]) -> ModelPlan:
+    """The folder itself, or the base of its adapter: the copy in it, else as a manifest that lay
+    there would find it."""
+    of_characters = object_in(path / "config.json").get("model_type") == CHAR_GPT
+    name, place, location = CHAR_GPT if of_characters else path.name, "folder", str(path)
+    if settings and (path / COPY).is_dir():
+        location = str(path / COPY)
+    elif settings:
+        name = str(settings.get("base_model_name_or_path") or "")
+        spec = BaseModelSpec(name=name, revision=base.get("revision"))
+        found = resolve_model(spec, path)
+        place, location = found.place, found.location
+    return ModelPlan(
+        name=name, place=place, location=location, revision=base.get("revision"),
+        parameters=None, architecture=None, quantization=base.get("quantization") or "none",
+        prompt_template=None,
+    )  # fmt: skip
+
+
+def _decoding(path: Path) -> dict[str, Any]:
+    """That of an export by an earlier version: all but the texts that end an answer."""
+    told = object_in(path / "generation_config.json")
+    kept = {key: told[key] for key in DecodingSettings.__annotations__ if told.get(key)}
+    return kept if told.get("do_sample") else {**kept, "temperature": 0.0}
+
+
+def load_export(export: Export, *, device: torch.device) -> Trained:
+    """The model of an export, ready to answer."""
+    from expert.data.template.text_tools import text_tools
+    from expert.run.session.identity import BaseWeights
+
+    plan, path = export.plan, export.path
+    trained = load_base(plan, device=device)
+    if not export.has_base:
+        return replace(trained, choice=Choice(name=EXPORT, path=path, step=None))
+    here, then = BaseWeights(plan)()["weights"] or "", export.base_weights or ""
+    # A commit of the hub and a hash of files say nothing of each other.
+    if here != then and here.split()[:1] == then.split()[:1]:
+        raise AnotherBase(
+            f"{plan.model.location}: its weights are not those {path} was trained on  (put the "
+            "right ones there, or merge the adapter into them with expert export --merged)"
+        )
+    from peft import PeftModel
+
+    in_float32 = plan.kernels.precision != "bf16" or plan.adapter.type in IN_FLOAT32
+    with loading(path):
+        module = PeftModel.from_pretrained(
+            trained.loaded.module, str(path), autocast_adapter_dtype=in_float32
+        )
+        encoder, template = text_tools(path, None)
+    module.eval().requires_grad_(False)
+    return replace(
+        trained,
+        choice=Choice(name=EXPORT, path=path, step=None),
+        loaded=replace(trained.loaded, module=module, adapter=plan.adapter),
+        encoder=encoder,
+        template=template,
+        tokenizer_folder=path,
+    )

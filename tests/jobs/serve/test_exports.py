@@ -1,0 +1,108 @@
+"""Exported folders are served with the answers of their run, after the same checks."""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.core.errors import Damaged, ExpertError
+from expert.core.publish import publishing
+from expert.jobs.export.export import export
+from expert.jobs.sample.sample import sample
+from expert.jobs.serve.models import load_models
+from expert.run.stored.load import AnotherBase
+from tests.jobs.runs import base_model, place
+from tests.jobs.serve.served import served
+from tests.jobs.trained_runs import finished, finished_characters
+from tests.model.models import tiny_model
+from tests.wording import wording
+
+PROMPT = "say red 1"
+
+
+@cache
+def exported(kind: Any, run: str = "lora") -> Path:
+    to = place() / "exports" / f"{run}-{kind}"
+    export(finished(run), to, kind=kind, device="cpu")
+    return to
+
+
+@pytest.fixture(autouse=True)
+def base_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export names its base, and holds no path: it is looked for among the models."""
+    monkeypatch.setenv("EXPERT_MODELS", str(base_model(2).parent))
+
+
+def changed(folder: Path, to: Path, name: str, content: bytes) -> Path:
+    """An export of somebody who made hashes that fit."""
+    with publishing(to) as made:
+        shutil.copytree(folder, made, dirs_exist_ok=True)
+        (made / "DONE").unlink()
+        (made / name).write_bytes(content)
+    return to
+
+
+def test_an_adapter_and_a_merged_folder_answer_as_their_run_does(tmp_path):
+    merged = tmp_path / "moved"
+    shutil.copytree(exported("merged"), merged)
+    (merged / ".gitattributes").write_text("x")  # of the hub
+    earlier = changed(
+        exported("adapter"), tmp_path / "earlier", "export.json", b'{"dtype": "fp32"}'
+    )
+    (alone,) = sample(finished("lora"), [PROMPT], device="cpu").samples
+    places = [f"adapter={exported('adapter')}", f"dora={exported('adapter', 'dora')}",
+              f"merged={merged}", f"earlier={earlier}"]  # fmt: skip
+    with served(*places) as here:
+        asked: Any = [{"role": "user", "content": PROMPT}]
+        found = {
+            model.name: here.client.chat.completions.create(model=model.name, messages=asked)
+            for model in here.engine.models.values()
+        }
+    texts = {name: one.choices[0].message.content for name, one in found.items()}
+    (dora,) = sample(finished("dora"), [PROMPT], device="cpu").samples
+    assert texts == {"adapter": alone.text, "merged": alone.text, "earlier": alone.text,
+                     "dora": dora.text}  # fmt: skip
+    models = here.engine.models
+    weights = [models[name].trained.loaded.causal_lm.get_input_embeddings().weight.data_ptr()
+               for name in ("adapter", "dora")]  # fmt: skip
+    assert weights[0] == weights[1]  # one base in memory
+
+
+def test_a_base_is_served_beside_an_adapter_and_not_beside_merged_weights():
+    (own, base) = load_models([str(exported("adapter"))], device="cpu", with_base=True)
+    assert (own.name, base.name) == ("demo", "base")
+    with pytest.raises(ExpertError, match=wording("merged-has-no-base")):
+        load_models([str(exported("merged"))], device="cpu", with_base=True)
+
+
+def test_a_damaged_export_is_refused(tmp_path):
+    shutil.copytree(exported("adapter"), tmp_path / "x")
+    weights = tmp_path / "x" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(Damaged, match=r"adapter_model\.safetensors"):
+        load_models([str(tmp_path / "x")], device="cpu")
+
+
+def test_another_base_of_the_same_name_is_refused(tmp_path, monkeypatch):
+    tiny_model(tmp_path / "qwen3", num_hidden_layers=2, seed=7)
+    monkeypatch.setenv("EXPERT_MODELS", str(tmp_path))
+    with pytest.raises(AnotherBase, match=wording("weights-not-those-of")):
+        load_models([str(exported("adapter"))], device="cpu")
+
+
+def test_what_cannot_be_served_says_so(tmp_path):
+    characters = tmp_path / "characters"
+    export(finished_characters(), characters, device="cpu")
+    gguf = changed(exported("merged"), tmp_path / "gguf", "x.gguf", b"")
+    for folder, more, words in (
+        (characters, {}, wording("characters-not-served")),
+        (gguf, {}, wording("gguf-for-llama-server")),
+        (exported("adapter", "lora+soft"), {}, wording("soft-prompts-of-exports")),
+        (exported("adapter"), {"checkpoint": "final"}, wording("export-has-one-state")),
+    ):
+        with pytest.raises(ExpertError, match=words):
+            load_models([str(folder)], device="cpu", **more)
