@@ -29,7 +29,7 @@ import psutil
 from surroundings import environment
 
 from expert.core.files import write_text_atomically
-from expert.jobs.sample.sample import answer, ready
+from expert.jobs.sample.sample import Conversation, ready
 
 PORTS = {"expert": 18431, "llama.cpp": 18432}
 ROUNDS = 3
@@ -143,7 +143,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # of the server that is started
     texts = prompts(args.rows, args.count)
     loaded = ready(args.run, device="cpu", decoding={"max_new_tokens": args.tokens})
-    expected = [answer(loaded, text).text for text in texts]
+    expected = [Conversation(loaded).ask(text).text for text in texts]
     results: dict[str, Any] = {}
     with ExitStack() as servers:
         processes = {

@@ -27,10 +27,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 from expert.core.world import World
 from expert.data.feed.batches import BatchCounts
 from expert.data.feed.feed import Batch
-from expert.model.adapters import add_adapter
+from expert.model.adapters import add_adapter, saved_weights
 from expert.model.attention import IMPLEMENTATIONS, register_attention
 from expert.model.blocks import find_blocks, recompute
-from expert.model.load import LoadedModel, _trainable, _weights
+from expert.model.load import LoadedModel, _trainable
 from expert.parallel.group import Group
 from expert.parallel.sharded import Parts, Sharded, shard, sharding_for
 from expert.planning.memory.memory import estimate
@@ -139,7 +139,7 @@ def loaded_on_meta(name: str, adapter: str) -> LoadedModel:
         decoder=base.get_decoder(),
         soft_prompts=None,
         trainable=_trainable(module, None),
-        weights=_weights(module, plan),
+        weights=saved_weights(module, plan),
         blocks=list(blocks),
     )
 
@@ -202,7 +202,7 @@ def _spread(name: str, adapter: str, world: World, device: torch.device) -> Shar
     loaded = replace(
         loaded,
         trainable=_trainable(loaded.module, None),
-        weights=_weights(loaded.module, loaded.adapter),
+        weights=saved_weights(loaded.module, loaded.adapter),
     )
     parts = Parts(loaded.trainable, sharding)
     with torch.no_grad():

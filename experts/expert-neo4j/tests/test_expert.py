@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def test_the_generator_and_the_database_read_every_question_alike():
     from expert.judging.oracles.cypher_statements import parse
 
     for schema, question, graph in questions(18):
-        with Graph(MAKE.setup(schema, graph), seconds=10.0) as database:
+        with closing(Graph(MAKE.setup(schema, graph), seconds=10.0)) as database:
             rows = database.result_of(parse(question.query))
         found = [tuple(row) if len(row) > 1 else row[0] for row in rows]
         expected = question.right(graph)

@@ -23,13 +23,14 @@ def type_of(value: object) -> str:
 
 def test_every_answer_parses_and_broken_syntax_does_not():
     pytest.importorskip("tree_sitter_typescript", reason="pip install -e '.[validate]'")
-    from expert.judging.oracles.typescript import NotTypeScript, tokens
+    from expert.judging.answers import DoesNotParse
+    from expert.judging.oracles.typescript import tokens
 
     for row in make_rows(MAKE.draw, 60, "train", 1):
         tokens(row.output)
     source = random.Random(2)
     for _ in range(60):
-        with pytest.raises(NotTypeScript):
+        with pytest.raises(DoesNotParse):
             tokens(MAKE.syntax_fix(source).input)
 
 

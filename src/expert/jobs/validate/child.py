@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.files import open_regular
 from expert.core.rundir import RunFolder
 from expert.jobs.validate.answering import GivenAnswer, answer_all
 from expert.jobs.validate.row_losses import BatchSums, batch_sums
@@ -43,7 +44,8 @@ def main() -> None:
     while True:
         request = requests.get()
         try:
-            do, asked = pickle.loads(Path(request["ask"]).read_bytes())
+            with open_regular(Path(request["ask"])) as stream:
+                do, asked = pickle.load(stream)
             found = getattr(server, do)(**asked)
             Path(request["to"]).write_bytes(pickle.dumps(found))
             server.say({"result": request["to"]})

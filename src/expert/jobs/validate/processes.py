@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
+from expert.core.files import open_regular
 from expert.core.process import Child, how_it_ended
 from expert.jobs.validate.row_losses import mean_losses
 from expert.run.stored.choose_checkpoint import BASE
@@ -153,7 +154,12 @@ class ModelsOnCards:
                     raise process.lost()
         for text in noted:
             note(text)
-        return [pickle.loads(file.read_bytes()) for file in results]
+        return [_told(file) for file in results]
+
+
+def _told(file: Path) -> Any:
+    with open_regular(file) as stream:
+        return pickle.load(stream)
 
 
 class ModelOnCards:
