@@ -117,6 +117,7 @@ def _twice(soak: Soak, trainer: Trainer) -> str:
     trainer.send(signal.SIGINT, 130)
     time.sleep(soak.chance.uniform(0.0, 0.5))
     trainer.send(signal.SIGINT, 130)
+    trainer.codes.add(-signal.SIGINT)  # where Python listens no more as it ends: 130 to a shell
     return "Ctrl-C, and once more"
 
 
