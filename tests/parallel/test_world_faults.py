@@ -109,6 +109,7 @@ def kill_workers(loss, batch, left=[0] * 4):
 
 
 @pytest.mark.fault(18)
+@pytest.mark.slow
 def test_the_data_workers_of_a_rank_may_die_several_times(base, tmp_path):
     """Nothing can be saved meanwhile: the other ranks are in the middle of a step."""
     config = {**CONFIG, "epochs": 3, "packing": False, "dataloader_num_workers": 1}
