@@ -83,6 +83,8 @@ def faults(folder: Path, *, contents: bool = True, more_files: bool = False) -> 
         listed, found = _listing(folder), _files_of(folder)
     except (OSError, PublishError) as error:
         return [_words(error)]
+    if not listed:  # nothing is published empty, and of such a list any file would be as it says
+        return [f"{DONE} lists no file"]
     found.pop(DONE, None)
     wrong = [f"{name} is missing" for name in listed if name not in found]
     if not more_files:
