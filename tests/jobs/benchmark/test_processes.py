@@ -16,6 +16,7 @@ import pytest
 
 from expert.jobs.benchmark import child, processes
 from expert.jobs.benchmark.processes import Job, Ready, SettingLost, SettingProcess, Window
+from tests.forked import start_server
 from tests.jobs.benchmark.played import a_job
 from tests.wording import wording
 
@@ -61,6 +62,7 @@ def hangs(job: Job, connection: Any, log: str, environ: dict[str, str]) -> None:
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Starts processes; they are ended with the test."""
+    start_server()
     monkeypatch.setattr(processes, "START_SECONDS", 0.0)
     made: list[SettingProcess] = []
 
