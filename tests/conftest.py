@@ -23,6 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Nothing that imports and the collection of tests make is garbage: looking for it took 2 s of each
+# worker.
+gc.disable()
+
 # A shell without job control starts what it puts in the background with Ctrl-C ignored, and a run
 # that was started so leaves it ignored. Tests send the signal themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -76,6 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     _put_imports_aside()
+    gc.enable()
 
 
 def _put_imports_aside(known: list[int] = [0]) -> None:  # noqa: B006 - how many there were before
