@@ -6,18 +6,21 @@ import atexit
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import Tensor
 
 from expert.core.events import read_events
 from expert.jobs.train import train
 from expert.model.load import LoadedModel
 from expert.run.session.finish import RunResult
+from expert.telemetry.timeline import Timeline
 from expert.training import loop
 from expert.training.step import seed_step
 from tests.model.models import tiny_model
@@ -79,6 +82,14 @@ def write_expert(folder: Path, base: Path | str, config: dict[str, Any], **more:
 def run(manifest: Path, **more: Any) -> RunResult:
     """Train it, with the facts of the run in its folder."""
     return train(manifest, **more)
+
+
+def run_undisturbed(manifest: Path) -> RunResult:
+    """Train it, with the phases of its steps timed by what this process computes: on a busy machine
+    the threads that fill its batches wait for a core, and it would seem to wait for its data."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(Timeline.__init__.__kwdefaults__, "clock", time.process_time)
+        return run(manifest)
 
 
 def events_of(folder: Path, *names: str) -> list[dict[str, Any]]:
