@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -20,6 +21,7 @@ from expert.core.events import read_events
 from expert.jobs.train import train
 from expert.model.load import LoadedModel
 from expert.run.session.finish import RunResult
+from expert.telemetry.cpu import cores_seen
 from expert.telemetry.timeline import Timeline
 from expert.training import loop
 from expert.training.step import seed_step
@@ -90,6 +92,11 @@ def run_undisturbed(manifest: Path) -> RunResult:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(Timeline.__init__.__kwdefaults__, "clock", time.process_time)
         return run(manifest)
+
+
+def times_slower() -> float:
+    """How many times as long this machine may take for something while others use its cores."""
+    return max(1.0, os.getloadavg()[0] / len(cores_seen()) - 1)
 
 
 def events_of(folder: Path, *names: str) -> list[dict[str, Any]]:

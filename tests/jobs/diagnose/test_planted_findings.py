@@ -8,7 +8,6 @@ what they compute.
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -21,8 +20,7 @@ import torch
 
 from expert.core.errors import ExpertError
 from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_run
-from expert.telemetry.cpu import cores_seen
-from tests.jobs.runs import inject, run, run_undisturbed, write_expert
+from tests.jobs.runs import inject, run, run_undisturbed, times_slower, write_expert
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.wording import wording
 
@@ -37,7 +35,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, seconds: floa
     real = getattr(place, name)
 
     def slow(*args: Any, **more: Any) -> Any:
-        time.sleep(seconds * max(1.0, os.getloadavg()[0] / len(cores_seen()) - 1))
+        time.sleep(seconds * times_slower())
         return real(*args, **more)
 
     monkeypatch.setattr(place, name, slow)
