@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from expert.core.events import read_events
 from expert.jobs.train import train
 from expert.model.load import LoadedModel
+from expert.run import build
 from expert.run.session.finish import RunResult
 from expert.telemetry.cpu import cores_seen
 from expert.telemetry.timeline import Timeline
@@ -90,7 +91,7 @@ def run_undisturbed(manifest: Path) -> RunResult:
     """Train it, with the phases of its steps timed by what this process computes: on a busy machine
     the threads that fill its batches wait for a core, and it would seem to wait for its data."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(Timeline.__init__.__kwdefaults__, "clock", time.process_time)
+        patch.setattr(build, "Timeline", partial(Timeline, clock=time.process_time))
         return run(manifest)
 
 
