@@ -83,7 +83,7 @@ def writing_hashed(path: Path) -> Iterator[IO[bytes]]:
 def refuse_damaged(path: Path, advice: str) -> None:
     """Raise if a file does not match its hash; files of earlier versions without one pass."""
     if state_of(path) == "damaged":
-        raise Damaged(f"{path}: has other bytes than were written  ({advice})")
+        raise Damaged(f"{path}: changed after it was written  ({advice})")
 
 
 def put_copy_aside(path: Path) -> Path:
@@ -98,7 +98,7 @@ def put_copy_aside(path: Path) -> Path:
 def told_aside(path: Path, made: str) -> str:
     """Set a damaged file aside and return the message; `made` is what is redone."""
     aside = put_copy_aside(path).name
-    words = f"has other bytes than were written: {made} again, and the damaged one put aside as"
+    words = f"changed after it was written: {made} again, and the damaged one set aside as"
     return f"{path}: {words} {aside}"
 
 

@@ -101,7 +101,7 @@ def faults(folder: Path, *, contents: bool = True, more_files: bool = False) -> 
             if isinstance(sha256, OSError):
                 wrong.append(f"{name} cannot be read: {sha256.strerror}")
             elif sha256 != listed[name]["sha256"]:
-                wrong.append(f"{name} has other bytes than {DONE} lists")
+                wrong.append(f"{name} does not match its hash in {DONE}")
     return wrong
 
 

@@ -113,7 +113,7 @@ def _file(path: Path) -> Checked:
     state = state_of(path)
     if state == "unknown":
         return Checked(path=path, state="no hash")
-    said = {"missing": ("it is missing",), "damaged": ("it has other bytes than were written",)}
+    said = {"missing": ("it is missing",), "damaged": ("it changed after it was written",)}
     derived = path.suffix != ".json" or path.name.startswith(".")
     advice = f"remove {hash_file(path).name} if you changed it yourself"
     return _checked(path, said.get(state, ()), _AGAIN if derived else advice)
