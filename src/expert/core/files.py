@@ -48,7 +48,7 @@ def _refuse_other_kinds(path: Path, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, "is a folder", str(path))
     if not stat.S_ISREG(status.st_mode):
-        what = KINDS.get(stat.S_IFMT(status.st_mode), "thing of another kind")
+        what = KINDS.get(stat.S_IFMT(status.st_mode), "special file")
         raise NotRegular(errno.EINVAL, f"is a {what}, not a regular file", str(path))
 
 

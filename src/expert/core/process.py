@@ -169,7 +169,7 @@ def how_it_ended(code: int) -> str:
     if code >= 0:
         return f"ended with code {code}"
     known = {number.value: number.name for number in signal.Signals}
-    return f"was ended by {known.get(-code, f'signal {-code}')}"
+    return f"was killed by {known.get(-code, f'signal {-code}')}"
 
 
 def last_line(log: Path) -> str:

@@ -47,7 +47,7 @@ def publishing(target: Path) -> Iterator[Path]:
     """
     if os.path.lexists(target) and not (target / DONE).is_file():
         raise PublishError(
-            f"{target}: is there already and was never finished  (move it away, then try again)"
+            f"{target}: already exists and was never finished  (move it away, then try again)"
         )
     _make_folder(target.parent)
     # Machines sharing a folder may publish from processes with the same number.
@@ -72,31 +72,31 @@ def damage(folder: Path, *, contents: bool = True, more_files: bool = False) -> 
     Without `contents` only names and sizes are compared, and no weights are read. `more_files`
     accepts files that were added since.
     """
-    found = faults(folder, contents=contents, more_files=more_files)
-    more = f"; and {len(found) - SHOWN_FAULTS} more" if len(found) > SHOWN_FAULTS else ""
-    return "; ".join(found[:SHOWN_FAULTS]) + more
+    wrong = faults(folder, contents=contents, more_files=more_files)
+    more = f"; and {len(wrong) - SHOWN_FAULTS} more" if len(wrong) > SHOWN_FAULTS else ""
+    return "; ".join(wrong[:SHOWN_FAULTS]) + more
 
 
 def faults(folder: Path, *, contents: bool = True, more_files: bool = False) -> list[str]:
     """Like `damage`, with one sentence per file."""
     try:
-        listed, found = _listing(folder), _files_of(folder)
+        listed, files = _listing(folder), _files_of(folder)
     except (OSError, PublishError) as error:
         return [_words(error)]
     if not listed:  # nothing is published empty, and an empty list would accept any folder
         return [f"{DONE} lists no file"]
-    found.pop(DONE, None)
-    wrong = [f"{name} is missing" for name in listed if name not in found]
+    files.pop(DONE, None)
+    wrong = [f"{name} is missing" for name in listed if name not in files]
     if not more_files:
-        more = [name for name in found if name not in listed and not _BROUGHT.fullmatch(name)]
+        more = [name for name in files if name not in listed and not _BROUGHT.fullmatch(name)]
         wrong += [f"{name} is not listed in {DONE}" for name in more]
-    present = [name for name in listed if name in found]
-    resized = {name for name in present if found[name].st_size != listed[name]["size"]}
+    present = [name for name in listed if name in files]
+    resized = {name for name in present if files[name].st_size != listed[name]["size"]}
     for name in sorted(resized):
-        size, expected = found[name].st_size, listed[name]["size"]
+        size, expected = files[name].st_size, listed[name]["size"]
         wrong.append(f"{name} has {size} bytes instead of {expected}")
     if contents:
-        sound = {name: found[name] for name in present if name not in resized}
+        sound = {name: files[name] for name in present if name not in resized}
         for name, sha256 in _hashes(folder, sound).items():
             if isinstance(sha256, OSError):
                 wrong.append(f"{name} cannot be read: {sha256.strerror}")
@@ -136,8 +136,8 @@ def fingerprint(folder: Path, ending: str) -> str:
         listed = _listing(folder)
     except (OSError, PublishError):
         return ""
-    own = {name: entry["sha256"] for name, entry in listed.items() if name.endswith(ending)}
-    return _of_all(own) if own else ""
+    hashes = {name: entry["sha256"] for name, entry in listed.items() if name.endswith(ending)}
+    return _of_all(hashes) if hashes else ""
 
 
 def content_hash(folder: Path, names: Collection[str]) -> str:
@@ -231,11 +231,11 @@ def _name(temporary: Path, target: Path, listed: dict[str, dict[str, Any]]) -> N
         fault = damage(target)
         if fault:
             raise PublishError(
-                f"{target}: is there already and is damaged: {fault}  (move it away)"
+                f"{target}: already exists and is damaged: {fault}  (move it away)"
             ) from None
         if _listing(target) != listed:
             raise PublishError(
-                f"{target}: is there already with other content  (it is never overwritten; move "
+                f"{target}: already exists with other content  (it is never overwritten; move "
                 "it away, or use another name)"
             ) from None
     sync_folder(target.parent)
@@ -243,15 +243,15 @@ def _name(temporary: Path, target: Path, listed: dict[str, dict[str, Any]]) -> N
 
 def _files_of(folder: Path) -> dict[str, os.stat_result]:
     """Every file under the folder by its relative POSIX path; links and devices are errors."""
-    found = {}
+    files = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()
         name = path.relative_to(folder).as_posix()
         if stat.S_ISREG(status.st_mode):
-            found[name] = status
+            files[name] = status
         elif not stat.S_ISDIR(status.st_mode):
             raise PublishError(f"{name} is not a plain file")
-    return found
+    return files
 
 
 def _listing(folder: Path) -> dict[str, dict[str, Any]]:

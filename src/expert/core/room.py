@@ -16,7 +16,7 @@ from expert.core.text import gib
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TOO_LARGE = errno.EFBIG
-AGAIN = "make room, then give the same command again"
+AGAIN = "free some space, then run the same command again"
 
 
 class DiskFull(ExpertError):

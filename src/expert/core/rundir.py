@@ -137,7 +137,7 @@ class RunFolder:
             if said:
                 raise no_room(parent, said) from error
             raise RunFolderError(
-                f"{parent}: no run folder can be made here: {error.strerror}  (fix that, or set "
+                f"{parent}: cannot create a run folder here: {error.strerror}  (fix that, or set "
                 "another folder in training.config.output_dir)"
             ) from error
 
@@ -261,12 +261,12 @@ def runs_in(parent: Path, expert: str | None = None) -> list[RunFolder]:
     """The runs in a folder that have a plan, of all experts or one, newest first by the time in
     their names."""
     wanted = None if expert is None else _folder_name(expert)
-    found = []
+    runs = []
     for path in parent.iterdir() if parent.is_dir() else ():
         match = _RUN.fullmatch(path.name)
         if match and wanted in (None, match[1]) and RunFolder(path).was_started:
-            found.append((match[2], int(match[3] or 1), path.name))
-    return [RunFolder(parent / name) for _, _, name in sorted(found, reverse=True)]
+            runs.append((match[2], int(match[3] or 1), path.name))
+    return [RunFolder(parent / name) for _, _, name in sorted(runs, reverse=True)]
 
 
 def latest_run(parent: Path, expert: str | None = None) -> RunFolder | None:

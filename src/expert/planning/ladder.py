@@ -123,7 +123,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="loader",
-        adds="batches made ahead, in page-locked memory where there is a card",
+        adds="batches made ahead, in page-locked memory on a GPU",
         settings={
             "dataloader_num_workers": "auto",
             "dataloader_persistent_workers": "auto",
@@ -134,7 +134,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="packing",
-        adds="several rows to a sequence, no padding, copies on a stream of their own",
+        adds="several rows to a sequence, no padding, copies on a separate stream",
         settings={
             "packing": True,
             "tokenize": "ahead",  # packing needs the lengths in advance
@@ -177,7 +177,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="fused blocks",
-        adds="blocks with LoRA by kernels of our own instead of compiled ones",
+        adds="fused kernels instead of compiled blocks with LoRA",
         settings={"fused_blocks": "auto", "torch_compile": "auto"},
         about=("kernels.fused_blocks",),
     ),

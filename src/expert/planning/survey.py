@@ -151,6 +151,8 @@ def survey_file(path: Path) -> Survey:
     size = path.stat().st_size
     texts = [whole_lines(path, part) for part in parts_to_look_at([size])]
     counted, lines = sum(map(len, texts)), sum(map(count_lines, texts))
+    if size and not counted:
+        return Survey(None, None, f"rows of {path.name} are too long to be counted in advance")
     if path.suffix.lower() == ".csv":
         lines = max(0, lines - 1)
     if not lines:
@@ -201,7 +203,7 @@ def whole_lines(path: Path, part: Part) -> bytes:
     with open_regular(path) as stream:
         stream.seek(part.start)
         text = stream.read(part.stop - part.start)
-    first = text.find(b"\n") + 1 if part.start else 0
+    first = text.find(b"\n") + 1 or len(text) if part.start else 0
     last = len(text) if part.stop == part.size else text.rfind(b"\n") + 1
     return text[first:last]
 

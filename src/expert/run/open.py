@@ -299,11 +299,11 @@ def as_read(manifest: str | Path | ReadManifest, overrides: tuple[str, ...]) -> 
 def check_base(read: ReadManifest, model: str | None, *, allow_remote_code: bool) -> None:
     """Raise if a local base model cannot be built, before torch is imported and rows are
     prepared."""
-    found = resolve_model(choose_model(read.manifest, model), read.folder)
-    if found.place not in ("built-in", "hub"):
+    base = resolve_model(choose_model(read.manifest, model), read.folder)
+    if base.place not in ("built-in", "hub"):
         from expert.model.base_folder import refuse_unknown_kind
 
-        refuse_unknown_kind(Path(found.location), allow_remote_code=allow_remote_code)
+        refuse_unknown_kind(Path(base.location), allow_remote_code=allow_remote_code)
 
 
 def refuse_absent_gpu(opened: Opened) -> None:
@@ -391,8 +391,8 @@ def _with_data(opened: Opened, tell: Tell, *, again: bool) -> Opened:
     from expert.data.splits import prepare_splits, room_for
 
     plan, read, resumed = opened.plan, opened.read, opened.resumed
-    own = resumed.indexes if resumed else frozenset()
-    line = open_line(plan, read, opened.named, tell=tell, own_indexes=own)
+    indexes = resumed.indexes if resumed else frozenset()
+    line = open_line(plan, read, opened.named, tell=tell, own_indexes=indexes)
     known = known_calibrations(plan.target)
     counts, prepared = None, None
     if not line.spec.streaming:

@@ -118,14 +118,14 @@ def _settle_checkpointing(draft: PlanDraft, fit: Fit, rows: int) -> None:
     """`rows`: the micro-batch size that blocks are checkpointed for."""
     layers, count = fit.work.shape.layers, fit.work.recomputed_blocks
     kind = "none" if count == 0 else ("full" if count == layers else "selective")
-    asked, found = draft.config.gradient_checkpointing, draft.measured(CHECKPOINTING)
+    asked, measured = draft.config.gradient_checkpointing, draft.measured(CHECKPOINTING)
     source: Source = "machine"
     if asked != "auto":
         because, source = SET, "manifest"
         if asked == "selective":
             because = "selective: half of the blocks, more if that does not fit"
-    elif found is not None and found[0] == kind:
-        because, source = found[1], "measurement"
+    elif measured is not None and measured[0] == kind:
+        because, source = measured[1], "measurement"
     elif not fit.fits:
         because = f"even checkpointing every block does not fit {_gib(draft)}"
     elif fit.work.splits_weights and count == layers and fit.work.rows > 1:
@@ -186,10 +186,10 @@ def _settle_micro_batch(
             because = f"{whole} fits {gib}"
         elif largest == limit:
             because = f"a CPU is fastest with about {CPU_PLACES_AT_ONCE:,} tokens per micro-batch"
-        found = draft.measured(path)
-        if found is not None and fit.fits and found[0] < micro:
-            micro, _ = split_of(draft, share, found[0])
-            because, source = f"a micro-batch of {found[0]} was {found[1]}", "measurement"
+        measured = draft.measured(path)
+        if measured is not None and fit.fits and measured[0] < micro:
+            micro, _ = split_of(draft, share, measured[0])
+            because, source = f"a micro-batch of {measured[0]} was {measured[1]}", "measurement"
     if not fit.fits:
         because = f"not even this fits {gib}"
     draft.settle(path, micro, because, source)
@@ -247,7 +247,7 @@ def _settle_budget(draft: PlanDraft) -> int:
     if draft.on_gpu and (limited or because == "--vram"):
         draft.settle("memory.cap_bytes", budget, f"{because}: enforced in the run", "manifest")
     else:
-        draft.settle("memory.cap_bytes", None, "no limit was asked for")
+        draft.settle("memory.cap_bytes", None, "no limit is set")
     return budget
 
 

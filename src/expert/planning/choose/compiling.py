@@ -86,10 +86,10 @@ def _cannot_compile(draft: PlanDraft) -> str:
 
 
 def _settle_by_time(draft: PlanDraft, work: Workload | None, sequences: int | None) -> None:
-    found = draft.measured(PATH)
+    measured = draft.measured(PATH)
     seconds = _seconds(draft, work, sequences)
-    if found is not None and (not found[0] or seconds is None or seconds.pays):
-        draft.settle(PATH, *found, "measurement")
+    if measured is not None and (not measured[0] or seconds is None or seconds.pays):
+        draft.settle(PATH, *measured, "measurement")
     elif seconds is not None:
         source: Source = "measurement" if seconds.measured else "machine"
         known, because = draft.survey.packed, seconds.words

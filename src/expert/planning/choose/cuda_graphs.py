@@ -43,18 +43,18 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> C
         return no(obstacle)
     captured = way_of(draft, _captured(draft, base), sequences)
     has_room = _has_room(draft, captured, plain)
-    found = draft.measured(PATH)
+    measured = draft.measured(PATH)
     if asked is True:
         if not has_room:
             return no(NO_ROOM)
         return Captured(way=captured, value=True, because=SET, source="manifest")
     if draft.config.deterministic:
         return no("a resumed run starts uncaptured: the bits might differ")
-    if found is not None and found[0] and not has_room:
+    if measured is not None and measured[0] and not has_room:
         return no(NO_ROOM)
-    if found is not None:
-        way = captured if found[0] else plain
-        return Captured(way=way, value=found[0], because=found[1], source="measurement")
+    if measured is not None:
+        way = captured if measured[0] else plain
+        return Captured(way=way, value=measured[0], because=measured[1], source="measurement")
     if plain.time is None:
         return no("the compute time of a pass is not known")
     computing, launching = 1e3 * plain.time.computing, 1e3 * plain.time.launching

@@ -22,8 +22,8 @@ MOST_IMPROVEMENT = 5.0
 
 def doubts_about(value: Callable[[str], Any], total: int | None) -> list[Remark]:
     """Warnings about the values of a plan; `total`: its steps, if known."""
-    found = [*_about_weights(value), *_about_rates(value), *_about_steps(value, total)]
-    return [Remark.warning(path, text) for path, text in found]
+    doubts = [*_about_weights(value), *_about_rates(value), *_about_steps(value, total)]
+    return [Remark.warning(path, text) for path, text in doubts]
 
 
 def _about_weights(value: Callable[[str], Any]) -> Iterator[tuple[str, str]]:

@@ -85,15 +85,15 @@ def settle_expected_time(draft: PlanDraft, work: Workload | None) -> None:
     """Settle the time from the command to the end, as a range, and what it is based on."""
     paths = ("length.expected_seconds", "length.expected_parts")
     run = run_shape(draft, work) if work is not None else draft.resolved.shape_from
-    found = _rate_of_all(draft, run) if isinstance(run, RunShape) else run
-    if isinstance(found, str) or isinstance(run, str):
-        draft.unknown(str(found), *paths)
+    rate = _rate_of_all(draft, run) if isinstance(run, RunShape) else run
+    if isinstance(rate, str) or isinstance(run, str):
+        draft.unknown(str(rate), *paths)
         return
-    source: Source = "measurement" if found.measured else "machine"
-    parts = expected_parts(run, found.rate, device=draft.target.device)
-    draft.settle(paths[0], sum_of(parts), found.because, source)
+    source: Source = "measurement" if rate.measured else "machine"
+    parts = expected_parts(run, rate.rate, device=draft.target.device)
+    draft.settle(paths[0], sum_of(parts), rate.because, source)
     lists = {name: list(part) for name, part in parts.items()}
-    draft.settle(paths[1], lists, found.because, source)
+    draft.settle(paths[1], lists, rate.because, source)
 
 
 def _rate_of_all(draft: PlanDraft, run: RunShape) -> ComputingRate | str:

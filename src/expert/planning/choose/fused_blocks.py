@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from expert.planning.choose.cuda_graphs import choose_capture
 from expert.planning.draft import KEPT, PlanDraft
-from expert.planning.machine.card_table import AMPERE_CENTRE as AMPERE
+from expert.planning.machine.card_table import AMPERE
 from expert.planning.memory.workload import Workload
 from expert.planning.models.shapes import PROJECTIONS
 
@@ -20,12 +20,12 @@ def choose_fused_blocks(
     """As fast as compiled blocks from the first step, with less memory: chosen wherever possible.
     Returns the expected training time with them, if known."""
     asked, kept, way = draft.config.fused_blocks, draft.kept.fused_blocks, None
-    found = draft.measured(PATH)
+    measured = draft.measured(PATH)
     if asked == "auto" and kept is False:
         draft.settle(PATH, False, KEPT)
         return None
-    if asked == "auto" and kept is None and found is not None and not found[0]:
-        draft.settle(PATH, *found, "measurement")
+    if asked == "auto" and kept is None and measured is not None and not measured[0]:
+        draft.settle(PATH, *measured, "measurement")
         return None
     obstacle = _obstacle(draft) or ("" if work is not None else draft.resolved.shape_from)
     if not obstacle and work is not None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from expert.core.install import pip_install
 from expert.planning.choose.sequences import FULL_ENOUGH
 from expert.planning.draft import KEPT, SET, PlanDraft
-from expert.planning.machine.card_table import ADA, HOPPER
-from expert.planning.machine.card_table import AMPERE_CENTRE as AMPERE
+from expert.planning.machine.card_table import ADA, AMPERE, HOPPER
 from expert.planning.machine.host import package_version
 from expert.planning.memory.fitting import budget_of
 from expert.planning.memory.memory import chunk_for
@@ -79,7 +78,7 @@ def choose_tf32(draft: PlanDraft) -> None:
     """TF32 for the remaining float32 products, from Ampere on."""
     path, able = "kernels.tf32", draft.has_capability(AMPERE)
     if draft.config.use_tf32 is True and not able:
-        because = f"TF32 was asked for, but {draft.card_words} has none"
+        because = f"TF32 was requested, but {draft.card_words} has none"
         draft.warn(path, because)
         draft.settle(path, False, because, "fallback")
     elif draft.kept.tf32 is not None and (able or not draft.kept.tf32):
@@ -127,7 +126,7 @@ def _settle_attention(draft: PlanDraft, *, long: bool, brief: bool) -> None:
         return
     if (asked in ("flash", "flash4") and not flashes) or (asked == "flex" and not able):
         lacking = f"{draft.card_words} has no kernel for it" if not able else "it needs 16 bits"
-        because = f"{asked} was asked for, but {lacking}"
+        because = f"{asked} was requested, but {lacking}"
         draft.warn(path, because)
         draft.settle(path, "sdpa", because, "fallback")
         return
@@ -137,7 +136,7 @@ def _settle_attention(draft: PlanDraft, *, long: bool, brief: bool) -> None:
         draft.settle(path, kept, KEPT)
         return
     if asked == "flash4" and without4:
-        because = f"flash4 was asked for, but {without4}"
+        because = f"flash4 was requested, but {without4}"
         draft.warn(path, because)
         draft.settle(path, "flash", because, "fallback")
         return
@@ -148,9 +147,9 @@ def _settle_attention(draft: PlanDraft, *, long: bool, brief: bool) -> None:
         because = SET if own else "flash_attention_2 in the manifest; torch's own flash kernels"
         draft.settle(path, asked, because, "manifest")
         return
-    found = _measured_attention(draft)
-    if found is not None and (found[0] != "flash" or flashes):
-        draft.settle(path, *found, "measurement")
+    measured = _measured_attention(draft)
+    if measured is not None and (measured[0] != "flash" or flashes):
+        draft.settle(path, *measured, "measurement")
     elif packed and flashes and draft.target.capability == HOPPER and not (without4 or brief):
         because = "FlashAttention 4 made runs 1.12x (0.6B) and 1.04x (8B) as fast on an H200"
         draft.settle(path, "flash4", because, "measurement")
@@ -188,19 +187,19 @@ def _why_not_flash4(draft: PlanDraft) -> str:
 def _measured_attention(draft: PlanDraft) -> tuple[str, str] | None:
     """The fastest in a benchmark with blocks compiled or not as here; never eager, which takes too
     much memory."""
-    found, then = draft.measured("kernels.attention"), draft.measured("kernels.compile")
-    if found is None or found[0] == "eager":
+    measured, then = draft.measured("kernels.attention"), draft.measured("kernels.compile")
+    if measured is None or measured[0] == "eager":
         return None
-    able = found[0] == "sdpa" or (draft.packed and draft.has_capability(AMPERE))
-    return found if able and draft["kernels.compile"] == bool(then and then[0]) else None
+    able = measured[0] == "sdpa" or (draft.packed and draft.has_capability(AMPERE))
+    return measured if able and draft["kernels.compile"] == bool(then and then[0]) else None
 
 
 def choose_optimizer(draft: PlanDraft) -> None:
     """Fused AdamW on a GPU, or the requested optimizer."""
     path, key = "optim.optimizer", "optim"
-    found = draft.measured(path)
-    if found is not None:
-        draft.choose(path, key, *found, "measurement")
+    measured = draft.measured(path)
+    if measured is not None:
+        draft.choose(path, key, *measured, "measurement")
     elif draft.on_gpu:
         draft.choose(path, key, "adamw_torch_fused", "one kernel for all weights")
     else:

@@ -114,12 +114,12 @@ def peaks_of(draft: PlanDraft, precision: str) -> tuple[tuple[float, float] | No
     if peak is not None:
         return (peak, peak), draft.target.name
     if draft.target.card is None and not draft.target.is_this_machine:
-        found = [
+        alike = [
             (peak_of(card, precision), card.name)
             for card in CARDS
             if abs(card.memory_gib * 2**30 / size - 1) <= MEMORY_TOLERANCE
         ]
-        known = sorted((peak, name) for peak, name in found if peak is not None)
+        known = sorted((peak, name) for peak, name in alike if peak is not None)
         if known:
             (slow, first), (fast, last) = known[0], known[-1]
             return (slow, fast), f"cards with as much memory, {first} to {last}"

@@ -74,9 +74,9 @@ def _settle_optimizer(draft: PlanDraft, work: Workload | None) -> None:
         return
     plain = "adamw_torch_fused" if draft.on_gpu else "adamw_torch"
     taken = work.optimizer if work is not None else plain
-    because = "8-bit state is quantised in blocks that cannot be spread over ranks"
+    because = "8-bit state is quantised in blocks that cannot be sharded"
     draft.settle_again(path, taken, because)
-    draft.supersede(path, f"optim: {asked}: {because}; {taken} takes 8 bytes a weight, spread")
+    draft.supersede(path, f"optim: {asked}: {because}; {taken} takes 8 bytes per weight, sharded")
 
 
 def _engine_without_sizes(draft: PlanDraft) -> str:
@@ -223,12 +223,12 @@ def _settle_rates_of_a_card(draft: PlanDraft, work: Workload) -> None:
         draft.unknown(reason, path, alone_path)
         return
     share = draft.cluster.share_of(sequences) / sequences
-    found = computing_rate(draft, work, replace(run, tokens=run.tokens * share))
-    if isinstance(found, str):
-        draft.unknown(found, path, alone_path)
+    rate = computing_rate(draft, work, replace(run, tokens=run.tokens * share))
+    if isinstance(rate, str):
+        draft.unknown(rate, path, alone_path)
         return
-    source: Source = "measurement" if found.measured else "machine"
-    draft.settle(path, found.rate, found.because, source)
+    source: Source = "measurement" if rate.measured else "machine"
+    draft.settle(path, rate.rate, rate.because, source)
     single = replace(work, engine="single", shards=1, offload=False)
     most = largest_batch(draft, single, sequences, budget_of(draft))
     if not most:
@@ -242,14 +242,14 @@ def _settle_rates_of_a_card(draft: PlanDraft, work: Workload) -> None:
 
 def _how_slow(draft: PlanDraft, work: Workload) -> str:
     """What offloading costs, and what would avoid it."""
-    one = traffic_of(work, _parallel(draft), 1)
-    text = f"slow: for each micro-batch {gib(one.host_bytes)} between card and machine"
-    if one.gathered_bytes:
-        text += f" and {gib(one.gathered_bytes)} between cards"
-    if one.hidden_seconds is not None:
-        text += f", {span(one.hidden_seconds)}"
-    if one.optimizer_seconds:
-        text += f", and the optimizer step on the CPU about {span(one.optimizer_seconds)}"
+    traffic = traffic_of(work, _parallel(draft), 1)
+    text = f"slow: for each micro-batch {gib(traffic.host_bytes)} between card and machine"
+    if traffic.gathered_bytes:
+        text += f" and {gib(traffic.gathered_bytes)} between cards"
+    if traffic.hidden_seconds is not None:
+        text += f", {span(traffic.hidden_seconds)}"
+    if traffic.optimizer_seconds:
+        text += f", and the optimizer step on the CPU about {span(traffic.optimizer_seconds)}"
     alone = replace(work, engine="single", shards=1, offload=False)
     return f"{text}; on the card, {way_out(draft, alone)}" if draft.cluster.ranks == 1 else text
 
@@ -295,7 +295,7 @@ class Estimates:
             unknown = "the rate of one rank is not known"
             yield from (_unknown(key, unknown) for key in _OF_A_STEP[2:])
             return
-        found = reached_by(
+        reached = reached_by(
             traffic,
             rank,
             alone,
@@ -303,22 +303,22 @@ class Estimates:
             sequences=self.sequences,
             ranks=self.parallel.ranks,
         )
-        if found is None:
+        if reached is None:
             yield from (_unknown(key, self._missing_link()) for key in _OF_A_STEP[2:])
             return
         kind = "estimated" if self.estimated else "from the measured rate of one card"
-        low, high = found.waiting
+        low, high = reached.waiting
         waits = "less than 1 %" if high < 0.01 else f"{percent(low)} to {percent(high)}"
         what = "communication and the CPU" if self.work.offload else "communication"
         because = f"{kind}: cards wait for {what} {waits} of a step"
-        yield _decided("tokens_per_second", found.tokens_per_second, because)
+        yield _decided("tokens_per_second", reached.tokens_per_second, because)
         ranks = self.parallel.ranks
         beside = f"{ranks} single cards" if alone is not None else f"{ranks} cards with room for it"
         beside = "one card with room for it" if ranks == 1 else beside
         because = f"of what {beside} would reach"
-        if found.balance < 1:
-            because += f"; {self.sequences} sequences keep ranks busy {percent(found.balance)}"
-        yield _decided("efficiency", found.efficiency, because)
+        if reached.balance < 1:
+            because += f"; {self.sequences} sequences keep ranks busy {percent(reached.balance)}"
+        yield _decided("efficiency", reached.efficiency, because)
 
     def _what_is_sent(self, traffic: Traffic) -> str:
         parts, micro = [], self.micro_batches or 1

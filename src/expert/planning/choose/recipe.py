@@ -36,26 +36,25 @@ _TEMPLATES = (
 
 def settle_model(draft: PlanDraft) -> None:
     """Where the model is and how its prompts are formatted."""
-    found, spec = draft.resolved, draft.model
+    resolved, spec = draft.resolved, draft.model
     draft.settle("model.name", spec.name, "base_models of the manifest", "manifest")
-    draft.settle("model.place", found.place, found.because)
-    draft.settle("model.location", found.location, found.because)
-    if found.own_kernels:
-        kernels = ", ".join(found.own_kernels)
-        draft.warn(
-            "model.name", f"its config.json asks for {kernels}; kernels are chosen by the plan"
-        )
-    if found.weights is not None:
+    draft.settle("model.place", resolved.place, resolved.because)
+    draft.settle("model.location", resolved.location, resolved.because)
+    if resolved.own_kernels:
+        kernels = ", ".join(resolved.own_kernels)
+        text = f"its config.json requests {kernels}; kernels are chosen by the plan"
+        draft.warn("model.name", text)
+    if resolved.weights is not None:
         # The name stays the same when another version of the package ships other weights.
         because = "sha256 of the weights that come with the package"
-        draft.settle("model.revision", found.weights, because)
+        draft.settle("model.revision", resolved.weights, because)
     else:
         because = SET if spec.revision else "the newest revision"
         draft.settle("model.revision", spec.revision, because, "manifest")
-    if found.shape is None:
-        draft.unknown(found.shape_from, "model.parameters")
+    if resolved.shape is None:
+        draft.unknown(resolved.shape_from, "model.parameters")
     else:
-        draft.settle("model.parameters", found.shape.parameters, found.shape_from)
+        draft.settle("model.parameters", resolved.shape.parameters, resolved.shape_from)
     shape = spec.architecture
     if draft.is_char_model and shape is None:
         built_in = CharGptShape().model_dump()
@@ -83,9 +82,9 @@ def _settle_template(draft: PlanDraft) -> None:
         draft.settle(path, "tokenizer", because)
     else:
         name = basename(draft.model.name).lower()
-        found = next((to for pattern, to in _TEMPLATES if re.search(pattern, name)), "alpaca")
+        template = next((to for pattern, to in _TEMPLATES if re.search(pattern, name)), "alpaca")
         because = f"by the model's name; {name} has no tokenizer with a template yet"
-        draft.settle(path, found, because, "preset")
+        draft.settle(path, template, because, "preset")
 
 
 def _has_chat_template(folder: Path) -> bool:
@@ -142,7 +141,7 @@ def _warn_of_unknown_targets(draft: PlanDraft, names: frozenset[str]) -> None:
     shape = draft.resolved.shape
     unknown = sorted(names - set(PROJECTIONS) - FUSED_PROJECTIONS)
     if shape is not None and shape.gated_mlp and unknown:
-        text = f"no layer is known as {', '.join(unknown)}; usual are {', '.join(PROJECTIONS)}"
+        text = f"unknown layers: {', '.join(unknown)}; usual are {', '.join(PROJECTIONS)}"
         draft.warn("adapter.target_modules", text)
 
 

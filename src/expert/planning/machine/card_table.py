@@ -25,16 +25,10 @@ from expert.core.files import read_text
 
 Capability = tuple[int, int]
 
-PASCAL: Capability = (6, 0)
 VOLTA: Capability = (7, 0)
-TURING: Capability = (7, 5)
-AMPERE_CENTRE: Capability = (8, 0)
-AMPERE: Capability = (8, 6)
+AMPERE: Capability = (8, 0)
 ADA: Capability = (8, 9)
 HOPPER: Capability = (9, 0)
-BLACKWELL_CENTRE: Capability = (10, 0)
-BLACKWELL_ULTRA: Capability = (10, 3)
-BLACKWELL: Capability = (12, 0)
 
 
 @dataclass(frozen=True, kw_only=True)

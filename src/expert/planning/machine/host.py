@@ -114,7 +114,7 @@ def _cores_by_affinity() -> Fact[int]:
     logical = cores_logical()
     if logical.value is None:
         return logical
-    return Fact(logical.value, "psutil cpu_count (this system has no affinity to ask for)")
+    return Fact(logical.value, "psutil cpu_count (this system has no affinity)")
 
 
 def _cpu_quotas(roots: Path) -> Iterator[tuple[float, str]]:
@@ -266,7 +266,7 @@ def package_version(name: str) -> Fact[str]:
     except KeyError:  # raised by newer Pythons where older ones return None
         version = None
     if not version:
-        return unknown(f"the installed files of {name} do not say: reinstall it")
+        return unknown(f"the installed files of {name} do not record it: reinstall {name}")
     return Fact(version, "importlib.metadata")
 
 

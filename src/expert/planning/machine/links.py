@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from expert.core.errors import ExpertError
-from expert.planning.machine.card_table import AMPERE_CENTRE, HOPPER
+from expert.planning.machine.card_table import AMPERE, HOPPER
 from expert.planning.machine.target import Target
 
 
@@ -155,6 +155,6 @@ def _host_link(target: Target, given: str | None) -> str | None:
     card = target.card
     if card is None or target.is_this_machine or _FEWER_LANES.search(card.slug):
         return None
-    if card.capability < AMPERE_CENTRE:
+    if card.capability < AMPERE:
         return "pcie3"
     return "pcie5" if card.capability >= HOPPER else "pcie4"

@@ -85,7 +85,7 @@ def visible_gpus(
     # CUDA puts the fastest card first, NVML goes by slot: numbers may differ on mixed machines
     if len({gpu.name.value for gpu in shown}) > 1 and "CUDA_DEVICE_ORDER" not in environ:
         notes.append(
-            "the cards differ: set CUDA_DEVICE_ORDER=PCI_BUS_ID so that CUDA counts them alike"
+            "the cards differ: set CUDA_DEVICE_ORDER=PCI_BUS_ID so that CUDA numbers them alike"
         )
     return shown, "; ".join(filter(None, notes))
 

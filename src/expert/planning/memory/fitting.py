@@ -159,8 +159,8 @@ def fewest_recomputed(draft: PlanDraft, work: Workload, budget: int) -> Workload
 def recomputed_counts(draft: PlanDraft, layers: int) -> range:
     """How many blocks may be checkpointed, from the fewest to the most."""
     asked = draft.config.gradient_checkpointing
-    found = draft.measured("kernels.checkpointing")
-    if asked == "auto" and found is not None and found[0] == "full":
+    measured = draft.measured("kernels.checkpointing")
+    if asked == "auto" and measured is not None and measured[0] == "full":
         asked = "full"
     if asked == "auto":
         return range(0, layers + 1)

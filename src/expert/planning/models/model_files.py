@@ -70,7 +70,7 @@ def check_model_files(folder: Path) -> tuple[str, ...]:
     if problems:
         more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
         shown = [f"  - {text}" for text in (*problems[:_SHOWN], *more)]
-        head, fix = f"{folder}: no model is built from these files", "take a copy that you trust"
+        head, fix = f"{folder}: no model is built from these files", "use a copy that you trust"
         raise UnfitModelFolder("\n".join([head, *shown, f"  ({fix})"]))
     return kernels
 
@@ -174,7 +174,7 @@ def _faults_of_names(folder: Path, names: set[str], config: Mapping[str, Any]) -
         if not _PLAIN.fullmatch(name):
             yield f"{by} names {name[:100]!r}; only safetensors files in the same folder are read"
     if config.get("is_encoder_decoder") is True:
-        yield "config.json: is_encoder_decoder; only models that continue a text are trained"
+        yield "config.json: is_encoder_decoder; only decoder-only models can be trained"
     if config and "adapter_config.json" in names:
         yield "adapter_config.json makes it an adapter; name the model it was trained on instead"
 
@@ -216,8 +216,10 @@ def _faults_beside(config: Mapping[str, Any], tensors: Mapping[str, list[int]]) 
     limits = {**dict.fromkeys(_LAYERS, len(tensors)), **dict.fromkeys(_WIDTHS, largest)}
     for key, most in limits.items():
         if (config.get(key) or 0) > most:
-            what = "tensors" if key in _LAYERS else "is the largest size of a tensor"
-            yield f"config.json: {key} is {config[key]:,}, but in the weights {most:,} {what}"
+            weights = f"have {most:,} tensors"
+            if key in _WIDTHS:
+                weights = f"have no dimension above {most:,}"
+            yield f"config.json: {key} is {config[key]:,}, but the weights {weights}"
             return
     try:
         described = shape_from_config(config).parameters
@@ -226,7 +228,7 @@ def _faults_beside(config: Mapping[str, Any], tensors: Mapping[str, list[int]]) 
     # Sizes of unusual models are not exact; those of a malicious one are far beyond.
     if described > 2 * stored:
         yield (
-            f"config.json describes {count(described)} parameters, and its weights are "
+            f"config.json describes {count(described)} parameters, but the weights have "
             f"{count(stored)}"
         )
 

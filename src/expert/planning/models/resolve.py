@@ -105,8 +105,8 @@ def _built_in(name: str) -> ResolvedModel:
             f"base_models[].name: {name} is not part of this build  (name another model; a "
             f"folder of your own is ./{name})"
         )
-    found = _found(name, "built-in", folder, "comes with the package")
-    return replace(found, weights=weights_digits(folder))
+    model = _found(name, "built-in", folder, "comes with the package")
+    return replace(model, weights=weights_digits(folder))
 
 
 def weights_digits(folder: Path) -> str | None:

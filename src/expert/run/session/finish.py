@@ -153,8 +153,8 @@ def last_eval_loss(session: Session) -> float | None:
 def recorded_eval_loss(folder: RunFolder) -> float | None:
     """The last validation loss in the events of a run."""
     events = read_events(folder.events)
-    found = [e for e in events if e["event"] == "eval" and e.get("split") == "validation"]
-    loss = found[-1].get("loss") if found else None
+    evals = [e for e in events if e["event"] == "eval" and e.get("split") == "validation"]
+    loss = evals[-1].get("loss") if evals else None
     return float(loss) if isinstance(loss, int | float) else None
 
 
@@ -195,7 +195,7 @@ def publish_final(session: Session) -> Path:
         final = session.folder.final
         with (
             session.group.work("writing the result", seconds),
-            within_room(final, "the result", needed, fix="make room and resume the run"),
+            within_room(final, "the result", needed, fix="free some space and resume the run"),
             publishing(final) as folder,
         ):
             save_trained(loaded, folder)

@@ -119,4 +119,5 @@ class MemoryWatch:
         try:
             remember(probe, calibrations_file())
         except OSError as error:
-            self._emit("warning", text=f"memory probe was not remembered: {error.strerror}")
+            text = f"the memory measurement could not be stored: {error.strerror}"
+            self._emit("warning", text=text)

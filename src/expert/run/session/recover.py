@@ -310,13 +310,13 @@ def _report_rollback(session: Session, from_step: int) -> None:
 def _return_to_checkpoint(session: Session) -> None:
     """Continue from the newest good checkpoint, or start over without one."""
     with session.group.work("loading a checkpoint", seconds_to_read(session.folder.checkpoints)):
-        found = session.checkpoints.newest() if session.checkpoints is not None else None
+        loaded = session.checkpoints.newest() if session.checkpoints is not None else None
     kept = session.state
-    state = found.state if found is not None else TrainState()
+    state = loaded.state if loaded is not None else TrainState()
     continue_from(
         session,
         replace(state, skipped=kept.skipped, rollbacks=kept.rollbacks, schedule=kept.schedule),
-        found.groups if found is not None else None,
+        loaded.groups if loaded is not None else None,
     )
 
 

@@ -40,7 +40,7 @@ def remember_run(session: Session) -> None:
     try:
         remember_rate(measurements_file(), rate)
     except OSError as error:
-        session.emit("warning", text=f"the rate was not remembered: {error.strerror}")
+        session.emit("warning", text=f"the rate could not be stored: {error.strerror}")
 
 
 def _remember_compiling(session: Session, run: RunRecord) -> None:
@@ -53,7 +53,7 @@ def _remember_compiling(session: Session, run: RunRecord) -> None:
         file, card = compilations_file(), _target(session)[0]
         remember_compilation(file, work, card, seconds=seconds, warm=warm)
     except OSError as error:
-        session.emit("warning", text=f"what compiling took was not remembered: {error.strerror}")
+        session.emit("warning", text=f"the compile time could not be stored: {error.strerror}")
 
 
 def compile_seconds(run: RunRecord) -> float | None:

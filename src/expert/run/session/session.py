@@ -315,16 +315,16 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
     now = session.now
     assert session.checkpoints is not None
     options = changed_options(session.folder, session.manifest)
-    found = session.checkpoints.chosen(
+    saved = session.checkpoints.chosen(
         checkpoint, now.plan, now.data, options=options, allow=allow_changed
     )
-    if found is None:
+    if saved is None:
         return
-    now.plan = with_fallbacks(now.plan, found.fallbacks)
+    now.plan = with_fallbacks(now.plan, saved.fallbacks)
     _settle_loader(session)
-    continue_from(session, found.state, found.groups)
-    now.recorder.meter.restore(found.state.sums)
-    if found.state.done != now.plan.length.total_steps and session.group.world.is_first:
+    continue_from(session, saved.state, saved.groups)
+    now.recorder.meter.restore(saved.state.sums)
+    if saved.state.done != now.plan.length.total_steps and session.group.world.is_first:
         aside = put_final_aside(session.folder)
         if aside is not None:
             session.emit("warning", text=f"final was renamed to {aside.name}: training continues")

@@ -207,7 +207,7 @@ def _threads_before(session: Session, own: int) -> Threads | None:
     """The threads of the resumed run, if it had as many cores."""
     if not session.state.done or any(os.environ.get(name) for name in NAMES):
         return None
-    found = [e for e in read_events(session.folder.events) if e.get("event") == "threads"]
-    if not found:
+    events = [e for e in read_events(session.folder.events) if e.get("event") == "threads"]
+    if not events:
         return None
-    return threads_as_before(found[-1], granted=_granted(own), cores=len(cores_seen()))
+    return threads_as_before(events[-1], granted=_granted(own), cores=len(cores_seen()))

@@ -282,8 +282,8 @@ def _usable(plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.de
         register_answering()
         loaded.causal_lm.set_attn_implementation(ANSWERING)
         loaded.causal_lm.config.use_cache = True
-        own = (choice.path / "tokenizer_config.json").is_file()
-        tokens = choice.path if own else loaded.folder
+        has_tokenizer = (choice.path / "tokenizer_config.json").is_file()
+        tokens = choice.path if has_tokenizer else loaded.folder
         assert tokens is not None
         with loading(tokens):
             encoder, template = text_tools(tokens, plan.model.prompt_template)
@@ -351,7 +351,7 @@ def soft_prompt_rows(path: Path, names: tuple[str, ...]) -> list[torch.Tensor]:
 
     rows = []
     for name in names:
-        own = path / "soft_prompts" / name
-        place = own if own.is_dir() else path
+        subfolder = path / "soft_prompts" / name
+        place = subfolder if subfolder.is_dir() else path
         rows.append(load_file(place / "adapter_model.safetensors")["prompt_embeddings"])
     return rows
