@@ -31,7 +31,7 @@ EXIT_MEANINGS = {
     EXIT_GATE_FAILED: "the expert fails its quality gate; the reasons are listed",
     EXIT_DAMAGED: "a file changed after it was written; the message names it",
     EXIT_UNAVAILABLE: "the hub cannot be reached or is at fault; the same command may work later",
-    EXIT_HUNG: "the run made no progress and was stopped; its stacks are in the run folder",
+    EXIT_HUNG: "the run made no progress and was stopped; stack traces are in the run folder",
     EXIT_NO_SPACE: "the disk is too full; the message names the file, its size and the free space",
     EXIT_HANGUP: "stopped because the terminal was closed; a run can be resumed",
     EXIT_INTERRUPTED: "stopped with Ctrl-C; a run can be resumed",
