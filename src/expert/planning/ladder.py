@@ -123,7 +123,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="loader",
-        adds="batches made ahead, in page-locked memory on a GPU",
+        adds="batches prepared ahead, in pinned memory if there is a GPU",
         settings={
             "dataloader_num_workers": "auto",
             "dataloader_persistent_workers": "auto",

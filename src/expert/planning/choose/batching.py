@@ -49,7 +49,7 @@ def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -
     if captured.warning:
         draft.warn(GRAPHS, captured.warning)
     work = _settle_micro_batch(draft, fit, (most, limit_of(draft, base, most)), sequences)
-    # Only training rows are packed into whole steps; evaluation rows may fill entire sequences.
+    # Only training sequences are shortened to make whole steps; evaluation uses the full length.
     places = draft["data.max_seq_length"]
     largest = worth_at_once(
         on_gpu=draft.on_gpu,

@@ -32,7 +32,7 @@ def choose_fused_blocks(
         fused = replace(work, fused_blocks=True, attention=_likely_attention(draft))
         way = choose_capture(draft, fused, sequences).way
         if way.fit.work.splits_weights:
-            obstacle = "sharded weights stay unfused"
+            obstacle = "sharded weights cannot be fused"
     if not obstacle and way is not None:
         because = "as fast as compiled blocks on an H200, without the time to compile"
         chosen = draft.choose(PATH, "fused_blocks", True, because)

@@ -170,8 +170,8 @@ def _evaluated(session: Session) -> list[PreparedSplit]:
 
 
 def varies_in_width(plan: RunPlan, device: torch.device) -> bool:
-    """Whether a later batch may need more GPU memory than the first; a CPU cannot be probed without
-    dying."""
+    """Whether a later batch may need more GPU memory than the first; a CPU run that runs out of
+    memory is killed, so trying helps nothing there."""
     return (plan.data.trim or plan.data.flat) and device.type != "cpu"
 
 

@@ -191,5 +191,5 @@ def _built_in(name: str) -> str:
 
 
 def _is_run(folder: RunFolder) -> bool:
-    """Whether a run was started there, however damaged: it has a manifest.json of its own."""
+    """Whether a run was started there, however damaged; such a folder also has a manifest.json."""
     return folder.was_started or folder.events.is_file()
