@@ -141,7 +141,7 @@ def _warn_of_unknown_targets(draft: PlanDraft, names: frozenset[str]) -> None:
     shape = draft.resolved.shape
     unknown = sorted(names - set(PROJECTIONS) - FUSED_PROJECTIONS)
     if shape is not None and shape.gated_mlp and unknown:
-        text = f"unknown layers: {', '.join(unknown)}; usual are {', '.join(PROJECTIONS)}"
+        text = f"no known layer is called {', '.join(unknown)}; usual are {', '.join(PROJECTIONS)}"
         draft.warn("adapter.target_modules", text)
 
 
