@@ -49,7 +49,7 @@ CHANGES_WHAT_IS_SAID = frozenset(
     }
 )
 """Columns that are worth a warning where rows fill them and nothing is read from them."""
-MESSAGES_READ = 3
+MESSAGES_READ = 4
 """Changes with how messages are understood: tokens that were prepared before are not reused."""
 PREFERRED, ALL = "preferred", "all"
 """Values of training.dataset.preference_rows: only supervised fine-tuning is built, but the

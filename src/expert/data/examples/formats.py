@@ -21,7 +21,8 @@ from expert.data.examples.messages import (
     turns_in,
 )
 from expert.data.examples.tools import tools_of
-from expert.data.records import BadRow, Dropped, Example, Role, Row, Turn, UnfitRow
+from expert.data.records import BadRow, Dropped, Example, Row, Turn, UnfitRow
+from expert.manifest.schema.message_names import Role
 
 METADATA_OF_A_TASK = frozenset({"instruction", "error_type"})
 RAW_CHARACTERS = 500

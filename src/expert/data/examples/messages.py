@@ -7,18 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from expert.data.examples.tools import call_in_text, calls_in
-from expert.data.records import Example, Role, Turn, UnfitRow
+from expert.data.records import Example, Turn, UnfitRow
+from expert.manifest.schema.message_names import (
+    ROLES,
+    THOUGHTS,
+    TRAINED,
+    TRAINED_IN_PARTS,
+    YES_OR_NO,
+    Role,
+)
 
-ROLES: dict[str, Role] = {
-    **dict.fromkeys(("system", "developer"), "system"),
-    **dict.fromkeys(("user", "human"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "bot", "model", "function_call"), "assistant"),
-    **dict.fromkeys(("tool", "function", "observation", "ipython"), "tool"),
-}
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Fields with the reasoning before an answer."""
-TRAINED = ("weight", "loss_weight", "train", "trainable", "loss")
-"""Fields that say whether an answer is trained on, as OpenAI, Axolotl and others have them."""
 UNDERSTOOD = frozenset(
     {
         *("role", "from", "content", "value", *TRAINED, *THOUGHTS),
@@ -28,13 +26,12 @@ UNDERSTOOD = frozenset(
 # Fields that decide what is trained on, or hold part of a message, in a way that is not built.
 NOT_BUILT = frozenset(
     {
-        *("train_detail", "loss_mask", "loss_scale", "mask", "masked"),
+        *(TRAINED_IN_PARTS, "loss_mask", "loss_scale", "mask", "masked"),
         *("image", "images", "audio", "video", "videos", "refusal"),
     }
 )
 _TEXT_FIELDS = ("text", "value", "content")
 _SAID = frozenset({"content", "value", "tool_calls", "function_call"})
-_YES_OR_NO = ("train", "trainable", "loss")
 
 
 def unused_fields(messages: Any) -> list[str]:
@@ -134,12 +131,12 @@ def _is_trained(message: Mapping[str, Any], role: Role, where: str) -> bool:
     given = {name: message[name] for name in TRAINED if message.get(name) is not None}
     for name, value in given.items():
         if isinstance(value, str) or value not in (0, 1):
-            allowed = "true or false" if name in _YES_OR_NO else "1, or 0 to leave the answer out"
+            allowed = "true or false" if name in YES_OR_NO else "1, or 0 to leave the answer out"
             raise UnfitRow(f"{where}: {name} {value!r}; allowed: {allowed}")
     if len(set(map(bool, given.values()))) > 1:
         both = ", ".join(f"{name} {value!r}" for name, value in given.items())
         raise UnfitRow(f"{where}: {both} contradict each other")
-    if role != "assistant" and any(given.get(name) for name in _YES_OR_NO):
+    if role != "assistant" and any(given.get(name) for name in YES_OR_NO):
         raise UnfitRow(
             f"{where}: train is true, and only answers are trained on one by one  "
             "(train_on_prompt: true trains on everything)"
