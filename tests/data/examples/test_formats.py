@@ -206,7 +206,7 @@ UNASKED = wording("answer-to-no-user")
             wording("tool-call-has-no"),
         ),
         (said("critic Q"), f"messages[1]: unknown role 'critic'  (known: {', '.join(ROLES)})"),
-        ([{"content": "Q"}], f"messages[1]: unknown role None  (known: {', '.join(ROLES)})"),
+        ([{"content": "Q"}], wording("no-role-or-from")),
         (["Q"], wording("text-not-message")),
         ([{"role": "user"}], wording("has-no-content")),
         ([{"role": "user", "content": 3}], wording("content-number")),

@@ -86,6 +86,8 @@ def _turn(message: Any, where: str) -> Turn:
     if not isinstance(message, Mapping):
         raise UnfitRow(f"{where} is {kind_of(message)}, not a message")
     name = message.get("role", message.get("from"))
+    if name is None:
+        raise UnfitRow(f"{where}: no 'role' or 'from' says who speaks; it has {', '.join(message)}")
     role = known_role(name, where)
     content = message.get("content", message.get("value"))
     plain = role != "tool" and name != "function_call"
@@ -206,7 +208,10 @@ def _check_turn(turn: Turn, before: Turn, number: int) -> None:
             raise UnfitRow(f"turn {number}: a system turn that is not the first")
     elif turn.role == "tool":
         if before.role != "tool" and not (before.role == "assistant" and before.extra):
-            raise UnfitRow(f"turn {number}: a tool result without a call before it")
+            raise UnfitRow(
+                f"turn {number}: a tool result without a call before it  (write the call as "
+                "tool_calls; where the answer has it in its text, give the result the role user)"
+            )
     elif (not turn.text or turn.text.isspace()) and not turn.extra:
         raise UnfitRow(f"turn {number} ({turn.role}) is empty")
     elif turn.role == "assistant" and before.role == "assistant":

@@ -38,7 +38,7 @@ MARKERS = (
     *("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
     *("<|endoftext|>", "<|begin_of_text|>", "<|start_header_id|>", "<|eot_id|>"),
     *("<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
-    *("### Instruction:", "### Response:"),
+    *("### Instruction:", "### Response:", "### Human:", "### User:", "### Assistant:"),
 )
 _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
 _TRANSCRIPT = re.compile(
