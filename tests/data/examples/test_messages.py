@@ -153,6 +153,7 @@ def test_fields_that_are_not_read_are_known():
         {"role": "assistant", "content": "b", "ts": 1},
     ]
     assert unused_fields(said) == ["id", "ts"]
+    assert unused_fields([{"role": "user", "name": "Ann", "content": "Q"}]) == ["name"]
 
 
 def test_prepared_messages_of_an_earlier_reading_are_not_taken_for_these():

@@ -532,6 +532,11 @@ TEXTS = {
     "texts in a column of another name": twice(
         {"content": ASK}, [("text", ASK)], options=("--map", "text=content")
     ),
+    "empty cells of pandas": twice(
+        {"instruction": ASK, "input": "nan", "output": ANSWER},
+        exchange(f"{ASK}\n\nInput:\nnan", ANSWER),
+        warned="placeholder nan in",
+    ),
     "placeholders": twice(
         {"prompt": "Greet {{name}}.", "completion": "Hello!"},
         exchange("Greet {{name}}.", "Hello!"),

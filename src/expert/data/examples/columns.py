@@ -46,7 +46,7 @@ CHANGES_WHAT_IS_SAID = frozenset(
     {
         *(*INPUT_COLUMNS, *SYSTEM_COLUMNS, *MESSAGE_COLUMNS, *TOOL_COLUMNS, *USUAL_REQUESTS),
         *("history", "weight", "loss_weight", "reasoning", "reasoning_content", "thinking"),
-        *("split", "mask", "train", "is_correct", "correct"),
+        *("split", "mask", "train", "is_correct", "correct", "approved", "reward"),
     }
 )
 """Columns that are worth a warning where rows fill them and nothing is read from them."""

@@ -37,8 +37,10 @@ _SAID = frozenset({"content", "value", "tool_calls", "function_call"})
 def unused_fields(messages: Any) -> list[str]:
     """Fields of messages that nothing is read from, each once."""
     given = messages if isinstance(messages, list | tuple) else ()
-    names = (name for message in given if isinstance(message, Mapping) for name in message)
-    return [name for name in dict.fromkeys(names) if name not in UNDERSTOOD]
+    said = [message for message in given if isinstance(message, Mapping)]
+    names = dict.fromkeys(name for message in said for name in message)
+    people = any("name" in each and each.get("role") not in ("tool", "function") for each in said)
+    return [n for n in names if n not in UNDERSTOOD or (n == "name" and people)]
 
 
 def is_message(value: Any) -> bool:
@@ -104,7 +106,10 @@ def _turn(message: Any, where: str) -> Turn:
         extra = json.dumps(given, ensure_ascii=False, default=str)
     elif message.get("tool_calls") or message.get("function_call"):
         raise UnfitRow(f"{where}: tool calls of the role {name!r}; only an assistant makes them")
-    content = "" if extra and content is None else content
+    if content is None:
+        if not extra:
+            raise UnfitRow(f"{where}: has no content; it has {', '.join(message)}")
+        content = ""
     text = content if type(content) is str else _joined(content, where)
     text = _with_thoughts(message, text, role, where)
     return Turn(role, text, _is_trained(message, role, where), extra)
@@ -164,8 +169,7 @@ def _joined(content: Any, where: str) -> str:
     if is_text_part(content):
         return text_of_part(content, where)
     if not isinstance(content, list | tuple):
-        what = "has no content" if content is None else f"the content is {kind_of(content)}"
-        raise UnfitRow(f"{where}: {what}")
+        raise UnfitRow(f"{where}: the content is {kind_of(content)}")
     texts = []
     for part in content:
         text = part

@@ -45,9 +45,11 @@ _TRANSCRIPT = re.compile(
     r"\s*(?:User|Human|Question|Q) ?:.*?\n\s*(?:Assistant|AI|Bot|Answer|A) ?:",
     re.DOTALL | re.IGNORECASE,
 )
-# What was to be filled in before training: {{name}}, and where an image or a sound stood.
+# What was to be filled in before training: {{name}}, where an image or a sound stood, and an empty
+# cell of a table as pandas writes it, alone or as the material of a request.
 _PLACEHOLDER = re.compile(
     r"\{\{\s*[A-Za-z_][\w.]*\s*\}\}|<\|?(?:image|video|audio|img)(?:_\d+|_pad)?\|?>"
+    r"|(?:(?<=:\n)|\A)(?:nan|NaN)\Z"
 )
 _EMPTY_ANSWER = re.compile(
     r"the answer is empty$|^turn \d+ \(assistant\) is empty$|^there is no assistant turn$"
