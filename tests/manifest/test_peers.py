@@ -389,7 +389,7 @@ def test_iterations_and_scales_of_mlx_are_steps_and_alphas():
     config = read(text + "num_layers: -1\n").manifest.training.config
     assert (config.max_steps, config.save_steps, config.eval_steps) == (50, 10, 5)
     assert (config.adapter_type, config.rank, config.alpha) == ("dora", 4, 8)
-    assert config.target_modules == ["q_proj"]
+    assert (config.target_modules, config.train_on_prompt) == (["q_proj"], True)
     assert wording("adapter-on-every-block") in error_of(text + "num_layers: 16\n")
 
 
@@ -403,3 +403,10 @@ def test_iterations_and_scales_of_mlx_are_steps_and_alphas():
 )
 def test_settings_that_would_go_unread_are_refused(lines, words):
     assert words in error_of(f"base_model: tiny\ndataset: a.jsonl\n{lines}")
+
+
+def test_a_file_of_trl_that_is_silent_about_the_loss_gets_a_note():
+    text = "model_name_or_path: tiny\ndataset_name: owner/set\n"
+    assert any(wording("loss-on-answers-alone") in line for line in notices_of(text))
+    said = notices_of(f"{text}assistant_only_loss: true\n")
+    assert not any(wording("loss-on-answers-alone") in line for line in said)

@@ -24,6 +24,10 @@ PREFERENCES = (
     "docs/DATA.md says how the preferred answers are trained on",
 )
 _FILE = re.compile(r"\.(?:jsonl?|ndjson|csv|tsv|parquet|arrow|txt|md)(?:\.gz|\.zst)?$")
+_LOSS_KEYS = {
+    *("completion_only_loss", "assistant_only_loss", "train_on_responses_only"),
+    *("train_on_completions_only", "train_on_prompt", "train_on_inputs"),
+}
 _USUAL_COLUMNS = {"system": ("system",), "tools": ("tools", "functions")}
 
 
@@ -141,6 +145,18 @@ def read_hub_parts(work: Migration) -> None:
         work.root["dataset_name"] = source
     if judged is not None and held_out is not None:
         work.dataset.setdefault("validation_path", held_out)
+
+
+def note_loss(work: Migration) -> None:
+    """TRL trains on the requests of conversations too, unless it is told otherwise."""
+    if not {"model_name_or_path", "model_name"} & {*work.root} or work.is_whole:
+        return
+    if {"dataset_name", "dataset_text_field"} & {*work.root} and not _LOSS_KEYS & {*work.root}:
+        at = work.root.get("dataset_name") or work.root["dataset_text_field"]
+        text = (
+            "of conversations only the answers are trained on; train_on_prompt: true is TRL's way"
+        )
+        work.report("note", at, text)
 
 
 def title_of(path: str) -> str:

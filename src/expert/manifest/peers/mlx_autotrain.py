@@ -22,6 +22,8 @@ def read_mlx(work: Migration) -> None:
     for key, home in _NAMES.items():
         if key in work.root:
             work.place(work.root, home, work.root.pop(key), f"training.config.{home}")
+    # false there where nothing is said
+    work.root.setdefault("mask_prompt", Item(False, "mask_prompt", work.root["max_steps"].line))
     layers = take(work.root, "num_layers")
     if layers.value not in (None, -1):
         what = f"the last {shown(layers.plain())} blocks; an adapter goes on every block here"
