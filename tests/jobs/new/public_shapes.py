@@ -296,6 +296,9 @@ CHATS = {
     "a conversation under another name": twice(
         {"id": 1, "talk": TALK}, refused=wording("reads-its-conversations")
     ),
+    "messages as Python writes them": twice(
+        {"prompt": ASK, "messages": str(TALK)}, kind="csv", refused=wording("holds-no-messages")
+    ),
     "speakers under another name": twice(
         {"conversations": [{"speaker": "A", "text": ASK}]}, refused=wording("no-role-says")
     ),

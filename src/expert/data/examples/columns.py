@@ -454,7 +454,10 @@ def _not_understood(
         "rows are already formatted"
     )
     talks = next((name for name in names if seen.holds(name, MESSAGES, CONVERSATION)), None)
-    if talks:
+    unread = next((known[name] for name in MESSAGE_COLUMNS if name in known), None)
+    if unread:
+        fix = f"the column {unread!r} holds no messages: it needs a list of them, or its JSON text"
+    elif talks:
         fix = f"training.dataset.field_mapping.messages: {talks} reads its conversations"
     return DataError(f"{' and '.join(missing)}; {columns_found(names)}  ({fix})")
 

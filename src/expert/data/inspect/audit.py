@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from expert.core.text import counted
-from expert.data.examples.tools import drops_words_beside_calls, has_tools
+from expert.data.examples.tools import has_tools, left_out
 from expert.data.records import BadRow, Example, Segment, place_of
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.row_keys import RowKeys
@@ -283,9 +283,9 @@ class SplitReport:
     """(marker, file:line)"""
     transcripts: int = 0
     """Plain texts that are conversations."""
-    silent_calls: int = 0
-    """Examples whose answers say something beside a call that the template does not write."""
-    first_silent_calls: list[str] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Examples by what is said in them and the template does not write."""
+    first_left_out: list[tuple[str, str]] = field(default_factory=list)
     lengths: dict[str, Any] = field(default_factory=dict)
     duplicates: Pairs | None = None
     leaks: dict[str, Pairs] = field(default_factory=dict)
@@ -316,13 +316,13 @@ class SplitReport:
             if sum(shown == marker for shown, _ in self.first_remnants) < SHOWN_PAIRS:
                 self.first_remnants.append((marker, place))
 
-    def note_silent_calls(self, example: Example, segments: Sequence[Segment], place: str) -> None:
-        if not has_tools(example):
-            return
-        if drops_words_beside_calls(example, "".join(segment.text for segment in segments)):
-            self.silent_calls += 1
-            if len(self.first_silent_calls) < SHOWN_PAIRS:
-                self.first_silent_calls.append(place)
+    def note_left_out(self, example: Example, segments: Sequence[Segment], place: str) -> None:
+        if len(example.turns) < 3 and not has_tools(example):
+            return  # templates write a request and an answer
+        for kind in sorted(left_out(example, "".join(segment.text for segment in segments))):
+            self.left_out[kind] = self.left_out.get(kind, 0) + 1
+            if sum(shown == kind for shown, _ in self.first_left_out) < SHOWN_PAIRS:
+                self.first_left_out.append((kind, place))
 
     def warnings(self) -> list[str]:
         """What a person should look at; lines that begin with blanks belong to the one before."""
@@ -345,11 +345,11 @@ class SplitReport:
                 "conversation (User: … Assistant: …): the requests are trained on like the "
                 "answers; rows with messages, or with a request and an answer, train on answers"
             )
-        if self.silent_calls:
+        for kind, number in self.left_out.items():
+            places = ", ".join(place for shown, place in self.first_left_out if shown == kind)
             found.append(
-                f"{self.name}: {counted(self.silent_calls, 'example')} with words beside a call, "
-                "which the model's own template leaves out: they are not trained on: "
-                f"{', '.join(self.first_silent_calls)}"
+                f"{self.name}: {counted(number, 'example')} with {kind}, which the model's own "
+                f"template leaves out: the model does not see it: {places}"
             )
         repeats = {"earlier in the split": self.duplicates}
         repeats |= {f"in train ({kind})": pairs for kind, pairs in self.leaks.items()}

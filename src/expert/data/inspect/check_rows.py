@@ -166,7 +166,7 @@ class _Checker:
                 collector.add(example, row.file, row.line)
                 if example is not None:
                     split.note_remnants(example, row.place)
-                    split.note_silent_calls(example, made, row.place)
+                    split.note_left_out(example, made, row.place)
                 waiting.append((row, made))
                 characters += sum(len(segment.text) for segment in made)
             if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:
