@@ -256,8 +256,6 @@ def test_the_edge_of_a_block_changes_nothing(block, monkeypatch, tmp_path):
         ('{"train": [1,\n 2', wording("file-no-whole-json")),
         ('{"a": "\\u0000"}', wording("nul-character-in-mend")),
     ],
-    ids=["cut", "cut_after_comma", "bracket", "two", "word", "no_data", "after", "before"]
-    + ["cut_object", "nul"],
 )
 def test_a_json_file_that_is_no_array_of_rows_is_refused(content, text, tmp_path):
     assert refusal(written(tmp_path, "a.json", content)) == text
