@@ -122,6 +122,7 @@ def test_columns_of_a_set_are_mapped(entry, part, column):
             "{path: a, message_property_mappings: {role: speaker, content: text}}",
             wording("role-message-in-key"),
         ),
+        ("{path: a, message_property_mappings: {tool_calls: calls}}", "tool_calls of a message is"),
         ("{path: a, message_field_content: said}", "key 'said'  (call it content or value"),
         ("{path: a, roles: {user: [human, customer]}}", wording("customer-speaks-in-messages")),
         ("{path: a, roles: {assistant: [gpt, system]}}", wording("speaks-as-another")),

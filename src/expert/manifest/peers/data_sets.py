@@ -15,7 +15,7 @@ KEYS_OF_MESSAGES = {
     "content": ("content", "value"),
     "train": TRAINED,
     "train_detail": (TRAINED_IN_PARTS,),
-    "reasoning": THOUGHTS,
+    **dict.fromkeys(THOUGHTS, THOUGHTS),
 }
 MESSAGES = ("messages", "conversations")
 """Columns that are taken for conversations by their name."""
@@ -173,8 +173,8 @@ def map_column(named: NamedDataset, part: str, item: Item) -> None:
 
 def keys_of_messages(work: Migration, part: str, item: Item) -> None:
     """What a message has under names of its own: `role` or `from`, `content` or `value`, …"""
-    usual = KEYS_OF_MESSAGES.get(part)
-    if usual and item.value not in (None, *usual):
+    usual = KEYS_OF_MESSAGES.get(part, (part,))
+    if item.value not in (None, *usual):
         what = f"the {part} of a message is in its key {shown(item.plain())}"
         work.problem(item, what, f"call it {' or '.join(usual)} in the rows")
 
