@@ -154,6 +154,7 @@ def test_fields_that_are_not_read_are_known():
     ]
     assert unused_fields(said) == ["id", "ts"]
     assert unused_fields([{"role": "user", "name": "Ann", "content": "Q"}]) == ["name"]
+    assert unused_fields([{"role": "user", "name": None, "content": "Q", "refusal": None}]) == []
 
 
 def test_prepared_messages_of_an_earlier_reading_are_not_taken_for_these():

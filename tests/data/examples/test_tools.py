@@ -215,7 +215,7 @@ def test_words_beside_a_call_that_a_template_leaves_out_are_warned_of():
         [(row, family(SILENT)), (thoughts, family(SILENT)), (row, chatml())], 1
     ):
         made = example_in(given)
-        split.note_left_out(made, template.segments(made), f"rows.jsonl:{line}")
+        split.note_doubts(made, template.segments(made), f"rows.jsonl:{line}")
     assert split.warnings() == [
         wording("train-examples-with-reasoning"),
         wording("train-example-with-words"),
@@ -234,7 +234,7 @@ def test_reasoning_of_earlier_answers_that_a_template_leaves_out_is_warned_of():
     split = SplitReport("train")
     for line, said in enumerate(([ask, answers[0]], [ask, answers[0], ask, answers[1]]), 1):
         made = example_in({"messages": said})
-        split.note_left_out(made, last_only.segments(made), f"rows.jsonl:{line}")
+        split.note_doubts(made, last_only.segments(made), f"rows.jsonl:{line}")
     assert split.warnings() == [wording("train-example-with-reasoning")]
 
 
@@ -242,3 +242,12 @@ def test_a_function_beside_its_type_is_written_once():
     row = {**OPENAI, "tools": [{"type": "function", "name": "weather", "parameters": {}}]}
     [tool] = json.loads(example_in(row).tools)
     assert tool == {"type": "function", "function": {"name": "weather", "parameters": {}}}
+
+
+def test_nulls_that_a_table_puts_into_calls_are_warned_of():
+    row = json.loads(json.dumps(OPENAI))
+    row["tools"][0]["function"]["parameters"]["required"] = None
+    made, split = example_in(row), SplitReport("train")
+    split.note_doubts(made, chatml().segments(made), "rows.parquet:1")
+    [warning] = split.warnings()
+    assert wording("null-in-tools") in warning

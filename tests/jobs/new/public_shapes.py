@@ -266,6 +266,14 @@ CHATS = {
         {"conversations": [{"from": "system", "value": "S."}, human(ASK), gpt(ANSWER)]},
         exchange(ASK, ANSWER, "S."),
     ),
+    "sharegpt with a system column and another system turn": twice(
+        {
+            "conversations": [{"from": "system", "value": "S."}, human(ASK), gpt(ANSWER)],
+            "system": "Other.",
+        },
+        exchange(ASK, ANSWER, "S."),
+        warned=wording("system-not-read-where"),
+    ),
     "sharegpt that begins with an answer": twice(
         {"conversations": [gpt(ANSWER)]}, refused=wording("answer-to-no")
     ),

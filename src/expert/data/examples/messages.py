@@ -38,9 +38,17 @@ def unused_fields(messages: Any) -> list[str]:
     """Fields of messages that nothing is read from, each once."""
     given = messages if isinstance(messages, list | tuple) else ()
     said = [message for message in given if isinstance(message, Mapping)]
-    names = dict.fromkeys(name for message in said for name in message)
-    people = any("name" in each and each.get("role") not in ("tool", "function") for each in said)
+    filled = (name for each in said for name in each if each[name] not in (None, "", [], {}))
+    names = dict.fromkeys(filled)
+    people = any(each.get("name") and each.get("role") not in ("tool", "function") for each in said)
     return [n for n in names if n not in UNDERSTOOD or (n == "name" and people)]
+
+
+def overrules(messages: Any, system: Any) -> bool:
+    """Whether the messages begin with a system text other than that of the column."""
+    first = messages[0] if is_messages(messages) else {}
+    role = ROLES.get(first.get("role", first.get("from", "")))
+    return bool(system and role == "system" and first.get("content", first.get("value")) != system)
 
 
 def is_message(value: Any) -> bool:

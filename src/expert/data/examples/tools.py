@@ -105,6 +105,11 @@ def calls_of(turn: Turn) -> list[dict[str, Any]]:
     return [call["function"] for call in calls]
 
 
+def has_nulls(example: Example) -> bool:
+    """Whether tools, or the arguments of calls, say null of something."""
+    return any('": null' in text for text in (example.tools, *(t.extra for t in example.turns)))
+
+
 def left_out(example: Example, text: str) -> set[str]:
     """What a text of the example, as a template writes it, lacks of what is said in it."""
     lacks = set()

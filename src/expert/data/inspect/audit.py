@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from expert.core.text import counted
-from expert.data.examples.tools import has_tools, left_out
+from expert.data.examples.tools import has_nulls, has_tools, left_out
 from expert.data.records import BadRow, Example, Segment, place_of
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.row_keys import RowKeys
@@ -50,6 +50,11 @@ _TRANSCRIPT = re.compile(
 _PLACEHOLDER = re.compile(
     r"\{\{\s*[A-Za-z_][\w.]*\s*\}\}|<\|?(?:image|video|audio|img)(?:_\d+|_pad)?\|?>"
     r"|(?:(?<=:\n)|\A)(?:nan|NaN)\Z"
+)
+_LEFT_OUT = "which the model's own template leaves out: the model does not see it"
+_NULLS = (
+    "null among its tools or in the arguments of a call, which tables such as Parquet put where "
+    "other rows have a key; write tools and arguments as JSON text"
 )
 _EMPTY_ANSWER = re.compile(
     r"the answer is empty$|^turn \d+ \(assistant\) is empty$|^there is no assistant turn$"
@@ -283,9 +288,9 @@ class SplitReport:
     """(marker, file:line)"""
     transcripts: int = 0
     """Plain texts that are conversations."""
-    left_out: dict[str, int] = field(default_factory=dict)
-    """Examples by what is said in them and the template does not write."""
-    first_left_out: list[tuple[str, str]] = field(default_factory=list)
+    doubtful: dict[str, int] = field(default_factory=dict)
+    """Examples by what is doubtful in them."""
+    first_doubtful: list[tuple[str, str]] = field(default_factory=list)
     lengths: dict[str, Any] = field(default_factory=dict)
     duplicates: Pairs | None = None
     leaks: dict[str, Pairs] = field(default_factory=dict)
@@ -316,13 +321,17 @@ class SplitReport:
             if sum(shown == marker for shown, _ in self.first_remnants) < SHOWN_PAIRS:
                 self.first_remnants.append((marker, place))
 
-    def note_left_out(self, example: Example, segments: Sequence[Segment], place: str) -> None:
+    def note_doubts(self, example: Example, segments: Sequence[Segment], place: str) -> None:
+        """What a template leaves out, and what tables put into tools."""
         if len(example.turns) < 3 and not has_tools(example):
             return  # templates write a request and an answer
-        for kind in sorted(left_out(example, "".join(segment.text for segment in segments))):
-            self.left_out[kind] = self.left_out.get(kind, 0) + 1
-            if sum(shown == kind for shown, _ in self.first_left_out) < SHOWN_PAIRS:
-                self.first_left_out.append((kind, place))
+        found = sorted(left_out(example, "".join(segment.text for segment in segments)))
+        kinds = [f"{kind}, {_LEFT_OUT}" for kind in found]
+        kinds += [_NULLS] if has_nulls(example) else []
+        for kind in kinds:
+            self.doubtful[kind] = self.doubtful.get(kind, 0) + 1
+            if sum(shown == kind for shown, _ in self.first_doubtful) < SHOWN_PAIRS:
+                self.first_doubtful.append((kind, place))
 
     def warnings(self) -> list[str]:
         """What a person should look at; lines that begin with blanks belong to the one before."""
@@ -345,12 +354,9 @@ class SplitReport:
                 "conversation (User: … Assistant: …): the requests are trained on like the "
                 "answers; rows with messages, or with a request and an answer, train on answers"
             )
-        for kind, number in self.left_out.items():
-            places = ", ".join(place for shown, place in self.first_left_out if shown == kind)
-            found.append(
-                f"{self.name}: {counted(number, 'example')} with {kind}, which the model's own "
-                f"template leaves out: the model does not see it: {places}"
-            )
+        for kind, number in self.doubtful.items():
+            places = ", ".join(place for shown, place in self.first_doubtful if shown == kind)
+            found.append(f"{self.name}: {counted(number, 'example')} with {kind}: {places}")
         repeats = {"earlier in the split": self.duplicates}
         repeats |= {f"in train ({kind})": pairs for kind, pairs in self.leaks.items()}
         for where, pairs in repeats.items():
