@@ -76,7 +76,7 @@ def test_a_call_in_a_table_has_no_arguments_of_other_calls(name, tmp_path):
 
     def calling(**arguments: int) -> dict[str, Any]:
         call = {"function": {"name": "f", "arguments": arguments}}
-        tools = [{"name": "f", "parameters": dict.fromkeys(arguments, {"type": "integer"})}]
+        tools = [{"name": "f", "parameters": {key: {"type": "integer"} for key in arguments}}]
         return {"messages": [{"role": "assistant", "tool_calls": [call]}], "tools": tools}
 
     rows = [{**calling(x=1), "note": {"a": None, "b": 1}}, {**calling(y=2), "note": {"a": 1}}]
