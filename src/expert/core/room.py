@@ -82,7 +82,7 @@ def full_disk_behind(error: OSError) -> DiskFull | None:
 
 # --- memory, threads, open files -----------------------------------------------------------------
 
-NEED_TORCH = ("train", "validate", "sample", "benchmark", "export")
+NEED_TORCH = ("train", "validate", "sample", "benchmark", "export", "serve")
 """Commands that load torch, whose libraries end the process without a word below this limit."""
 LEAST_BYTES = 2**30
 

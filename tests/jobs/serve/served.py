@@ -50,9 +50,13 @@ def until(holds: Any, seconds: float = 30.0) -> None:
 
 @contextmanager
 def served(
-    *places: str, limits: Limits | None = None, with_base: bool = False, **how: Any
+    *places: str,
+    limits: Limits | None = None,
+    with_base: bool = False,
+    device: str = "cpu",
+    **how: Any,
 ) -> Iterator[Served]:
-    models = load_models(places, device="cpu", with_base=with_base)
+    models = load_models(places, device=device, with_base=with_base)
     entries: list[Entry] = []
     notes: list[str] = []
     engine = Engine(models, note=notes.append, **how)

@@ -13,11 +13,13 @@ import torch
 from expert.data.records import Turn
 from expert.jobs.sample import answer_steps
 from expert.jobs.sample.sample import Conversation, ready
+from expert.jobs.serve import engine as engines
 from expert.jobs.serve import lane
 from expert.jobs.serve.engine import Busy, Engine, Finished, Question, Stopped, TimeIsUp
 from expert.jobs.serve.models import load_models
 from expert.model import fixed_cache
 from tests.jobs.runs import WORDS
+from tests.jobs.serve.served import until
 from tests.jobs.test_answering import Undone
 from tests.jobs.trained_runs import finished
 from tests.wording import wording
@@ -176,10 +178,105 @@ def test_rows_that_memory_ran_out_for_are_read_again_fewer_at_once(monkeypatch):
     failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"), on=4)
     try:
         assert all_at_once(engine) == alone()
-        assert engine._lanes["demo"].most <= 8
+        until(lambda: engine._lanes["demo"].most == 16)  # it ran out then, not for ever
     finally:
         engine.close()
     assert [note.partition(":")[0] for note in notes] == ["OutOfMemoryError"]
+    assert wording("answers-at-once-until") in notes[0]
+
+
+def several(engine: Engine) -> list[str]:
+    """Eight answers to one question, which begin together."""
+
+    async def texts() -> list[str]:
+        pieces = engine.answer(replace(asked(11), count=8, streams=False))
+        return [piece.text async for piece in pieces]
+
+    return asyncio.run(texts())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_prompts_that_memory_runs_out_for_are_read_again_fewer_at_once(begun, monkeypatch):
+    """The prompts of a new batch, or of rows that join one."""
+    read, rows = answer_steps.read, []
+
+    def cramped(speaker: Any, group: Any) -> Any:
+        rows.append(len(group))
+        if len(rows) == 2 if begun else len(rows) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return read(speaker, group)
+
+    engine = Engine(models(), parallel=8)
+    if begun:
+        engine._lanes["demo"]._read_at_once = 40  # a few prompts a turn
+    monkeypatch.setattr(answer_steps, "read", cramped)
+    try:
+        assert several(engine) == [alone()[11]] * 8
+    finally:
+        engine.close()
+    assert 0 < rows[2] < 8
+
+
+def test_a_prompt_that_memory_has_no_room_for_ends_no_answer_but_its_own(monkeypatch):
+    read = answer_steps.read
+
+    def cramped(speaker: Any, group: Any) -> Any:
+        if max(map(len, group)) > 200:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return read(speaker, group)
+
+    engine = Engine(models(), parallel=1)
+    monkeypatch.setattr(answer_steps, "read", cramped)
+    large = Question(model="demo", turns=(Turn("user", "word " * 42),), seed=5)
+
+    async def both() -> tuple[Any, Finished]:
+        return await asyncio.gather(
+            last_of(engine, large), last_of(engine, asked(11)), return_exceptions=True
+        )
+
+    try:
+        failed, answered = asyncio.run(both())
+    finally:
+        engine.close()
+    assert isinstance(failed, Stopped)
+    assert wording("out-of-memory") in str(failed)
+    assert answered.text == alone()[11]
+
+
+def test_an_answer_that_has_ended_is_not_repeated_for_a_row_that_memory_ran_out_for(monkeypatch):
+    """Rows that continue alone, of which one ends in the turn in which the other fails."""
+    monkeypatch.setattr(fixed_cache, "can_be_fixed", lambda model: False)
+    go_on, steps = answer_steps.GrowingSteps.go_on, []
+
+    def step(self: Any, tokens: Any) -> None:
+        steps.append(len(tokens))
+        if len(steps) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        go_on(self, tokens)
+
+    engine = Engine(load_models([f"demo={finished('lora')}"], device="cpu"), parallel=3)
+    monkeypatch.setattr(answer_steps.GrowingSteps, "go_on", step)
+    ended: list[str] = []
+    take = lane.Row.take
+
+    def told(row: Any, token: int) -> bool:
+        over = take(row, token)
+        ended.extend(["over"] if over else [])
+        return over
+
+    monkeypatch.setattr(lane.Row, "take", told)
+
+    async def both() -> None:
+        with engine._wake:  # they begin together
+            found = [await engine.ask(asked(1, max_new_tokens=n)) for n in (1, 4, 4)]
+        for each in found:
+            assert [piece async for piece in each.pieces()]
+
+    try:
+        asyncio.run(both())
+    finally:
+        engine.close()
+    assert len(ended) == 3
 
 
 def test_a_fault_ends_the_answers_under_way_and_none_after_them(monkeypatch):
@@ -191,6 +288,25 @@ def test_a_fault_ends_the_answers_under_way_and_none_after_them(monkeypatch):
         assert asyncio.run(last_of(engine, asked(11))).text == alone()[11]
     finally:
         engine.close()
+
+
+def test_a_card_that_has_failed_is_told_to_everyone_who_asks(monkeypatch):
+    def gone(lane: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    notes: list[str] = []
+    engine = Engine(models(), note=notes.append)
+    failing(monkeypatch, RuntimeError("CUDA error: an illegal memory access"), on=2)
+    monkeypatch.setattr(engines, "_release", gone)
+    try:
+        with pytest.raises(Stopped):
+            asyncio.run(last_of(engine, asked(11)))
+        until(lambda: engine.failed)
+        with pytest.raises(Stopped, match=wording("must-be-started-again")):
+            asyncio.run(last_of(engine, asked(11)))
+    finally:
+        engine.close()
+    assert wording("nothing-can-be-computed") in notes[-1]
 
 
 def test_a_closed_engine_refuses_and_cuts_what_is_under_way():

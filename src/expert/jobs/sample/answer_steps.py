@@ -51,7 +51,7 @@ class Speaker:
     def __init__(self, trained: Trained, note: Callable[[str], None] = lambda text: None) -> None:
         from expert.model.fixed_cache import can_be_fixed
 
-        self.model, self.device, self._note = trained.loaded.causal_lm, trained.device, note
+        self.model, self.device, self.note = trained.loaded.causal_lm, trained.device, note
         prompts = trained.loaded.soft_prompts
         self.soft: Tensor | None = prompts.rows().detach() if prompts is not None else None
         self.lead = len(self.soft) if self.soft is not None else 0
@@ -107,7 +107,7 @@ class Speaker:
     def cannot_record(self, reason: str) -> None:
         """Steps are launched kernel by kernel from here on: it is slower, and says the same."""
         self._can_record = False
-        self._note(f"answers were generated without CUDA graphs, more slowly: a step {reason}")
+        self.note(f"answers were generated without CUDA graphs, more slowly: a step {reason}")
 
 
 def recorder_of(device: torch.device) -> Capture | None:

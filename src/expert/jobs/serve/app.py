@@ -218,8 +218,9 @@ class Endpoint:
         from starlette.responses import JSONResponse
 
         engine = self._engine
-        state = {"status": "ok", "running": engine.running, "waiting": engine.waiting}
-        return JSONResponse({**state, "tokens": engine.tokens})
+        status = "failed" if engine.failed else "ok"
+        state = {"status": status, "running": engine.running, "waiting": engine.waiting}
+        return JSONResponse({**state, "tokens": engine.tokens}, 503 if engine.failed else 200)
 
     async def models(self, request: Request) -> Response:
         from starlette.responses import JSONResponse

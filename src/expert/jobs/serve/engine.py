@@ -158,11 +158,18 @@ class Engine:
         self.models = {model.name: model for model in models}
         self.tokens = 0
         """Generated so far."""
-        self._lanes = {m.name: Lane(m.speaker, most=parallel) for m in models}
+        share = 1 / len(models)
+        self._lanes = {m.name: Lane(m.speaker, most=parallel, share=share) for m in models}
         self._queue, self._note = queue, note
+        for model in models:
+            model.speaker.note = note
         self._inbox: deque[tuple[str, Row]] = deque()
         self._wake = threading.Condition()
-        self._closed = self._refusing = False
+        self._closed = False
+        self._refusing = ""
+        """Why no more questions are taken."""
+        self.failed = False
+        """Whether the thread has ended, which only a restart mends."""
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
@@ -205,12 +212,13 @@ class Engine:
 
     def refuse(self) -> None:
         """Take no more questions; those that are there are answered."""
-        self._refusing = True
+        self._refusing = self._refusing or "the server is shutting down"
 
     def cut(self) -> None:
         """Every answer that is under way ends with an error."""
         with self._wake:
-            self._closed = self._refusing = True
+            self.refuse()
+            self._closed = True
             self._wake.notify()
 
     def close(self) -> None:
@@ -223,13 +231,26 @@ class Engine:
 
     def _refuse_more(self, count: int) -> None:
         if self._refusing:
-            raise Stopped("the server is shutting down")
+            raise Stopped(self._refusing)
         if self.waiting + count > self._queue:
             raise Busy(f"{counted(self.waiting, 'answer')} wait already: try again in a moment")
 
     # --- the thread -------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        reason = "the server was stopped"
+        try:
+            self._answer_all()
+        except Exception as error:  # noqa: BLE001 - a card that failed computes nothing any more
+            self._note(f"{_in_a_line(error)}; nothing can be computed any more: start it again")
+            reason, self.failed = "the server has failed and must be started again", True
+        with self._wake:
+            self._refusing = self._refusing or reason
+            self._take_in()
+        for lane in self._lanes.values():
+            lane.fail(reason, waiting=True)
+
+    def _answer_all(self) -> None:
         import torch
 
         for lane in self._lanes.values():
@@ -240,16 +261,19 @@ class Engine:
                 with self._wake:
                     while not (self._closed or self._inbox or self._busy):
                         self._wake.wait()
-                    while self._inbox:
-                        name, row = self._inbox.popleft()
-                        self._lanes[name].waiting.append(row)
+                    self._take_in()
                 if self._closed:
-                    for lane in self._lanes.values():
-                        lane.fail("the server was stopped")
                     return
                 for lane in self._lanes.values():  # each model has its turn
                     if lane.busy:
                         self._turn(lane)
+                    if not lane.busy:
+                        lane.rest()
+
+    def _take_in(self) -> None:
+        while self._inbox:
+            name, row = self._inbox.popleft()
+            self._lanes[name].waiting.append(row)
 
     @property
     def _busy(self) -> bool:
@@ -261,15 +285,22 @@ class Engine:
         try:
             self.tokens += lane.turn()
         except Exception as error:  # noqa: BLE001 - other questions are answered all the same
-            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            reason = _in_a_line(error)
             again, halve = _can_go_on(error)
         if not reason:
             return
-        self._note(reason)
         # Out here, where the traceback holds no tensors any more.
-        if not (again and lane.start_over(halve=halve)):
-            lane.fail("out of memory" if halve else "an internal error")
+        if again and lane.start_over(halve=halve):
+            at_once = counted(lane.most, "answer") + " at once until all are answered"
+            reason += f"; {at_once}" if halve else ""
+        else:
+            lane.fail("out of memory" if halve else "an internal error", waiting=not lane.rows)
+        self._note(reason)
         _release(lane)
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
 
 
 def _can_go_on(error: Exception) -> tuple[bool, bool]:
@@ -284,9 +315,13 @@ def _can_go_on(error: Exception) -> tuple[bool, bool]:
 
 
 def _release(lane: Lane) -> None:
+    import torch
+
     from expert.run.session.session import release_memory
 
     release_memory(lane.device)
+    if lane.device.type == "cuda":
+        torch.cuda.synchronize(lane.device)  # raises where the card itself has failed
 
 
 # --- a question in tokens -------------------------------------------------------------------------

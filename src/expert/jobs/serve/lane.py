@@ -88,7 +88,7 @@ class Row:
         return False
 
 
-@dataclass
+@dataclass(eq=False)
 class _Alone:
     """A row that is answered by itself."""
 
@@ -102,27 +102,32 @@ class _Alone:
 class Lane:
     """All rows of one model; used by one thread."""
 
-    def __init__(self, speaker: Speaker, *, most: int | None = None) -> None:
+    def __init__(self, speaker: Speaker, *, most: int | None = None, share: float = 1.0) -> None:
+        """`share`: of the memory for keys and values, beside the lanes of other models."""
         kind = speaker.device.type
         self.waiting: deque[Row] = deque()
         self._speaker, self.device, self._on_cpu = speaker, speaker.device, kind == "cpu"
         self._read_at_once = READ_AT_ONCE.get(kind, READ_AT_ONCE["cpu"])
         self.most = most or MOST_ROWS.get(kind, MOST_ROWS["cpu"])
         self._bytes = speaker.remembered_bytes
-        self._budget = CACHE_SHARE * speaker.free_bytes()
+        self._budget = share * CACHE_SHARE * speaker.free_bytes()
         if not self._bytes or not speaker.fixed:
             self.most = min(self.most, FEW)
+        self._most_at_first = self.most
         self._exact = next(speaker.model.parameters()).element_size() == 4
         arm = platform.machine().lower() in ("aarch64", "arm64")
         self._without_onednn = self._on_cpu and self._exact and arm
         self._slots: list[Row | None] = []
         self._steps: FixedSteps | None = None
         self._alone: list[_Alone] = []
+        self._joining: list[Row] = []
+        """Whose prompts are being read."""
 
     @property
     def rows(self) -> list[Row]:
         """Those that are being answered."""
-        return [row for row in self._slots if row] + [each.row for each in self._alone]
+        there = [row for row in self._slots if row] + [each.row for each in self._alone]
+        return there + self._joining
 
     @property
     def busy(self) -> bool:
@@ -155,13 +160,19 @@ class Lane:
         finally:
             torch._C._set_mkldnn_enabled(known)
 
-    def fail(self, reason: str) -> None:
-        """Every row of it ends with this reason."""
-        rows = [*self.rows, *self.waiting]
+    def fail(self, reason: str, *, waiting: bool) -> None:
+        """Every row that is being answered ends with this reason; those that wait, too."""
+        rows = self.rows
         self._clear()
-        self.waiting.clear()
+        if waiting:
+            rows += self.waiting
+            self.waiting.clear()
         for row in rows:
             row.end(reason)
+
+    def rest(self) -> None:
+        """Nobody is left: from here on as many at once as before memory ran out."""
+        self.most = self._most_at_first
 
     def start_over(self, *, halve: bool) -> bool:
         """Put all rows back, to be read again, half as many at once where memory ran out; False
@@ -176,7 +187,7 @@ class Lane:
         return True
 
     def _clear(self) -> None:
-        self._slots, self._steps, self._alone = [], None, []
+        self._slots, self._steps, self._alone, self._joining = [], None, [], []
 
     def _let_go(self) -> None:
         """Rows that nobody waits for."""
@@ -187,8 +198,8 @@ class Lane:
     # --- rows that join ---------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        joining: list[Row] = []
         here, tokens = self.rows, 0
+        joining = self._joining
         while self.waiting and len(here) + len(joining) < self.most:
             row = self.waiting[0]
             tokens += len(row.ids)
@@ -201,11 +212,12 @@ class Lane:
             return
         for row in joining:
             row.begin(self._speaker)
-        if not self._speaker.fixed:
+        if self._speaker.fixed:
+            joining.sort(key=lambda row: -len(row.ids))
+            self._join(joining, _near_in_length([row.ids for row in joining]))
+        else:
             self._alone += [_Alone(row, deque(row.writer.ids)) for row in joining]
-            return
-        joining.sort(key=lambda row: -len(row.ids))
-        self._join(joining, _near_in_length([row.ids for row in joining]))
+        self._joining = []
 
     def _fits(self, rows: Sequence[Row]) -> bool:
         longest = max(row.most for row in rows) + self._speaker.lead
@@ -275,8 +287,7 @@ class Lane:
         def one(token: int) -> Tensor:
             return torch.tensor([token], device=self.device)
 
-        left = []
-        for each in self._alone:
+        for each in list(self._alone):
             if each.steps is None:
                 room = each.row.how.max_new_tokens
                 each.steps = self._speaker.begin([[each.row.prompt]], room)
@@ -285,10 +296,9 @@ class Lane:
             if not each.behind:
                 (token,), _ = chosen(each.steps.scores.clone(), [each.row], exact=False)
                 if each.row.take(token):
-                    continue
-                each.steps.go_on(one(token))
-            left.append(each)
-        self._alone = left
+                    self._alone.remove(each)
+                else:
+                    each.steps.go_on(one(token))
 
 
 def chosen(scores: Tensor, rows: Sequence[Row], *, exact: bool) -> tuple[list[int], list[bool]]:
