@@ -217,6 +217,13 @@ def _min_rate(work: Migration, zone: Entries, item: Item) -> None:
     work.read_as(item, f"training.config.lr_scheduler_kwargs.min_lr: {rate:g}")
 
 
+def _percentage(work: Migration, zone: Entries, item: Item) -> None:
+    if isinstance(item.value, bool) or not isinstance(item.value, int | float):
+        work.refuse(item, "a number")
+    else:
+        work.convert(zone, "validation_split", item.value / 100, item)
+
+
 def _overlong(work: Migration, zone: Entries, item: Item) -> None:
     known = {"drop": "drop", "truncate": "cut"}.get(str(item.value))
     if known is None:
@@ -355,6 +362,7 @@ CONVERTED: dict[str, Callable[[Migration, Entries, Item], None]] = {
     ),
     **_all("cosine_min_lr_ratio min_lr", _min_rate),
     "excess_length_strategy": _overlong,
+    "validation_split_percentage": _percentage,
     **_all(
         "completion_only_loss assistant_only_loss mask_prompt train_on_responses_only "
         "train_on_completions_only",
