@@ -245,9 +245,10 @@ def test_a_function_beside_its_type_is_written_once():
 
 
 def test_nulls_that_a_table_puts_into_calls_are_warned_of():
-    row = json.loads(json.dumps(OPENAI))
-    row["tools"][0]["function"]["parameters"]["required"] = None
-    made, split = example_in(row), SplitReport("train")
-    split.note_doubts(made, chatml().segments(made), "rows.parquet:1")
+    row, split = json.loads(json.dumps(OPENAI)), SplitReport("train")
+    for line, key in enumerate(("required", "default"), 1):
+        row["tools"][0]["function"]["parameters"] = {"type": "object", key: None}
+        made = example_in(row)
+        split.note_doubts(made, chatml().segments(made), f"rows.jsonl:{line}")
     [warning] = split.warnings()
     assert wording("null-in-tools") in warning

@@ -7,11 +7,13 @@ answer between <tool_call> tags, what a tool gives back in a user turn between <
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from expert.data.records import Example, Turn, UnfitRow
 
+_NULL = re.compile(r'(?<!"default")(?<="): null')
 _PREFACE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{}\n"
@@ -106,8 +108,8 @@ def calls_of(turn: Turn) -> list[dict[str, Any]]:
 
 
 def has_nulls(example: Example) -> bool:
-    """Whether tools, or the arguments of calls, say null of something."""
-    return any('": null' in text for text in (example.tools, *(t.extra for t in example.turns)))
+    """Whether tools, or the arguments of calls, say null of something other than a default."""
+    return any(map(_NULL.search, (example.tools, *(turn.extra for turn in example.turns))))
 
 
 def left_out(example: Example, text: str) -> set[str]:
