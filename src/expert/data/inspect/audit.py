@@ -355,8 +355,9 @@ class SplitReport:
                 "answers; rows with messages, or with a request and an answer, train on answers"
             )
         for kind, number in self.doubtful.items():
-            places = ", ".join(place for shown, place in self.first_doubtful if shown == kind)
-            found.append(f"{self.name}: {counted(number, 'example')} with {kind}: {places}")
+            places = [place for shown, place in self.first_doubtful if shown == kind]
+            where = ", ".join(places)
+            found.append(f"{self.name}: {counted(number, 'example')} with {kind}: {where}")
         repeats = {"earlier in the split": self.duplicates}
         repeats |= {f"in train ({kind})": pairs for kind, pairs in self.leaks.items()}
         for where, pairs in repeats.items():

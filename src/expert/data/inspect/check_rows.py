@@ -212,8 +212,8 @@ class _Checker:
             doubt = columns.worth_a_warning(seen)
             self.report.doubts += [f"{source.name}: {doubt}"] if doubt else []
             notes.append(f"{source.name}: {columns.told(seen)}")
-            found = islice(reading.rows(), FIELDS_LOOKED_AT if columns.messages else 0)
-            rows = [row.values for row in found if isinstance(row, Row)]
+            first = islice(reading.rows(), FIELDS_LOOKED_AT if columns.messages else 0)
+            rows = [row.values for row in first if isinstance(row, Row)]
             talks = [row.get(columns.messages) for row in rows]
             fields = dict.fromkeys(name for each in talks for name in unused_fields(each))
             if any(map(overrules, talks, (row.get(columns.system) for row in rows))):
