@@ -78,7 +78,7 @@ TRACKERS := .venv-trackers
 tracker-test:         ## trackers with the real packages, offline, in an environment of their own
 	@test -x $(TRACKERS)/bin/python || $(PYTHON) -m venv $(TRACKERS)
 	@$(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt -e '.[tensorboard,wandb,mlflow,trackio]' pytest
+		-c constraints.txt -e '.[tensorboard,wandb,mlflow,trackio]' pytest hypothesis
 	@$(TRACKERS)/bin/python -m pytest -q -rs tests/telemetry/test_real_trackers.py
 
 BENCH  := .venv-bench
