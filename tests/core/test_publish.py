@@ -238,22 +238,21 @@ def harmed_twice(folder: Path) -> None:
     os.truncate(folder / "sub/deep/b.txt", 1)
 
 
-def in_hub_cache(cache: Path) -> Path:
+def in_hub_cache(cache: Path, source: Path) -> Path:
     """A published folder as the hub's cache keeps it: every file is a link to a blob."""
     model = cache / "models--me--mine"
-    source = published(cache / "x")
     snapshot = model / "snapshots" / "0123abcd"
     (model / "blobs").mkdir(parents=True)
     for number, name in enumerate(path for path in source.rglob("*") if path.is_file()):
         link = snapshot / name.relative_to(source)
         link.parent.mkdir(parents=True, exist_ok=True)
-        name.rename(model / "blobs" / str(number))
+        shutil.copyfile(name, model / "blobs" / str(number))
         link.symlink_to(os.path.relpath(model / "blobs" / str(number), link.parent))
     return snapshot
 
 
 def test_a_snapshot_of_the_hub_s_cache_is_hashed_through_its_links(tmp_path: Path, monkeypatch):
-    snapshot = in_hub_cache(tmp_path)
+    snapshot = in_hub_cache(tmp_path, published(tmp_path / "x"))
     assert faults(snapshot) == []
     monkeypatch.chdir(snapshot)
     assert faults(Path()) == []
@@ -265,7 +264,7 @@ def test_a_snapshot_of_the_hub_s_cache_is_hashed_through_its_links(tmp_path: Pat
 
 @each("target", ["/etc/passwd", "../../../outside", "../../blobs", "../../blobs/nothing"])
 def test_a_snapshot_s_link_to_anything_but_a_file_of_its_model_is_refused(tmp_path, target):
-    snapshot = in_hub_cache(tmp_path)
+    snapshot = in_hub_cache(tmp_path, published(tmp_path / "x"))
     shutil.copyfile(snapshot / "a.bin", tmp_path / "outside")
     (snapshot / "a.bin").unlink()
     (snapshot / "a.bin").symlink_to(target)
