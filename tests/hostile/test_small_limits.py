@@ -7,12 +7,15 @@ import resource
 from pathlib import Path
 
 import pytest
+import torch
 
 from expert.core.room import TooLittle, refuse_small_memory, shortage_behind
 from tests.each import each
 from tests.hostile.inputs import ROWS, write_manifest
 from tests.hostile.limits import limited
 from tests.wording import wording
+
+CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB"
 
 
 @each(
@@ -28,6 +31,7 @@ from tests.wording import wording
             RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: 4 TB"),
             wording("no-memory"),
         ),
+        (torch.OutOfMemoryError(CUDA), wording("gpu-too-little")),
         (RuntimeError("can't start new thread"), wording("no-thread")),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), wording("no-thread")),
         (OSError(errno.EMFILE, "Too many open files", "rows.jsonl"), wording("no-file")),

@@ -82,7 +82,7 @@ def full_disk_behind(error: OSError) -> DiskFull | None:
 
 # --- memory, threads, open files -----------------------------------------------------------------
 
-NEED_TORCH = ("train", "validate", "sample", "benchmark", "export")
+NEED_TORCH = ("train", "validate", "sample", "benchmark", "export", "serve")
 """Commands that load torch, whose libraries end the process without a word below this limit."""
 LEAST_BYTES = 2**30
 
@@ -107,6 +107,10 @@ def shortage_behind(error: BaseException) -> TooLittle | None:
     while found is not None:
         number = found.errno if isinstance(found, OSError) else None
         text = str(found)
+        if "CUDA out of memory" in text:
+            detail = text.partition(" GPU ")[0].strip()
+            return TooLittle(f"the GPU has too little memory: {detail}  (nvidia-smi shows who uses "
+                             "it; --device cpu computes without it)")  # fmt: skip
         if isinstance(found, MemoryError) or number == errno.ENOMEM or _MEMORY.search(text):
             return _no_memory(text)
         if number == errno.EAGAIN or _THREADS.search(text):
