@@ -18,12 +18,12 @@ from expert.core.text import counted, duration_range, gib
 from expert.insight.page.blocks import PageSection, Tile, Tiles, Words
 from expert.insight.page.facts import RunFacts, mapping, number
 from expert.insight.page.html import block_html
-from expert.insight.page.markup import Markup, escape, joined, tag
+from expert.insight.page.markup import Markup, joined, tag
 from expert.insight.page.plan import plan_section
 from expert.insight.record import RunRecord
 from expert.insight.step.anatomy import Anatomy, RunTimes
 from expert.jobs.board.actions import Jobs, NotDone, environment
-from expert.jobs.board.job_pages import output_lines
+from expert.jobs.board.job_pages import log_html, output_lines
 from expert.jobs.board.layout import button, page
 from expert.jobs.board.places import Found
 from expert.manifest.explain import KeyHelp, explain
@@ -195,7 +195,7 @@ def plan_told(manifest: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         about = "\n".join(told.findall("\n".join(problems)))
         wrong = [path for path in given.get("set", {})
                  if re.search(rf"^{re.escape(path)}([.\[]|$)", about, re.MULTILINE)]  # fmt: skip
-        return {"html": _text(problems), "wrong": wrong}
+        return {"html": log_html(problems, name=None), "wrong": wrong}
     html = joined(*map(block_html, _summary(plan)), *map(block_html, _plan(plan).inside))
     return {"html": html, "wrong": []}
 
@@ -234,11 +234,7 @@ def rows_html(manifest: Path) -> Markup:
     """What `expert dataset check` prints of the rows: counts, columns, three rows in full."""
     words = ["dataset", "check", "--manifest", str(manifest), "--rows", "3"]
     _, out, said = run_command(words)
-    return _text(output_lines(out + said))
-
-
-def _text(lines: Sequence[str]) -> Markup:
-    return tag("pre", Markup("\n".join(map(escape, lines))), class_="log", tabindex="0")
+    return log_html(output_lines(out + said), name=None)
 
 
 def run_command(words: Sequence[str]) -> tuple[int, str, str]:

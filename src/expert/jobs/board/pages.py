@@ -122,9 +122,7 @@ async def _compare(request: Request) -> Response:
 async def _view(board: Board, name: str) -> RunView:
     """The view of a run; looked for once more where it may be new."""
     await asyncio.to_thread(board.places.look)
-    found = board.places.get(name, "run")
-    if found is None:
-        raise Refused(404, "There is no such run in the folders of this board.")
+    found = board.get(name, "run")
     view = await board.hub.view(f"run {name}", partial(RunView, found, board.summaries))
     assert isinstance(view, RunView)
     return view
