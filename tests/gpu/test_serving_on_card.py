@@ -40,6 +40,15 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def exact_products() -> Iterator[None]:
+    """As in a process that only serves: a run that was trained here may have switched TF32 on."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
 @cache
 def trained(kind: str) -> Path:
     config, quantization = KINDS[kind]

@@ -69,6 +69,8 @@ def test_the_form_has_every_key_with_what_the_manifest_says(made):
     assert shown == [title for _, title in GROUPS]
     assert 'value="rtx-4090"' in page
     assert 'name="training.config.max_seq_length"' in page
+    assert '<select name="training.config.packing"' in page
+    assert not re.search('<select name="[^"]*(limit|size)"', page)  # of which "16GB" is an example
     assert 'data-was="512"' in page
 
 

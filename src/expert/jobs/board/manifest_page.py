@@ -130,7 +130,7 @@ def _field(path: str, one: KeyHelp, written: Any) -> Markup:
     words = re.findall(r'"([^"]+)"', one.expected)
     if re.search(r"\btrue or false\b|\btrue, false\b", one.expected):
         words = [*words, "true", "false"]
-    is_choice = not re.search(r"number|text|list|path|folder", one.expected) and words
+    is_choice = not re.search(r"number|text|list|path|folder|size", one.expected) and words
     default = one.default.strip('"')
     default = "not set" if default in ("", "null") else default
     about = {"name": path, "title": one.meaning, "data_was": now}
