@@ -156,6 +156,18 @@ def test_every_tracker_is_planned_and_opened_and_no_longer_refused(name, tmp_pat
     tracker.close()
 
 
+def test_nothing_that_is_built_is_refused_as_a_key_of_another_trainer():
+    built = [*OPTIMIZERS, *ADAPTERS, *TRACKERS]
+    for name in {*built, *(name.split("_")[0] for name in built)}:
+        for key in (f"{name}_of_another", f"use_{name}"):
+            answer = answer_to(key)
+            refused = answer is not None and "not built" in str(answer)
+            assert not refused, f"manifest/peers/unsupported_keys.py refuses {key}"
+    elsewhere = str(answer_to("comet_workspace"))
+    assert all(name in elsewhere for name in TRACKERS)
+    assert not [name for name in OTHER_TRACKERS if name.startswith(tuple(TRACKERS))]
+
+
 @pytest.mark.parametrize("domain", JUDGES)
 def test_every_judge_is_found_by_its_names_and_judges(domain):
     judge = lacks("judging/oracles", domain, lambda: oracle_for(domain))

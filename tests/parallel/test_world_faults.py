@@ -21,9 +21,10 @@ from expert.core.room import DiskFull
 from expert.model.load import LoadedModel
 from expert.parallel.group import Group
 from expert.parallel.single_device import SingleDevice
+from expert.run import build
 from expert.training import loop
 from expert.training.pressure import Pressure
-from expert.training.recovery import OutOfMemory
+from expert.training.recovery import KernelUnavailable, OutOfMemory
 from expert.training.step import seed_step
 from tests.jobs.runs import ROWS, base_model, events_of, losses_of, run, saved_steps, write_expert
 from tests.parallel.ranks import LIMIT_SECONDS, Ended, fine, ranks, started, trained
@@ -147,6 +148,28 @@ def test_memory_that_runs_out_where_weights_are_spread_ends_all_and_resuming_tak
     fine(ranks(2, with_fault, manifest, options, 1, 3, out_of_memory))
     (fell,) = events_of(folder, "fell_back")
     assert fell["failure"] == "OutOfMemory"
+    assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
+
+
+def with_a_wrong_kernel(world, manifest, options) -> Any:
+    """A run on cards whose kernel for attention turns out to be wrong before the first step."""
+
+    def check(plan: Any, *_: Any) -> None:
+        if plan.kernels.attention == "sdpa":
+            raise build.DoesNotRun(KernelUnavailable(kernel="attention", reason="off by 1.1"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "check_attention", check)
+        return trained(world, manifest, options)
+
+
+def test_a_kernel_that_no_card_can_run_is_replaced_where_weights_are_spread_too(
+    base, alone, tmp_path
+):
+    manifest = write_expert(tmp_path, base, {**CONFIG, "distributed": "sharded"})
+    folder = fine(ranks(2, with_a_wrong_kernel, manifest, {}))[0]
+    (fell,) = events_of(folder, "fell_back")
+    assert [change["path"] for change in fell["changes"]] == ["kernels.attention"]
     assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
 
 

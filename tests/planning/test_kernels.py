@@ -134,6 +134,19 @@ def test_flash_attention_4_is_for_hopper_where_it_is_installed(
     assert decision(plan(manifest(config), card), ATTENTION)[::2] == (value, source)
 
 
+TINY = [{"name": "tiny"}]
+
+
+def test_flash_attention_4_is_not_for_heads_that_it_was_wrong_for(monkeypatch):
+    there = "expert.planning.choose.kernels.package_version"
+    monkeypatch.setattr(there, lambda name: Fact("4.0", "importlib.metadata"))
+    made = plan(manifest({}, base_models=TINY), "h200")
+    assert decision(made, ATTENTION)[0] != "flash4"
+    asked = plan(manifest({"attention": "flash4"}, base_models=TINY), "h200")
+    assert decision(asked, ATTENTION)[::2] == ("flash", "fallback")
+    assert "32" in str(remarks(asked, "warning"))
+
+
 def test_a_run_too_short_to_win_back_its_compiling_has_torch_s_kernels(monkeypatch):
     there = "expert.planning.choose.kernels.package_version"
     monkeypatch.setattr(there, lambda name: Fact("4.0", "importlib.metadata"))

@@ -61,6 +61,7 @@ def test_rows_beyond_max_samples_are_not_counted(tmp_path):
     [
         ({"path": "train.jsonl"}, wording("train-jsonl-is-not")),
         ({"path": "data/train.jsonl"}, wording("data-train-jsonl-is")),
+        ({"path": "data/train.tsv"}, "is not there"),
         ({"path": "b-mc2/sql-create-context"}, wording("hub-id-not-downloaded")),
         ({"path": "org/data::train[:100]::main"}, wording("hub-id-not-downloaded")),
         ({"path": "shakespeare"}, wording("corpus-shakespeare-has-not")),

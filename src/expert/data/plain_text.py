@@ -21,15 +21,14 @@ from expert.data.records import BadRow, DataError, Dropped, Example, Row
 from expert.data.tokens.tokenised import columns_in
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
+from expert.manifest.schema.file_formats import COMPRESSED, ENDINGS
 from expert.manifest.schema.manifest import CHAR_GPT
 
 if TYPE_CHECKING:
     from expert.data.named_sources import NamedSources
     from expert.planning.run_plan import RunPlan
 
-_TEXT_SUFFIXES = tuple(
-    kind + packed for kind in (".txt", ".md", ".markdown") for packed in ("", ".gz", ".zst")
-)
+_TEXT_SUFFIXES = tuple(kind + packed for kind in ENDINGS["txt"] for packed in ("", *COMPRESSED))
 FIRST_ROWS = 256
 """Read to know the columns; a row may be a whole text."""
 _TEXT_COLUMNS = ("Columns(kind='text'", "Tokens(kind='text'")

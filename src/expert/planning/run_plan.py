@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from expert.manifest.schema.kinds import Engine
 from expert.planning.decisions import Decision, Remark, Source
 
 
@@ -172,7 +173,7 @@ class ParallelPlan(Slice):
     """How the processes of a run share its work; `micro_batch`, `accumulation` and memory are those
     of one of them."""
 
-    engine: Literal["single", "replicated", "sharded"] = "single"
+    engine: Engine = "single"
     ranks: int = 1
     """Processes of all machines together, each with a device of its own."""
     nodes: int = 1

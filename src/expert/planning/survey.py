@@ -12,6 +12,7 @@ from pathlib import Path, PureWindowsPath
 from expert.core.files import open_regular
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
+from expert.manifest.schema.file_formats import ALL_ENDINGS, ENDINGS
 
 # Bytes of a JSONL file per token, measured with SmolLM2's tokenizer: 3.6 on JSON answers, 4.0 on
 # SQL questions. It only sizes a plan; preparing the data counts exactly.
@@ -19,7 +20,7 @@ FILE_BYTES_PER_TOKEN = 3.8
 # More than this is judged by parts that are spread over it: counting lines runs at about 1 GB/s.
 _COUNTED_BYTES = 64 * 2**20
 _PARTS = 16
-_LINES = {".jsonl", ".ndjson", ".csv"}
+_LINES = {*ENDINGS["jsonl"], *ENDINGS["csv"]}
 _WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -125,10 +126,7 @@ def local_path(path: str, folder: Path) -> Path:
 
 def looks_local(path: str, folder: Path) -> bool:
     """Whether a path that does not exist was meant as a file rather than as a hub id."""
-    has_suffix = PureWindowsPath(path).suffix.lower() in _LINES | {
-        *(".json", ".txt", ".md", ".markdown", ".parquet", ".gz", ".zst", ".arrow"),
-        *(".xlsx", ".xls", ".xlsb", ".xlsm", ".ods"),
-    }
+    has_suffix = PureWindowsPath(path).suffix.lower() in ALL_ENDINGS
     is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+(::.*)?", path) and not has_suffix
     return not is_hub_id or (folder / path.split("/")[0]).is_dir()
 

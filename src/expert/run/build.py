@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from expert.core.errors import ExpertError
 from expert.core.install import NAME
 from expert.core.version import __version__
+from expert.manifest.schema.kinds import SPLITS_WEIGHTS
 from expert.planning.machine.host import package_version
 from expert.planning.memory.memory import H200
 from expert.telemetry.timeline import Timeline
@@ -148,7 +149,7 @@ def build(
     set_switches(plan.kernels)
     cap_memory(plan, device)
     check_precision(plan, device)
-    sharded, group = plan.parallel.engine == "sharded", group or Group()
+    sharded, group = plan.parallel.engine in SPLITS_WEIGHTS, group or Group()
     # What is spread is read into the memory of the host: it need not fit one device.
     loaded = _load(plan, encoder, "cpu" if sharded else device, allow_remote_code)
     check_attention(plan, loaded, device)

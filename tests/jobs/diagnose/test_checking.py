@@ -74,6 +74,14 @@ def test_rows_that_the_checks_leave_out_are_counted(tmp_path):
     assert found.evidence.startswith(wording("by-the-manifests-checks", short=short))
 
 
+def test_a_warning_of_the_plan_is_shown_unless_a_finding_that_was_made_repeats_it(tmp_path):
+    told = checked(write_expert(tmp_path / "old", "tiny", {"attention": "flash4"}), gpu="rtx-4090")
+    assert "plan-kernels.attention" in told
+    told = checked(write_expert(tmp_path / "eager", "tiny", {"attention": "eager"}))
+    assert "eager-attention" in told
+    assert "plan-kernels.attention" not in told
+
+
 def test_data_that_is_missing_is_an_error(tmp_path):
     manifest = write_expert(tmp_path, "tiny", {})
     (tmp_path / "train.jsonl").unlink()

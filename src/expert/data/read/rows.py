@@ -16,7 +16,6 @@ from expert.data.read.csv_rows import SEPARATORS, read_csv, separator_of
 from expert.data.read.json_rows import read_json
 from expert.data.read.row_text import invalid_utf8, object_of
 from expert.data.read.streams import (
-    COMPRESSED,
     Overlong,
     bad_row,
     numbered_lines,
@@ -25,15 +24,10 @@ from expert.data.read.streams import (
     unusable,
 )
 from expert.data.records import UNREAD, BadRow, DataError, Row, UnfitRow, Unread
+from expert.manifest.schema.file_formats import COMPRESSED, ENDINGS, MARKDOWN
 
-FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "arrow", "excel")
-_MARKDOWN = (".md", ".markdown")
-_SUFFIXES = {
-    **{f".{name}": name for name in FORMATS if name != "excel"},
-    ".ndjson": "jsonl",
-    **dict.fromkeys((".xlsx", ".xls", ".xlsb", ".xlsm", ".ods"), "excel"),
-    **dict.fromkeys(_MARKDOWN, "txt"),
-}
+FORMATS = tuple(ENDINGS)
+_SUFFIXES = {ending: name for name, endings in ENDINGS.items() for ending in endings}
 _OTHER_NAMES = {"text": "txt", "ndjson": "jsonl", **dict.fromkeys(("xlsx", "xls", "ods"), "excel")}
 _ARRAY_HEAD = 4096
 
@@ -110,7 +104,7 @@ def suffix_format(path: Path) -> str | None:
 
 def is_markdown(path: Path) -> bool:
     """Markdown is read as text; beside other data it usually describes them."""
-    return any(suffix.lower() in _MARKDOWN for suffix in path.suffixes[-2:])
+    return any(suffix.lower() in MARKDOWN for suffix in path.suffixes[-2:])
 
 
 def file_format(path: Path, format: str | None = None) -> str:

@@ -14,11 +14,12 @@ from expert.data.read.corpora import fetched_shakespeare, given_shakespeare, pyt
 from expert.data.read.folders import SPLIT_NAMES, Split, files_by_split, saved_files, saved_splits
 from expert.data.read.hub import hub_fingerprint, read_hub
 from expert.data.read.rows import file_format, read_rows
-from expert.data.read.streams import COMPRESSED, unusable
+from expert.data.read.streams import unusable
 from expert.data.records import BadRow, DataError, FilesNotHere, Row, Unread
 from expert.manifest.check.spelling import neighbour_of
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
+from expert.manifest.schema.file_formats import COMPRESSED
 from expert.planning.survey import local_path, looks_local
 
 SHOWN_BAD_ROWS = 3

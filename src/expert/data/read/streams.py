@@ -17,12 +17,12 @@ from typing import IO, Any
 from expert.core.files import open_regular
 from expert.core.text import gib
 from expert.data.records import BadRow, DataError, DataNotHere
+from expert.manifest.schema.file_formats import COMPRESSED
 
 MAX_ROW_BYTES = 5_000_000
 """Longest row that is read; a longer one is a bad row and is never held in memory."""
 RAW_CHARACTERS = 200
 """How much of a bad row is kept for rejects.jsonl."""
-COMPRESSED = (".gz", ".zst")
 MOST_UNPACKED = 2**24
 """Bytes that any file may unpack to."""
 MOST_TIMES = 200

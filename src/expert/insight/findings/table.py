@@ -30,7 +30,6 @@ def _rule(name: str, row: dict[str, Any]) -> Rule:
 _TABLE = tomllib.loads(read_text(Path(__file__).with_name("findings.toml")))
 RULES = tuple(_rule(name, row) for name, row in _TABLE.items())
 BY_NAME = {rule.name: rule for rule in RULES}
-REPEATED = tuple(path for rule in RULES for path in rule.repeats)
 
 
 def find(found: Evidence) -> list[Finding]:

@@ -1,1 +1,1 @@
-"""expert board: every run of some folders as live pages in a browser."""
+"""expert board: the report of every run of some folders, live in a browser."""

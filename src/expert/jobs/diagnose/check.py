@@ -6,7 +6,7 @@ remembers the hash of a data file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from expert.core.errors import EXIT_OK, EXIT_USAGE, ExpertError
 from expert.core.text import counted, duration_range
 from expert.insight.findings.evidence import Before, evidence_before
 from expert.insight.findings.finding import Finding, worst_first
-from expert.insight.findings.table import REPEATED, find, looked_at
+from expert.insight.findings.table import BY_NAME, find, looked_at
 from expert.insight.step.bands import Band, expected_band
 from expert.jobs.diagnose.data import DataFacts, check_data
 from expert.jobs.diagnose.kernels import TRIALS, Trials, not_tried, try_kernels
@@ -94,10 +94,11 @@ def check(
     if opened is not None and plan is not None:
         tell("the data")
         facts = check_data(opened)
-        found += [*facts.findings, *_disk(plan, target), *_remarks(plan)]
+        found += [*facts.findings, *_disk(plan, target)]
         found += [*_device(opened.read, plan), *_configuration(opened, facts, replan)]
         band = expected(plan, target)
         found += _length(plan, band)
+        found += _remarks(plan, found)
     return Check(
         findings=tuple(worst_first(found)),
         trials=trials,
@@ -144,8 +145,10 @@ def _disk(plan: RunPlan, target: Target) -> list[Finding]:
     return [looked_at("disk" if needed <= free else "disk-full", evidence, numbers=numbers)]
 
 
-def _remarks(plan: RunPlan) -> list[Finding]:
-    """Warnings of the plan that no rule repeats, and the keys it overruled."""
+def _remarks(plan: RunPlan, others: Sequence[Finding]) -> list[Finding]:
+    """Warnings of the plan that the other findings do not repeat, and the keys it overruled."""
+    rules = [BY_NAME[other.name] for other in others if other.name in BY_NAME]
+    repeated = tuple(path for rule in rules for path in rule.repeats)
     found = [
         looked_at(
             "plan",
@@ -154,7 +157,7 @@ def _remarks(plan: RunPlan) -> list[Finding]:
             title=f"the plan warns about {remark.path}",
         )
         for remark in plan.remarks
-        if remark.kind == "warning" and not remark.path.startswith(REPEATED)
+        if remark.kind == "warning" and not remark.path.startswith(repeated)
     ]
     overruled = [remark.text for remark in plan.remarks if remark.kind == "superseded"]
     return [*found, looked_at("overruled", "; ".join(overruled))] if overruled else found

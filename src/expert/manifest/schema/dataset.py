@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from expert.manifest.schema.file_formats import RowFormat
 from expert.manifest.schema.types import (
     Count,
     CountFromZero,
@@ -17,10 +18,6 @@ from expert.manifest.schema.types import (
     Text,
     parse_size,
 )
-
-RowFormat = Literal[
-    "jsonl", "json", "csv", "parquet", "txt", "text", "arrow", "excel", "huggingface"
-]
 
 
 class FieldMapping(Section):

@@ -149,6 +149,12 @@ def takes(adapter: str, option: str) -> bool:
     return adapter in ADAPTERS and option in ADAPTERS[adapter].options
 
 
+# --- engines: in parallel/, built in run/build.py, chosen in planning/choose/parallel.py ---------
+
+Engine = Literal["single", "replicated", "sharded"]
+SPLITS_WEIGHTS = frozenset({"sharded"})
+"""Engines whose ranks hold a part of the weights each and gather them for every pass."""
+
 # --- trackers: opened in telemetry/trackers.py ---------------------------------------------------
 
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]

@@ -11,17 +11,15 @@ from typing import Literal
 
 from expert.core.errors import ManifestError, Problem
 from expert.core.files import NotRegular, read_bytes
+from expert.manifest.schema.file_formats import ALL_ENDINGS
 from expert.manifest.text.item import Item, shown
 
-ROWS = (
-    *(".csv", ".tsv", ".jsonl", ".txt", ".md", ".parquet", ".arrow"),
-    *(".xlsx", ".xls", ".ods", ".gz", ".zst"),
-)
-"""Names of files that hold rows and are named by mistake."""
 # The largest manifest seen in the wild has 13 kB; a megabyte is a mistake or an attack.
 MAX_BYTES = 1_000_000
 
 SUFFIXES = (".json", ".yaml", ".yml")
+_ROWS = tuple(ending for ending in ALL_ENDINGS if ending not in SUFFIXES)
+"""Of files that hold rows and are named by mistake."""
 FILE_NAMES = ("manifest.json", "manifest.yaml", "manifest.yml", "config.yaml")
 """What a manifest is called where only its folder is named, in the order they are looked for."""
 
@@ -57,7 +55,7 @@ def read_document(path: Path) -> Document:
     try:
         return _parsed(raw, path, str(path))
     except ManifestError:
-        if path.name.lower().endswith(ROWS):
+        if path.name.lower().endswith(_ROWS):
             raise _data_file(str(path)) from None
         raise
 

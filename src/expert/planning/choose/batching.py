@@ -69,7 +69,7 @@ def _with_fewer_micro_batches(draft: PlanDraft, way: Way, most: int) -> Fit:
     every block is checkpointed, if that gives room for larger ones."""
     fit = way.fit
     free = draft.config.gradient_checkpointing == draft.config.micro_batch_size == "auto"
-    if not free or not fit.fits or fit.work.engine != "sharded" or fit.work.rows >= most:
+    if not free or not fit.fits or not fit.work.splits_weights or fit.work.rows >= most:
         return fit
     sending = sending_seconds(fit.work, draft.cluster)
     if way.time is None or sending is None or sending <= way.time.computing:
@@ -128,7 +128,7 @@ def _settle_checkpointing(draft: PlanDraft, fit: Fit, rows: int) -> None:
         because, source = found[1], "measurement"
     elif not fit.fits:
         because = f"even checkpointing every block does not fit {_gib(draft)}"
-    elif fit.work.engine == "sharded" and count == layers and fit.work.rows > 1:
+    elif fit.work.splits_weights and count == layers and fit.work.rows > 1:
         because = "sending weights takes longer than computing: a larger micro-batch sends less"
     elif count:
         rows = fit.work.rows if draft.config.micro_batch_size != "auto" else rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from expert.core.text import counted
-from expert.manifest.schema.kinds import ADAPTERS
+from expert.manifest.schema.kinds import ADAPTERS, SPLITS_WEIGHTS
 from expert.planning.choose.fastest import WORTH, Way, drops, way_of
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
@@ -120,7 +120,7 @@ def _cannot_capture(draft: PlanDraft, *, engine: str, recomputes: bool, compiled
     """Why passes cannot be captured at all, or nothing."""
     if not draft.on_gpu:
         return "CUDA graphs need a GPU"
-    if engine == "sharded":
+    if engine in SPLITS_WEIGHTS:
         return "sharded weights are gathered for each pass, which is not captured"
     if not (draft.packed or draft.is_char_model):
         return "padded rows vary in width: each width would be captured again"

@@ -117,7 +117,7 @@ def _with_more_rows(draft: PlanDraft, way: Way, sequences: int | None) -> Way:
     found, config, most = way, draft.config, most_of_a_rank(draft, sequences)
     measured = draft.measured("kernels.checkpointing") or draft.measured("batch.micro_batch")
     free = config.gradient_checkpointing == config.micro_batch_size == "auto" and not measured
-    if not free or not way.fit.fits or way.time is None or way.fit.work.engine == "sharded":
+    if not free or not way.fit.fits or way.time is None or way.fit.work.splits_weights:
         return way
     if way.fit.work.captured and drops(draft):  # then no block can be checkpointed
         return way

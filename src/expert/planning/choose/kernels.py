@@ -14,6 +14,9 @@ from expert.planning.memory.memory import chunk_for
 FLEX_PAYS_AFTER_SECONDS = 900
 """FlexAttention alone took 36 s to compile on an H200 with 16 cores, and made fused blocks of 0.6B
 1.047x as fast (fused-blocks-h200.json): 36 s are won back after 13 minutes."""
+FLASH4_WIDTHS = (64, 128)
+"""Of heads, for which outputs and gradients were right on an H200 (4.0.0b36): with 16 and 32 the
+gradient of queries was off by 1.1."""
 FLASH4_PAYS_AFTER_SECONDS = 120
 """FlashAttention 4 compiles its kernels once a machine: loading took 24 s instead of 13 on an H200
 with 16 cores, and 0.6B ran 1.12x as fast: won back after 100 s."""
@@ -176,6 +179,9 @@ def _why_not_flash4(draft: PlanDraft) -> str:
         return f"{draft.card_words} is older than Hopper"
     if package_version("flash-attn-4").value is None:
         return f"it is not installed ({pip_install('flash4')})"
+    shape = draft.resolved.shape
+    if shape is not None and shape.head_dim not in FLASH4_WIDTHS:
+        return f"heads are {shape.head_dim} wide, and it was right for 64 and 128"
     return "compiled blocks cannot hold it" if draft["kernels.compile"] else ""
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from expert.core.text import counted, gib, percent, span
+from expert.manifest.schema.kinds import SPLITS_WEIGHTS
 from expert.planning.choose.communication import Traffic, reached_by, traffic_of
 from expert.planning.choose.expected_time import computing_rate, run_shape
 from expert.planning.choose.length import rate_of_this, total_tokens
@@ -53,7 +54,7 @@ def settle_engine(draft: PlanDraft, work: Workload | None) -> None:
     draft.settle("parallel.nodes", nodes, "asked for" if nodes > 1 else DEFAULT)
     _settle_links(draft)
     shards = work.shards if work is not None else 1
-    if work is None and engine == "sharded":
+    if work is None and engine in SPLITS_WEIGHTS:
         shards = each if each > 1 else cluster.ranks
     where = "of a machine" if shards < cluster.ranks else "together"
     because = f"the ranks {where} hold one copy of the weights" if shards > 1 else DEFAULT
@@ -61,7 +62,7 @@ def settle_engine(draft: PlanDraft, work: Workload | None) -> None:
     _settle_offload(draft, work)
     if work is not None:
         _warn_of_gathering(draft, work)
-    if engine == "sharded" and cluster.ranks > 1:
+    if engine in SPLITS_WEIGHTS and cluster.ranks > 1:
         _settle_optimizer(draft, work)
 
 
@@ -269,7 +270,7 @@ class Estimates:
 
     def decisions(self) -> Iterator[Decision]:
         """sent_bytes, communication_seconds, tokens_per_second and efficiency with reasons."""
-        if self.micro_batches is None and self.work.engine == "sharded":
+        if self.micro_batches is None and self.work.splits_weights:
             unknown = "the sequences per step are not known yet"
             yield from (_unknown(key, unknown) for key in _OF_A_STEP)
             return

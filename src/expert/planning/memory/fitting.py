@@ -290,7 +290,7 @@ def _savings(draft: PlanDraft, work: Workload) -> Iterator[tuple[str, Workload]]
     yield "micro_batch_size: 1", small
     small = replace(small, recomputed_blocks=small.shape.layers)
     yield "gradient_checkpointing: full", small
-    may = draft.on_gpu and small.trains_everything and small.engine != "sharded"
+    may = draft.on_gpu and small.trains_everything and not small.splits_weights
     if may and small.optimizer != "sgd":
         small = replace(small, optimizer="adamw_bnb_8bit")
         yield "optim: adamw_bnb_8bit", small

@@ -152,7 +152,7 @@ def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
     }
     sizes["base_weights"] += int(calibration.moving * autocast_bytes(work))
     slack = int(calibration.slack * sum(sizes.values()))
-    if work.engine == "sharded":
+    if work.splits_weights:
         slack = max(slack, slack_bytes(work, BYTES_OF[work.precision]))
     context = calibration.context_bytes + (0 if work.engine == "single" else COMMUNICATOR_BYTES)
     return MemoryEstimate(**sizes, cuda_context=context, allocator_slack=slack)
@@ -182,7 +182,7 @@ def base_bytes(work: Workload) -> tuple[int, int]:
 def autocast_bytes(work: Workload) -> int:
     """The 16-bit copies that autocast makes of float32 matrices for the duration of a step; shards
     are gathered in 16 bits instead."""
-    if not work.trains_everything or work.precision == "fp32" or work.engine == "sharded":
+    if not work.trains_everything or work.precision == "fp32" or work.splits_weights:
         return 0
     shape = work.shape
     matrices = shape.layers * shape.block_linear_parameters

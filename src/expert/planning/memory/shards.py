@@ -121,7 +121,7 @@ def host_bytes(work: Workload, base: float) -> int:
 def checkpoint_bytes(work: Workload) -> int:
     """What the first rank gathers in the memory of its machine while it writes a checkpoint: all
     weights that train and their optimizer state, where they are spread. Adapters are not."""
-    if work.engine != "sharded" or not work.trains_everything:
+    if not work.splits_weights or not work.trains_everything:
         return 0
     state = OPTIMIZERS[work.optimizer].state_bytes
     return int((MASTER_BYTES + state) * work.trainable_parameters)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from expert.manifest.schema.kinds import ADAPTERS
+from expert.manifest.schema.kinds import ADAPTERS, SPLITS_WEIGHTS
 from expert.planning.models.shapes import ModelShape
 
 QUANTISED = ("int4", "int8", "fp8")
@@ -70,9 +70,13 @@ class Workload:
         return {name: size for name, size in sizes.items() if name in chosen}
 
     @property
+    def splits_weights(self) -> bool:
+        return self.engine in SPLITS_WEIGHTS
+
+    @property
     def is_fused(self) -> bool:
         """Fused blocks need all weights on one device."""
-        return self.fused_blocks and self.engine != "sharded"
+        return self.fused_blocks and not self.splits_weights
 
     @property
     def trains_everything(self) -> bool:
@@ -82,7 +86,7 @@ class Workload:
     def computes_in_float32(self) -> bool:
         """Whether the residual stream is float32: where masters are what computes. Shards are
         gathered in the precision of the run."""
-        return self.trains_everything and self.engine != "sharded"
+        return self.trains_everything and not self.splits_weights
 
     @cached_property
     def trainable_parameters(self) -> int:

@@ -12,6 +12,7 @@ from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
 from expert.core.rundir import RunFolderMoved
 from expert.parallel.watch import NO_LIMIT
+from expert.run.build import DoesNotRun
 from expert.run.session.checkpoints import bytes_of_one
 from expert.run.session.evaluate import evaluate_validation, probe
 from expert.run.session.failures import RunFailed, failure_of
@@ -109,7 +110,9 @@ def _end_together(
     if lost is not None:
         session.emit("failed", step=session.state.done, error=str(lost))
         raise lost from error
-    if waits_in_passes(session) or (interrupted and session.group.talks):
+    # What a card cannot run is found before the first pass, by all ranks alike.
+    passing = waits_in_passes(session) and not isinstance(error, DoesNotRun)
+    if passing or (interrupted and session.group.talks):
         end_all(session, failure, error)
         if failure is None:
             raise error

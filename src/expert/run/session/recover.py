@@ -11,6 +11,7 @@ from expert.core.room import DiskFull
 from expert.core.rundir import RunFolder
 from expert.core.stored_json import object_in
 from expert.data.pack.packing import is_padded
+from expert.manifest.schema.kinds import SPLITS_WEIGHTS
 from expert.parallel.launch import FAILURE_FILE, last_failure
 from expert.run.session.checkpoints import Checkpoints, with_fallbacks
 from expert.run.session.failures import RunFailed, nothing_left
@@ -77,7 +78,7 @@ def agreed(session: Session, failure: Failure | None, error: BaseException) -> F
 
 def waits_in_passes(session: Session) -> bool:
     """Whether ranks wait for each other in the middle of a pass, where nobody can tell them."""
-    return session.group.talks and session.plan.parallel.engine == "sharded"
+    return session.group.talks and session.plan.parallel.engine in SPLITS_WEIGHTS
 
 
 def end_all(session: Session, failure: Failure | None, error: BaseException) -> None:

@@ -1,0 +1,26 @@
+"""Files that hold rows: the formats a manifest can name, and the endings of their names."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+RowFormat = Literal[
+    "jsonl", "json", "csv", "tsv", "txt", "text", "parquet", "arrow", "excel", "huggingface"
+]
+MARKDOWN = (".md", ".markdown")
+ENDINGS: dict[str, tuple[str, ...]] = {
+    "jsonl": (".jsonl", ".ndjson"),
+    "json": (".json",),
+    "csv": (".csv",),
+    "tsv": (".tsv",),
+    "txt": (".txt", *MARKDOWN),
+    "parquet": (".parquet",),
+    "arrow": (".arrow",),
+    "excel": (".xlsx", ".xls", ".xlsb", ".xlsm", ".ods"),
+}
+"""Of every format that is read from a file."""
+COMPRESSED = (".gz", ".zst")
+"""Endings that may follow those, of compressed files."""
+ALL_ENDINGS = (*(ending for endings in ENDINGS.values() for ending in endings), *COMPRESSED)
+
+assert {*ENDINGS} == {*get_args(RowFormat)} - {"text", "huggingface"}
