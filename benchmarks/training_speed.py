@@ -194,6 +194,8 @@ def write_manifest(case: Case, folder: Path, args: argparse.Namespace) -> None:
                 "max_steps": args.planned,
                 "logging_steps": 5,
                 "learning_rate": 2e-4,
+                "lr_scheduler": "constant",
+                "warmup_steps": 0,
                 "save_strategy": "no",
                 "trackers": [],
                 "epochs": 10_000,
@@ -310,6 +312,11 @@ def line_of(result: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def keep(results: list[dict[str, Any]], file: Path) -> None:
+    record = {"environment": environment(), "results": results}
+    write_text_atomically(file, json.dumps(record, indent=2) + "\n")
+
+
 def asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path)
@@ -345,11 +352,11 @@ def main() -> None:
             results.append(run_case(case, args))
         except Exception as error:  # noqa: BLE001 - the other cases are still worth measuring
             results.append({"case": case.name, "error": f"{type(error).__name__}: {error}"[:2000]})
-        if args.peers:
+        keep(results, args.out)
+        if args.peers and case.peers:
             results[-1]["peers"] = run_peers(case, args)
+            keep(results, args.out)
         print(line_of(results[-1]), flush=True)
-        record = {"environment": environment(), "results": results}
-        write_text_atomically(args.out, json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

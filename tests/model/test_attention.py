@@ -309,6 +309,7 @@ def test_the_probe_says_why_a_kernel_cannot_be_used(monkeypatch):
 @pytest.mark.parametrize("kind", ["eager", "sdpa", "flash", "flash4", "flex"])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (16, 8, 128), (14, 2, 64)])
 @pytest.mark.filterwarnings(f"ignore:{attention_file.FLASH4_WARNS}")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of cutlass, by FlashAttention 4
 def test_every_kernel_works_on_the_card(kind, heads, kv_heads, head_dim):
     device = torch.device("cuda")
     if kind == "flash4":
@@ -322,6 +323,7 @@ def test_every_kernel_works_on_the_card(kind, heads, kv_heads, head_dim):
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # by dynamo
 @pytest.mark.filterwarnings(f"ignore:{attention_file.FLASH4_WARNS}")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of cutlass, by FlashAttention 4
 def test_packed_rows_on_the_card_give_what_written_out_attention_gives(kind, window):
     if kind == "flash4":
         pytest.importorskip("flash_attn.cute", reason="needs flash-attn-4")
