@@ -230,7 +230,7 @@ def test_a_prompt_that_memory_has_no_room_for_ends_no_answer_but_its_own(monkeyp
     large = Question(model="demo", turns=(Turn("user", "word " * 42),), seed=5)
 
     async def both() -> list[Any]:
-        each = last_of(engine, large), last_of(engine, asked(11))
+        each = [last_of(engine, large), last_of(engine, asked(11))]
         return await asyncio.gather(*each, return_exceptions=True)
 
     try:
