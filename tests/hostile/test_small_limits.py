@@ -15,6 +15,7 @@ from tests.hostile.inputs import ROWS, write_manifest
 from tests.hostile.limits import limited
 from tests.wording import wording
 
+
 @each(
     "error, text",
     [
