@@ -105,7 +105,7 @@ def _published(place: Path) -> Checked:
     elif checkpoint_step(place.name) is not None:
         advice = "--resume puts it aside and takes the one before"
     elif place.name != "final":
-        advice = "export it again"
+        advice = "export it again, or download it again"
     return _checked(place, found, advice)
 
 
