@@ -242,35 +242,25 @@ def _name(temporary: Path, target: Path, listed: dict[str, dict[str, Any]]) -> N
 
 
 def _files_of(folder: Path) -> dict[str, os.stat_result]:
-<<<<<<< HEAD
-    """Every file under the folder by its relative POSIX path; links and devices are errors."""
+    """Every file under the folder by its relative POSIX path; devices and links are errors, except
+    links of a snapshot in the hub's cache that stay inside the folder of its model."""
     files = {}
-=======
-    """Every file under the folder by its path with "/"; a link or a device is an error, but for a
-    link of the hub's cache into its own folder of that model."""
-    found = {}
     cached = _hub_folder(folder)
->>>>>>> door28
     for path in sorted(folder.rglob("*")):
         status = path.lstat()
         name = path.relative_to(folder).as_posix()
         if cached and stat.S_ISLNK(status.st_mode) and path.resolve().is_relative_to(cached):
             status = path.stat()
         if stat.S_ISREG(status.st_mode):
-<<<<<<< HEAD
             files[name] = status
-        elif not stat.S_ISDIR(status.st_mode):
-=======
-            found[name] = status
         elif path.is_symlink() or not stat.S_ISDIR(status.st_mode):
->>>>>>> door28
             raise PublishError(f"{name} is not a plain file")
     return files
 
 
 def _hub_folder(folder: Path) -> Path | None:
-    """Of which model a folder is a snapshot in the cache of the Hugging Face hub, where files are
-    links to ../../blobs; None for all other folders."""
+    """The model's folder in the Hugging Face cache, if `folder` is one of its snapshots, whose
+    files are links to ../../blobs."""
     own = folder.resolve()
     is_snapshot = own.parent.name == "snapshots" and own.parents[1].name.startswith("models--")
     return own.parents[1] if is_snapshot else None

@@ -102,25 +102,16 @@ class TooLittle(ExpertError):
 
 
 def shortage_behind(error: BaseException) -> TooLittle | None:
-<<<<<<< HEAD
     """The exhausted resource behind an error or its causes; None if it is another fault."""
     cause: BaseException | None = error
     while cause is not None:
         number = cause.errno if isinstance(cause, OSError) else None
         text = str(cause)
-        if isinstance(cause, MemoryError) or number == errno.ENOMEM or _MEMORY.search(text):
-=======
-    """What was lacking where an error, or what led to it, comes from that; None: another fault."""
-    found: BaseException | None = error
-    while found is not None:
-        number = found.errno if isinstance(found, OSError) else None
-        text = str(found)
         if "CUDA out of memory" in text:
             detail = text.partition(" GPU ")[0].strip()
-            return TooLittle(f"the GPU has too little memory: {detail}  (nvidia-smi shows who uses "
-                             "it; --device cpu computes without it)")  # fmt: skip
-        if isinstance(found, MemoryError) or number == errno.ENOMEM or _MEMORY.search(text):
->>>>>>> door28
+            return TooLittle(f"not enough GPU memory: {detail}  (nvidia-smi shows which processes "
+                             "use it; --device cpu runs without it)")  # fmt: skip
+        if isinstance(cause, MemoryError) or number == errno.ENOMEM or _MEMORY.search(text):
             return _no_memory(text)
         if number == errno.EAGAIN or _THREADS.search(text):
             return _too_little("this process cannot start another thread or process", "NPROC", "u")
