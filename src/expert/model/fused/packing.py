@@ -94,7 +94,7 @@ def is_quantised(base: Any) -> bool:
     """Whether the weights can be dequantised: double-quantised NF4, int8 or FP8."""
     if isinstance(base, Float8Linear):
         return not (base.in_features % WHOLE or base.out_features % WHOLE)
-    bnb: Any = sys.modules.get("bitsandbytes")  # if not imported, no layer can be one of its
+    bnb: Any = sys.modules.get("bitsandbytes")  # if not imported, no layer is quantised by it
     if bnb is None:
         return False
     if isinstance(base, bnb.nn.Linear4bit):

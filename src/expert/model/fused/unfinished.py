@@ -65,7 +65,7 @@ def swiglu_of_sums_backward(
     lacks = of_gradient is not None
     kernel(_swiglu_of_sums_backward)[_programs(rows, width, TILE_BACK)](
         both, gradient, of_both, both if bias is None else bias, rows, width,
-        both.stride(0), gradient.stride(0), **rest.given("of_both"),
+        both.stride(0), gradient.stride(0), **rest.given("made"),
         **(of_gradient or rest).given("given"), BIASED=bias is not None, LACKS=lacks,
         ROWS=TILE_BACK[0], COLUMNS=TILE_BACK[1], PRECISION=precision_of(both), num_warps=4,
     )  # fmt: skip
