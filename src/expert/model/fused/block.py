@@ -219,8 +219,8 @@ class FusedForward:
         )
         of_qkv, of_out, *of_mlp = self._seeds(hidden_states.device)
         run: Any = QueriesKeysValues.apply
-        args = (hidden_states, cos, sin, parts, of_qkv)
-        queries, keys, values, hidden = run(*args, *parts.qkv.trained())
+        inputs = (hidden_states, cos, sin, parts, of_qkv)
+        queries, keys, values, hidden = run(*inputs, *parts.qkv.trained())
         attended = self._attended(queries, keys, values, more).reshape(-1, parts.out.inputs)
         run = AttentionOutput.apply
         hidden = run(attended, hidden, parts, of_out, *parts.out.trained())
