@@ -64,7 +64,6 @@ class CompileWatch:
         self.mark()
 
     def mark(self) -> None:
-        """Count from here."""
         self._before = _graphs()
 
     def recompiles(self) -> int:

@@ -118,7 +118,6 @@ class FixedCache:
             own.values[rows, :, places] = layer.values
 
     def for_transformers(self) -> Any:
-        """The layers as a transformers cache."""
         return importlib.import_module("transformers.cache_utils").Cache(layers=self.layers)
 
     def went_on(self) -> None:

@@ -30,8 +30,6 @@ PRECISION = {
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """One line of the list."""
-
     name: str
     on: bool
     because: str = ""
@@ -42,7 +40,6 @@ class Switch:
 
 
 def set_switches(kernels: KernelPlan) -> None:
-    """Set torch's process-wide switches."""
     torch.set_float32_matmul_precision("high" if kernels.tf32 else "highest")
     torch.backends.cudnn.benchmark = kernels.cudnn_benchmark
     if kernels.deterministic:
@@ -71,7 +68,6 @@ def fixed_segments(device: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
-    """Every switch of the run, one line each."""
     kernels = plan.kernels
     why = {decision.path: decision.because for decision in plan.decisions}
     loss = f"fused loss ({kernel_for(device)} kernel)" if kernels.fused_loss else "fused loss"

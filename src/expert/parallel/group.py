@@ -144,7 +144,6 @@ class Group:
         return asked
 
     def total(self, *numbers: int) -> tuple[int, ...]:
-        """Sum each number over all ranks."""
         if not self.talks:
             return numbers
         return tuple(map(sum, zip(*self.exchange(*numbers), strict=True)))
@@ -204,7 +203,6 @@ class Group:
         return made
 
     def gather(self, mine: Any) -> list[Any]:
-        """Gather a value from every rank."""
         if not self.talks:
             return [mine]
         self.agree()

@@ -79,8 +79,6 @@ Command = Callable[[Path | None], list[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How the ranks ended."""
-
     exit_code: int
     run: Path | None
     """The run folder, if rank 0 has created one."""

@@ -34,8 +34,6 @@ MODEL = "model"
 
 @dataclass(frozen=True, eq=False)
 class Sharding:
-    """How the weights of a model are sharded."""
-
     mesh: DeviceMesh
     device: torch.device
 

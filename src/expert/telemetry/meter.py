@@ -260,7 +260,6 @@ class Meter:
             sums.add_loss(loss_sum, targets)
 
     def add_times(self, times: StepTimes) -> None:
-        """Add what the timeline measured of one step."""
         self._times.append(times)
 
     # --- asking --------------------------------------------------------------------------------

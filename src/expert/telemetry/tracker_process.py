@@ -65,7 +65,6 @@ class Remote(ABC):
         return store
 
     def write(self, event: Mapping[str, Any]) -> None:
-        """Handle one event of the run."""
         kind = event.get("event", "")
         if kind in ("started", "fell_back"):
             self.configure(_settings(self.run))

@@ -240,7 +240,6 @@ def _thread_ended(about: threading.ExceptHookArgs) -> None:
 
 
 def _summary_writer(folder: Path, first_step: int | None) -> CurveWriter:
-    """Torch's writer of event files."""
     from torch.utils.tensorboard import SummaryWriter
 
     if threading.excepthook is not _thread_ended:

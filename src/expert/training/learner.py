@@ -68,7 +68,6 @@ class OptimizerLearner:
         return list(self._computing)
 
     def backpropagate(self, loss: Tensor) -> None:
-        """Run the backward pass of a loss."""
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]

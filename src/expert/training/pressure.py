@@ -140,11 +140,9 @@ class Pressure:
         self._sign: Sign | None = None
 
     def add_times(self, wall: float, waited: float) -> None:
-        """Add the times of a step."""
         self._sign = self._sign or self.data.add(wall, waited)
 
     def add_facts(self, facts: Mapping[str, Any]) -> None:
-        """Add the fields of a log line."""
         self._sign = self._sign or self.spilling.add(facts)
 
     def taken(self) -> Sign | None:

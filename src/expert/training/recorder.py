@@ -28,8 +28,6 @@ MoreFields = Callable[[int], dict[str, Any]]
 
 
 class Emit(Protocol):
-    """Emits an event of the run."""
-
     def __call__(self, event: str, *, step: int | None = None, **fields: Any) -> None: ...
 
 

@@ -20,8 +20,6 @@ MOST_PREFETCHED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemory:
-    """The device ran out of memory."""
-
     where: Literal["training", "evaluation", "probe"]
     message: str
     blocks: int | None = None
@@ -30,8 +28,6 @@ class OutOfMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileFailed:
-    """torch.compile raised."""
-
     reason: str
 
 
@@ -53,8 +49,6 @@ class KernelUnavailable:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionUnsupported:
-    """The device cannot compute in the planned precision."""
-
     precision: Literal["bf16", "fp16", "fp32"]
     reason: str
 
@@ -72,8 +66,6 @@ class DataBound:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersUnavailable:
-    """Worker processes cannot be started."""
-
     reason: str
 
 

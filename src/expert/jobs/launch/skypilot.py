@@ -8,7 +8,6 @@ from expert.jobs.launch.cluster import ClusterJob, start_line, yaml_text
 
 
 def text(job: ClusterJob) -> str:
-    """The task as YAML."""
     head = [
         f"{job.name}: {job.ranks} ranks, {job.gpus} on each of {job.nodes} machines.",
         f"Submit it with: sky jobs launch --name {job.name} FILE",

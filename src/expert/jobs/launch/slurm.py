@@ -65,7 +65,6 @@ exit "$code"
 
 
 def script(job: ClusterJob) -> str:
-    """The whole script."""
     title = f"{job.name}: {job.ranks} ranks, {job.gpus} on each of {job.nodes} machines"
     if job.nodes == 1:
         title = f"{job.name}: {job.ranks} ranks on one machine"

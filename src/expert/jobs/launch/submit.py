@@ -35,7 +35,6 @@ def write_job(job: ClusterJob, to: Path | None) -> Path:
 
 
 def submit_command(job: ClusterJob, file: Path) -> list[str]:
-    """The command that submits the file."""
     more = ["--name", job.name] if job.on == "skypilot" else []
     return [*SCHEDULERS[job.on].submitted_by, *more, str(file)]
 

@@ -84,7 +84,6 @@ class Speaker:
         return 2 * int(layers) * int(groups) * int(width) * self.number_bytes
 
     def free_bytes(self) -> int:
-        """Free memory on its device."""
         import psutil
         import torch
 

@@ -39,11 +39,10 @@ class AnswerWriter:
         self.ids: list[int] = []
         self.ended = False
         self._tokenizer, self._ends, self._stops = tokenizer, ends, stops
-        self._tell, self._strip, self._told = tell, strip, 0
+        self._tell, self._strip, self._shown = tell, strip, 0
         self._special = special or bool(stops)
 
     def take(self, token: int) -> None:
-        """Add a token."""
         self.ids.append(token)
         self.ended = token in self._ends or self._has_stop()
         if self._tell is None:
@@ -52,13 +51,13 @@ class AnswerWriter:
         # A character may still be missing bytes, and a stop sequence its end.
         if not self.ended and not shown.endswith("\ufffd"):
             shown = shown[: len(shown) - begun_stop(shown, self._stops)]
-            self._tell(shown[self._told :])
-            self._told = max(self._told, len(shown))
+            self._tell(shown[self._shown :])
+            self._shown = max(self._shown, len(shown))
 
     def end(self) -> None:
         """Report the text that was held back."""
         if self._tell is not None:
-            self._tell(self.text()[self._told :])
+            self._tell(self.text()[self._shown :])
 
     def text(self, *, special: bool = False) -> str:
         """The text without what ended it; on request with its special tokens."""

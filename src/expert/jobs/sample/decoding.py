@@ -25,8 +25,6 @@ class CannotSample(ExpertError):
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingSettings:
-    """How tokens are chosen."""
-
     temperature: float
     top_p: float
     top_k: int | None

@@ -51,7 +51,6 @@ class TokenChoice:
             self._penalty.add(tokens)
 
     def keep(self, index: Tensor) -> None:
-        """Keep only these rows."""
         if self._draws is not None:
             self._draws = self._draws[index]
         if self._penalty is not None:

@@ -206,13 +206,17 @@ class FusedForward:
         past_key_values: Any = None,
         **more: Any,
     ) -> Any:
-        if args or position_embeddings is None or past_key_values is not None:
-            return self._as_it_was(
-                hidden_states, *args, position_embeddings, past_key_values, **more
-            )
         layer = self._adapted
-        if layer.disable_adapters or layer.merged or not hidden_states.is_contiguous():
-            return self._as_it_was(hidden_states, position_embeddings, past_key_values, **more)
+        if (
+            args
+            or position_embeddings is None
+            or past_key_values is not None
+            or layer.disable_adapters
+            or layer.merged
+            or not hidden_states.is_contiguous()
+        ):
+            more |= {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
+            return self.plain(hidden_states, *args, **more)
         parts, shape = self.parts, hidden_states.shape
         cos, sin = (
             part.expand(*shape[:-1], -1).reshape(-1, parts.width) for part in position_embeddings
@@ -236,12 +240,6 @@ class FusedForward:
         counts = [len(product.firsts) for product in products]
         drawn = seeds_of(sum(counts), device)
         return list(torch.split_with_sizes(drawn, counts))
-
-    def _as_it_was(self, hidden: Tensor, *args: Any, **more: Any) -> Any:
-        *first, embeddings, past = args
-        return self.plain(
-            hidden, *first, position_embeddings=embeddings, past_key_values=past, **more
-        )
 
     def _attended(self, queries: Tensor, keys: Tensor, values: Tensor, more: Any) -> Tensor:
         attention = self._attention
@@ -340,7 +338,6 @@ def why_not(block: Any, adapter: str) -> str:
 
 
 def layers_of(block: Any) -> list[Any]:
-    """The linear layers of a block."""
     attention, mlp = block.self_attn, block.mlp
     layers = [getattr(attention, f"{name}_proj") for name in "qkvo"]
     return [*layers, mlp.gate_proj, mlp.up_proj, mlp.down_proj]

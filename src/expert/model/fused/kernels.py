@@ -40,7 +40,6 @@ class Finish(NamedTuple):
         return wide if self.bias is None else wide + self.bias
 
     def given(self, outputs: Tensor) -> dict[str, Any]:
-        """Kernel arguments."""
         scale, bias = (outputs if part is None else part for part in (self.scale, self.bias))
         wanted = {"SCALED": self.scale is not None, "BIASED": self.bias is not None}
         return {"scale": scale, "bias": bias, **wanted}

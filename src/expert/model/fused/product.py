@@ -99,7 +99,6 @@ class Product:
         return self.first.shape[0]
 
     def trained(self) -> tuple[nn.Parameter, ...]:
-        """All trainable parameters of the layers."""
         vectors = self.magnitudes.vectors if self.magnitudes is not None else ()
         return (*self.firsts, *self.seconds, *vectors)
 
