@@ -260,7 +260,7 @@ def test_what_a_kernel_cannot_do_names_the_kernel_and_another():
         ("flash", {"dropout": 0.1}, "'flash': .*attention_dropout.*: sdpa, or"),
         ("flex", {"dropout": 0.1}, "'flex': .*attention_dropout.*: sdpa, or"),
         ("flash", {}, wording("flash-needs-on-cuda")),
-        ("sdpa", {"s_aux": torch.ones(2)}, "'sdpa': does not support attention sinks"),
+        ("sdpa", {"s_aux": torch.ones(2)}, wording("sdpa-attention-sinks")),
         ("eager", {"position_bias": torch.ones(2)}, wording("eager-a-position-bias")),
     ]
     for kind, options, text in cases:

@@ -183,7 +183,7 @@ def problems_of(present: Sequence[Arrival], size: int) -> list[str]:
             problems.append(f"rank {rank} was started {len(same)} times: {where}  ({fix})")
     for arrival in present:
         if arrival.size != size:
-            problems.append(f"{arrival} has WORLD_SIZE={arrival.size}, but rank 0 has {size}")
+            problems.append(f"{arrival} has WORLD_SIZE={arrival.size}, but it is {size} on rank 0")
     return problems
 
 
@@ -302,7 +302,7 @@ class _Meeting:
         absent = self._absent(present)
         head = f"{absent} did not come to {_named(self._point)} within {span(self._limit)}"
         lines = [
-            f"  - {arrival} is waiting"
+            f"  - {arrival} is waiting here"
             for arrival in sorted(present.values(), key=lambda a: a.rank)
         ]
         fix = (

@@ -355,9 +355,9 @@ class Watch:
         message, code = end.text, EXIT_HUNG if end.silent else EXIT_RUN_FAILED
         if self._folder is not None and end.silent:
             path = self._write_stacks(self._folder, end.text)
-            message += f"\n  stack traces of each rank: {path.parent}/rank-N.{STACKS}"
+            message += f"\n  stack traces of each rank are in {path.parent}/rank-N.{STACKS}"
             if self._own is None:
-                message = f"{end.text}\n  stack traces: {path}"
+                message = f"{end.text}\n  stack traces are in {path}"
         record_failure(message, exit_code=code, of_another=self._own is not None, blamed=end.blamed)
         _within(TELL_SECONDS, lambda: self._report(end.text))
         for process in multiprocessing.active_children():  # a stopped one would stay
