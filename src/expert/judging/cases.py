@@ -1,4 +1,4 @@
-"""Cases to judge by: what is asked, what is expected, and what the check needs besides."""
+"""Test cases: the prompt, the expected answer, and what its check needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from expert.core.files import read_json
 
 VERSION = 1
 OWN_KEYS = frozenset({"id", "task", "expected", "check", "domain"})
-"""Keys of a case that are not part of what is asked."""
+"""Keys of a case that are not part of the prompt."""
 SHOWN_PROBLEMS = 5
 
 
@@ -22,48 +22,48 @@ class CasesError(ExpertError):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One question with its answer."""
+    """One prompt with its expected answer."""
 
     id: str
     turns: tuple[tuple[str, str], ...]
-    """(role, text) up to the answer; the last is the user's, or what a tool gave back."""
+    """(role, text) up to the answer; the last turn is the user's or a tool result."""
     expected: str
     task: str = ""
     domain: str = ""
-    """Of this case alone; "": that of the whole set."""
+    """For this case alone; "": the domain of the whole set."""
     check: Mapping[str, Any] = field(default_factory=dict)
     row: str = ""
-    """The row it is of, whose other answers are cases too; "": it is one by itself."""
+    """The row it comes from, whose other answers are cases too; "": a row of its own."""
     turn: int = 0
-    """Which turn of the row the expected answer is, from 1; 0: unknown."""
+    """Which turn of the row holds the expected answer, counted from 1; 0: unknown."""
 
     @property
     def prompt(self) -> str:
-        """What was said last: the user's words, or what a tool gave back."""
+        """The last turn: the user's message or a tool result."""
         return self.turns[-1][1] if self.turns else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseFile:
-    """A test_cases.json as it was read: rows such as training takes, with what judges them."""
+    """A parsed test_cases.json: rows in the training format, with what judges them."""
 
     domain: str
     cases: tuple[Mapping[str, Any], ...]
 
 
 def is_case_file(path: Path) -> bool:
-    """Whether a file holds cases rather than rows: a .json file with an object that lists them."""
+    """Whether a file holds cases rather than rows: a .json object with a list of cases."""
     if path.suffix.lower() != ".json":
         return False
     try:
         found = read_json(path)
     except (OSError, ValueError, RecursionError):
-        return False  # reading it as rows will say what is wrong
+        return False  # reading it as rows will report the error
     return isinstance(found, dict) and isinstance(found.get("cases"), list)
 
 
 def read_case_file(path: Path) -> CaseFile:
-    """The cases of a test_cases.json; CasesError names what is wrong with it."""
+    """The cases of a test_cases.json; CasesError lists what is wrong with it."""
     try:
         found = read_json(path)
     except OSError as error:
@@ -81,7 +81,7 @@ def read_case_file(path: Path) -> CaseFile:
 
 
 def _problems(cases: Any) -> list[str]:
-    """What is wrong with a list of cases, each with its place."""
+    """What is wrong with a list of cases, each with its location."""
     if not isinstance(cases, Sequence) or isinstance(cases, str) or not cases:
         return ["  - cases: is not a list of cases  (write at least one)"]
     found, ids = [], set()
