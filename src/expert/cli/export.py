@@ -100,7 +100,7 @@ def export(
     flags = {"--merged": merged, "--adapter": adapter, "--gguf": gguf is not None}
     asked = [flag for flag, on in {**flags, "--gguf-adapter": gguf_adapter}.items() if on]
     if len(asked) > 1:
-        raise typer.BadParameter(f"{' and '.join(asked)}: choose one")
+        raise typer.BadParameter(f"{' and '.join(asked)}: choose one kind of export")
     if public and not push:
         raise typer.BadParameter("--public needs --push")
     if to is None and not push:
