@@ -56,8 +56,8 @@ NO_NAME = {"gpu_process_memory_bytes": None}
     [
         ("host-sync", "loop.py:9", DRY, [SYNC], "", {}),
         ("launch-bound", wording("ran-dry-in"), DRY, [], "", {}),
-        ("other-process", "14.5 GiB by other processes", {"gpu_memory_bytes": 60 * GIB}, [], "", {}),
-        ("other-process", "by other processes", {"gpu_memory_bytes": 60 * GIB, **NO_NAME}, [], "", {}),
+        ("other-process", "14.5 GiB by other", {"gpu_memory_bytes": 60 * GIB}, [], "", {}),
+        ("other-process", "by other", {"gpu_memory_bytes": 60 * GIB, **NO_NAME}, [], "", {}),
         ("fp32-on-a-bf16-card", "NVIDIA H200", {}, [], "", FP32),
         (
             *("tf32-off", "you set use_tf32: false", {}, [], "kernels.tf32"),
