@@ -33,7 +33,7 @@ Name = Annotated[str | None, typer.Option("--name", help="Name of the job; defau
 To = Annotated[
     str | None,
     typer.Option(
-        "--to", metavar="FILE", help="File to write, - to print; default: beside the manifest."
+        "--to", metavar="FILE", help="File to write, - to print; default: next to the manifest."
     ),
 ]
 Submit = Annotated[

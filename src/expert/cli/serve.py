@@ -64,7 +64,7 @@ def serve(
     time_limit: Seconds = 300,
     quiet: Quiet = False,
 ) -> None:
-    """Serve trained experts to OpenAI clients on this machine, several requests at once."""
+    """Serve trained experts to OpenAI clients on this machine, several requests concurrently."""
     from expert.jobs.serve.serve import TOKEN, in_words, serving
     from expert.parallel.launch import follow_parent
 

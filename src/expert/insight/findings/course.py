@@ -119,7 +119,7 @@ def _pauses(found: Evidence, event: str, path: str, seconds: float, *, asked: bo
     key, interval = advised_interval(found, event, seconds)
     asker = f"; {found.who(path)}" if found.asked(path) else ""
     return seen(
-        f"{count} times for {span(seconds)} beside {span(spent.training)} of training "
+        f"{count} times for {span(seconds)}, next to {span(spent.training)} of training "
         f"({percent(seconds / whole)}){asker}",
         keys=(f"{key}={interval}",),
         gain=whole / (whole - seconds + CADENCE_SHARE * spent.training)

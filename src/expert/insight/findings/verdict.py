@@ -97,12 +97,12 @@ def feeding_verdict(
     if copies_set_the_pace(step):
         return _copy_bound(step, step.wall - step.compute, pinned=pinned)
     waited, copied = step.of("data_wait"), step.exposed_copy
-    stood = waited + copied
-    if not is_worth_telling(stood, step):
+    idle = waited + copied
+    if not is_worth_telling(idle, step):
         return None
     beside = step.of("copy") if step.copies_beside else 0.0
     if copied > waited or beside >= COPY_OF_WAIT * waited > 0:
-        return _copy_bound(step, stood, pinned=pinned)
+        return _copy_bound(step, idle, pinned=pinned)
     doing, change, fix, overrides = _FEEDING.get(kind, _FEEDING["packed"])
     fix = fix.format(workers=max(2, 2 * workers))
     what = f"made it wait {span(waited)} for {doing}"
@@ -111,7 +111,7 @@ def feeding_verdict(
     kept = step.wall - waited
     gains = [_gain(change, step, kept)]
     if copied:
-        gains.append(_gain("and copies beside the computation, up to", step, kept - copied))
+        gains.append(_gain("and copies that overlap with computing, up to", step, kept - copied))
     return Verdict(
         kind="data-bound",
         sentence=f"data-bound: the device computes {span(step.compute)} of a step's "
@@ -128,7 +128,9 @@ def _gain(what: str, step: StepAnatomy, kept: float) -> Gain:
     return Gain(what=what, factor=step.wall / kept, reckoned=f"{span(step.wall)} / {span(kept)}")
 
 
-PINNED = "training.config.dataloader_pin_memory: true and packing: true (copies run beside)"
+PINNED = (
+    "training.config.dataloader_pin_memory: true and packing: true (copies overlap with computing)"
+)
 
 
 _PREPARE = "training.config.tokenize: ahead (or once: expert pretokenize)"
@@ -152,14 +154,14 @@ NARROW_LINK = (
 )
 
 
-def _copy_bound(step: StepAnatomy, stood: float, *, pinned: bool) -> Verdict:
+def _copy_bound(step: StepAnatomy, idle: float, *, pinned: bool) -> Verdict:
     """If copies already overlap and come from page-locked memory, the link is the limit."""
-    kept, narrow = step.wall - stood, pinned and step.copies_beside
-    what = "a link that keeps up, up to" if narrow else "copies beside the computation, up to"
+    kept, narrow = step.wall - idle, pinned and step.copies_beside
+    what = "a link that keeps up, up to" if narrow else "copies that overlap with computing, up to"
     return Verdict(
         kind="copy-bound",
         sentence=f"copy-bound: copying batches takes {span(step.of('copy'))} a step, and the "
-        f"device is idle for {span(stood)} of its {span(step.wall)}.",
+        f"device is idle for {span(idle)} of its {span(step.wall)}.",
         fix=NARROW_LINK if narrow else PINNED,
         gains=(_gain(what, step, kept),) if kept > 0 else (),
     )

@@ -117,7 +117,7 @@ def check_result_file(file: Path) -> None:
         raise CannotBenchmark(f"--to {file}: is a folder  (--to {file / 'ladder.json'})")
     if file.suffix in (".md", ".html"):
         raise CannotBenchmark(
-            f"--to {file}: the result is JSON, and {file.suffix} is written beside it  (--to "
+            f"--to {file}: the result is JSON, and {file.suffix} is written next to it  (--to "
             f"{file.with_suffix('.json')})"
         )
     file.parent.mkdir(parents=True, exist_ok=True)

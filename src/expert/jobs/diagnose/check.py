@@ -139,7 +139,7 @@ def _disk(plan: RunPlan, target: Target) -> list[Finding]:
         return []
     evidence = (
         f"{needed / 2**30:.2f} GiB needed for tokens and checkpoints, {free / 2**30:.1f} free "
-        "beside the manifest"
+        "on the manifest's disk"
     )
     numbers = {"needed_bytes": needed, "free_bytes": free}
     return [looked_at("disk" if needed <= free else "disk-full", evidence, numbers=numbers)]
