@@ -143,8 +143,8 @@ def _in_datasets_cache(cache: Path) -> Iterator[FoundDataset]:
             continue
         described = object_in(infos[-1]).get("splits")
         splits = described if isinstance(described, dict) else {}
-        counts = [entry.get("num_examples") for entry in splits.values()]
-        rows = sum(counts) if counts and all(isinstance(n, int) for n in counts) else None
+        counts = [isinstance(e, dict) and e.get("num_examples") for e in splits.values()]
+        rows = sum(counts) if counts and all(type(n) is int for n in counts) else None
         name = config.parent.name.replace("___", "/")
         name += "" if config.name == "default" else f" ({config.name})"
         files = _files_below(config)
@@ -181,6 +181,8 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
             continue
         for path in sorted(folder / name for name in files if not name.startswith(".")):
             if suffix_format(path) in (None, "arrow") or _NOT_DATA.fullmatch(path.name.lower()):
+                continue
+            if not path.is_file():  # a dangling link, a pipe
                 continue
             if is_markdown(path) or _is_benchmark(path):
                 continue
