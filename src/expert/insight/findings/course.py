@@ -173,8 +173,8 @@ def below_measured_rate(found: Evidence) -> Seen | None:
 
 def below_the_band(found: Evidence) -> Seen | None:
     """Slower than models of this size run on this card, according to the shipped measurements."""
-    step, size = found.step, found.gpu_fact("memory_total_bytes")
-    card = card_named(str(found.gpu_fact("name")), size) if isinstance(size, int) else None
+    step, size = found.step, found.gpu_bytes
+    card = card_named(str(found.gpu_fact("name")), size) if size is not None else None
     parameters = found.amount("model.parameters")
     if not found.on_gpu or card is None or step is None or not parameters:
         return None
@@ -296,9 +296,11 @@ def no_warm_up(found: Evidence) -> Seen | None:
 
 
 def long_run(found: Evidence) -> Seen | None:
+    if found.before is None:
+        return None
     expected = found.planned("length.expected_seconds") or (0.0, 0.0)
     seconds = found.amount("length.seconds") or math.sqrt(expected[0] * expected[1])
-    if found.before is None or seconds <= LONG_RUN_SECONDS:
+    if seconds <= LONG_RUN_SECONDS:
         return None
     tokens = (found.amount("length.tokens_per_epoch") or 0) * (found.amount("length.epochs") or 0)
     characters = found.written("dataset", "max_chars")

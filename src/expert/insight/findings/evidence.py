@@ -169,6 +169,12 @@ class Evidence:
         return mapping(self.gpus[0].get(name)).get("value") if self.gpus else None
 
     @property
+    def gpu_bytes(self) -> int | None:
+        """Memory of the first card."""
+        size = self.gpu_fact("memory_total_bytes")
+        return size if isinstance(size, int) else None
+
+    @property
     def cores(self) -> int | None:
         if self.before is not None:
             return self.before.cores
@@ -181,8 +187,8 @@ class Evidence:
         card that is only planned for."""
         if self.before is not None:
             return self.on_gpu and (self.before.capability or (8, 0)) >= (8, 0)
-        found = self.gpu_fact("capability")
-        return self.on_gpu and isinstance(found, list | tuple) and list(found) >= [8, 0]
+        major, *_ = listed(self.gpu_fact("capability")) or [None]
+        return self.on_gpu and isinstance(major, int) and major >= 8
 
     # --- what was seen -------------------------------------------------------------------------
 

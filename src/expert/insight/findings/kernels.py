@@ -213,7 +213,7 @@ def full_precision(found: Evidence) -> Seen | None:
             title="the run computes in float16",
             consequence="loss scaling, and steps lost where a gradient overflows; bf16 is as fast",
         )
-    card = card_named(str(place), int(found.gpu_fact("memory_total_bytes") or 0))
+    card = card_named(str(place), found.gpu_bytes or 0)
     gain = BF16_GAIN if found.before is not None else None
     if card and card.bf16_tflops and card.tf32_tflops and found.planned("kernels.tf32"):
         gain = card.bf16_tflops / card.tf32_tflops

@@ -179,8 +179,8 @@ def memory_full(found: Evidence) -> Seen | None:
             numbers={"memory_share": share},
         )
     retries = found.retries_per_update
-    used, total = found.median("gpu_memory_bytes"), found.gpu_fact("memory_total_bytes")
-    full = bool(used and isinstance(total, int) and used >= NEARLY_FULL * total)
+    used, total = found.median("gpu_memory_bytes"), found.gpu_bytes
+    full = bool(used and total and used >= NEARLY_FULL * total)
     count = found.last("allocator_retries") or 0
     if retries < RETRIES_PER_UPDATE and not (full and count > 0):
         return None
