@@ -9,6 +9,7 @@ from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import read_json
+from expert.core.text import counted
 
 VERSION = 1
 OWN_KEYS = frozenset({"id", "task", "expected", "check", "domain"})
@@ -76,7 +77,8 @@ def read_case_file(path: Path) -> CaseFile:
     cases = found.get("cases")
     problems = _problems(cases)
     if problems:
-        raise CasesError("\n".join([f"{path}: {len(problems)} problem(s)", *problems]))
+        lines = [f"{path}: {counted(len(problems), 'problem')}", *problems[:SHOWN_PROBLEMS]]
+        raise CasesError("\n".join(lines))
     return CaseFile(domain=str(found.get("domain") or ""), cases=tuple(cases))
 
 
@@ -96,7 +98,8 @@ def _problems(cases: Any) -> list[str]:
             found.append(f"{where}: asks nothing  (write instruction, and input where needed)")
         if not isinstance(case.get("check") or {}, Mapping):
             found.append(f"{where}.check: is not an object")
-        if case.get("id") in ids and case.get("id") is not None:
-            found.append(f"{where}.id: {case['id']!r} was there before")
-        ids.add(case.get("id"))
-    return found[:SHOWN_PROBLEMS]
+        name = repr(case.get("id"))  # any JSON value, hashable or not
+        if name in ids and name != "None":
+            found.append(f"{where}.id: {name} is used by another case")
+        ids.add(name)
+    return found
