@@ -219,7 +219,6 @@ class BenchmarkView(Watcher):
         show(self._out, f"! {words}: rates and gains are uncertain  ({fix})", "yellow")
 
     def goes_on(self, doing: str, done: int, of: int) -> None:
-        """Move the bar."""
         if self._bar is None or self._task is None:
             return
         share = done / of if of else 0.0
@@ -229,7 +228,6 @@ class BenchmarkView(Watcher):
         self._bar.refresh()
 
     def ends(self, result: SettingResult) -> None:
-        """Print the result of a setting."""
         style = {"kept": "green", "no difference": "green", "not here": "dim"}
         show(self._out, line_of(result), style.get(result.status, "yellow"))
 

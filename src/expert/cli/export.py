@@ -35,8 +35,6 @@ EXPORT_EPILOG = (
 
 
 class Dtype(StrEnum):
-    """Of exported weights."""
-
     bf16 = "bf16"
     fp16 = "fp16"
     fp32 = "fp32"

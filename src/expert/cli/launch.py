@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class Cluster(StrEnum):
-    """The scheduler."""
-
     slurm = "slurm"
     kubernetes = "kubernetes"
     skypilot = "skypilot"

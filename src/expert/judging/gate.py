@@ -35,8 +35,6 @@ class Demands:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """The result of a judge command."""
-
     mean: float | None
     scored: int
     cases: int
@@ -44,8 +42,6 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelResult:
-    """The results of one model."""
-
     loss: float | None
     score: Score = field(default_factory=Score)
     token_accuracy: float | None = None

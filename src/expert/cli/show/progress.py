@@ -365,8 +365,6 @@ class PreparingView:
 
 @dataclass
 class _Preparing:
-    """A source that is being tokenised."""
-
     total: int | None = None
     rows: Pace = field(default_factory=Pace)
     tokens: Pace = field(default_factory=Pace)

@@ -170,7 +170,6 @@ class Evidence:
 
     @property
     def gpu_bytes(self) -> int | None:
-        """Memory of the first card."""
         size = self.gpu_fact("memory_total_bytes")
         return size if isinstance(size, int) else None
 

@@ -50,7 +50,6 @@ def judge(found: Evidence) -> Verdict:
 
 
 def judge_step(found: Evidence) -> Verdict:
-    """The verdict on an average step."""
     step = found.step
     if step is None or step.wall <= 0:
         return _unreported(found)

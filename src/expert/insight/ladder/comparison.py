@@ -26,7 +26,6 @@ class Data(NamedTuple):
 
 
 def data_of(run: RunRecord) -> Data:
-    """Read from the run's own record."""
     prepared = [event for event in run.of("data") if event.get("split") == "train"]
     hashes = sorted({str(event["rows"]) for event in prepared if event.get("rows")})
     spec = mapping(run.planned("data.dataset"))

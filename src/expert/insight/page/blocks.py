@@ -18,8 +18,6 @@ MADE_BY = "Made by expert "
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line of a chart."""
-
     name: str
     points: Sequence[Point]
     colour: int
@@ -74,8 +72,6 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Horizontal bars, one below the other."""
-
     bars: tuple[Bar, ...]
 
 

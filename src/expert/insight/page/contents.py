@@ -110,7 +110,6 @@ def _heads(report: Report) -> list[_Head]:
 
 
 def ladder_page(ladder: Ladder, *, made: float | None = None) -> Page:
-    """A page for a benchmark alone."""
     tone: Tone = "warning" if ladder.doubts else "good"
     return Page(
         title=ladder.name,

@@ -111,7 +111,6 @@ class RunFacts:
         return [value or 0.0 for value in self.column("step")]
 
     def values(self, key: str) -> list[float]:
-        """The values after warm-up."""
         found = numbers([event.get(key) for event in self.settled])
         return [value for value in found if value is not None]
 

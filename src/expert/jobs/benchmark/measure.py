@@ -236,7 +236,6 @@ class Benchmark:
         return ladder
 
     def _ladder(self) -> Ladder:
-        """What was measured so far."""
         top, counts = self.top, self.counts
         ladder = Ladder(
             name=top.expert,

@@ -72,7 +72,6 @@ THOROUGH_FROM_MINUTES = 5.0
 
 
 def pace_of(*, quick: bool, minutes: float | None) -> Pace:
-    """The pace for the requested time."""
     if minutes is None:
         return QUICK if quick else THOROUGH
     pace = QUICK if minutes < THOROUGH_FROM_MINUTES else THOROUGH
@@ -110,7 +109,6 @@ class Clock:
         return self.share
 
     def end_setting(self) -> float:
-        """The seconds that the setting took."""
         self._took.append(self.spent)
         return self._took[-1]
 

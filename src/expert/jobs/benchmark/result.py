@@ -125,7 +125,6 @@ def result_of(
     seconds: float = 0.0,
     **more: Any,
 ) -> SettingResult:
-    """A setting's result, measured or not."""
     before = standing.plan
     return SettingResult(
         name=setting.name,

@@ -54,8 +54,6 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A fix, before and after."""
-
     name: str
     title: str
     overrides: tuple[str, ...]
@@ -101,7 +99,6 @@ def try_fix(
     updates: int = MEASURED_UPDATES,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Tried:
-    """Measure without and with the overrides."""
     options: dict[str, Any] = {
         "updates": SETTLING + updates,
         "model": model,

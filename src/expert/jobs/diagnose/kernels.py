@@ -52,8 +52,6 @@ KEPT_ERROR_LINES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """The result of a trial."""
-
     name: str
     state: State
     because: str = ""
@@ -300,7 +298,6 @@ TRIALS: dict[str, Trial] = {
 
 
 def run_one(name: str, device: torch.device) -> Tried:
-    """Run one trial."""
     import torch
 
     times = []

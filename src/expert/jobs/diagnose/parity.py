@@ -152,8 +152,6 @@ def widened(allowed: Tolerance, loss: float, gradient: float) -> Tolerance:
 
 @dataclass(frozen=True, kw_only=True)
 class Parity:
-    """All claims."""
-
     model: str
     device: str
     sequences: int

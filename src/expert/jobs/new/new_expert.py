@@ -72,8 +72,6 @@ class CannotMake(ExpertError):
 
 @dataclass(frozen=True, kw_only=True)
 class NewExpert:
-    """What was created."""
-
     folder: Path
     manifest: Path
     data: Path

@@ -24,8 +24,6 @@ CITIES = "(:Person {name: STRING})-[:LIVES_IN]->(:City {name: STRING})"
 
 @dataclass(frozen=True, kw_only=True)
 class Starter:
-    """A kind of expert."""
-
     description: str
     capabilities: tuple[str, ...]
     grammar: str | None

@@ -47,7 +47,6 @@ class ModelHere:
         """None for the character model, which answers nothing."""
 
     def losses(self, rows: Sequence[Example], *, tell: Tell, note: Note) -> EvalResult:
-        """Loss and token accuracy on rows."""
         return row_losses(self._trained, rows, tell=tell, note=note)
 
     def answers(

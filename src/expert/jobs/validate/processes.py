@@ -80,8 +80,6 @@ def models_on_cards(places: Sequence[Mapping[str, str]], device: str) -> Iterato
 
 
 class _Process:
-    """One of the processes."""
-
     def __init__(self, child: Child, name: str, log: Path) -> None:
         self.child, self.name, self._log = child, name, log
 

@@ -70,7 +70,6 @@ class TestSet:
 
     @property
     def every_case(self) -> tuple[Case, ...]:
-        """The cases of all rows."""
         return tuple(case for own in self.cases for case in own)
 
     def asked(self) -> list[tuple[Case, Example]]:

@@ -197,7 +197,6 @@ def _compared(reached: Reached, before: Reached | None) -> Comparison | None:
 def _gate(
     demands: Demands, reached: Reached, before: Reached | None, base: EvalResult | None
 ) -> Gate:
-    """Compare the results with the requirements."""
     rows = None
     if base is not None:
         rows = ModelResult(loss=base.loss, token_accuracy=base.token_accuracy)
@@ -273,7 +272,6 @@ def _reach(run: Run, choice: Choice, task: _Task) -> Reached:
 
 
 def _base(run: Run, task: _Task) -> AskedModel:
-    """The untrained base of a run."""
     task.tell(f"loading {run.plan.model.name} alone", 0, 0)
     return task.models.base(run)
 

@@ -72,8 +72,6 @@ class _Ambiguous(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Parsed:
-    """A parsed statement."""
-
     tokens: tuple[Token, ...]
     """Without whitespace and comments."""
     safe: str

@@ -98,7 +98,6 @@ class Sandbox:
                 self._connection.executescript(statement)
 
     def columns(self) -> dict[str, list[Column]]:
-        """The columns of every table."""
         self._connection.set_authorizer(_reading)
         with self._limited():
             names = self._connection.execute(
