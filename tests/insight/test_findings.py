@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -386,7 +387,7 @@ def test_slow_copies_out_of_page_locked_memory_are_not_mended_by_page_locking():
     assert "nvidia-smi -q" in found.fix
 
 
-ODD = ("odd", ["odd", None], {"odd": 1}, [], -1, True)
+ODD: tuple[Any, ...] = ("odd", ["odd", None], {"odd": 1}, [], -1, True)
 
 
 def test_odd_values_in_the_plan_or_the_machine_of_a_foreign_run_do_no_harm():

@@ -36,6 +36,8 @@ SETTLING_UPDATES = 3
 them."""
 SITTINGS = ("started", "resumed", "rejected")
 """The first events of a session; the time before them may be a pause."""
+MOST = 1e100
+"""Larger numbers are damaged or hostile: sums and axes of them overflow."""
 BEGINNINGS = ("started", "resumed", "fell_back", "rolled_back", "compiled")
 
 
@@ -229,15 +231,12 @@ def number(event: Mapping[str, Any], name: str) -> float | None:
 
 
 def finite(value: object) -> float | None:
-    """A finite number; None for anything else."""
+    """A number below MOST; None for anything else."""
     if type(value) is float:  # nearly always; a page asks millions of times
-        return value if math.isfinite(value) else None
+        return value if -MOST < value < MOST else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # an integer of 400 digits
-        return None
+    return float(value) if -MOST < value < MOST else None
 
 
 def numbers(values: list[Any]) -> list[float | None]:
@@ -247,7 +246,7 @@ def numbers(values: list[Any]) -> list[float | None]:
         return values
     if kinds <= {float, int}:
         with suppress(OverflowError):  # an integer of 400 digits
-            if all(map(math.isfinite, values)):
+            if all(map(math.isfinite, values)) and -MOST < min(values) <= max(values) < MOST:
                 return values
     return [finite(value) for value in values]
 

@@ -17,6 +17,7 @@ from expert.data.read.folders import SPLIT_NAMES, saved_files, saved_splits
 from expert.data.read.rows import is_markdown, suffix_format
 from expert.data.read.streams import open_bytes
 from expert.data.records import DataError
+from expert.insight.record import mapping
 from expert.jobs.pretokenize import is_foreign, manifests_below
 from expert.manifest.reader import read_manifest
 from expert.planning.models.resolve import hf_cache_folder
@@ -141,10 +142,9 @@ def _in_datasets_cache(cache: Path) -> Iterator[FoundDataset]:
         infos = sorted(config.rglob("dataset_info.json"), key=lambda path: path.stat().st_mtime)
         if not infos:
             continue
-        described = object_in(infos[-1]).get("splits")
-        splits = described if isinstance(described, dict) else {}
-        counts = [isinstance(e, dict) and e.get("num_examples") for e in splits.values()]
-        rows = sum(counts) if counts and all(type(n) is int for n in counts) else None
+        splits = mapping(object_in(infos[-1]).get("splits"))
+        counts = [entry.get("num_examples") for entry in map(mapping, splits.values())]
+        rows = sum(counts) if counts and all(isinstance(n, int) for n in counts) else None
         name = config.parent.name.replace("___", "/")
         name += "" if config.name == "default" else f" ({config.name})"
         files = _files_below(config)
