@@ -144,7 +144,8 @@ def _in_datasets_cache(cache: Path) -> Iterator[FoundDataset]:
             continue
         splits = mapping(object_in(infos[-1]).get("splits"))
         counts = [entry.get("num_examples") for entry in map(mapping, splits.values())]
-        rows = sum(counts) if counts and all(isinstance(n, int) for n in counts) else None
+        known = [number for number in counts if isinstance(number, int)]
+        rows = sum(known) if known and len(known) == len(counts) else None
         name = config.parent.name.replace("___", "/")
         name += "" if config.name == "default" else f" ({config.name})"
         files = _files_below(config)
