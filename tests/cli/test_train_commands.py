@@ -382,6 +382,7 @@ def test_remote_code_is_allowed_by_its_flag_alone(run, expert, monkeypatch, flag
     [
         (["expert", "train", "-m", "a b.json"], "expert train -m 'a b.json' --resume runs/a"),
         (["expert", "train", "--resume", "runs/b"], "expert train --resume runs/a"),
+        (["expert", "train", "--resume=runs/b"], "expert train --resume runs/a"),
         (["expert", "train", "--resume", "--seed"], "expert train --seed --resume runs/a"),
         (["/x/expert/__main__.py", "train"], "python -m expert train --resume runs/a"),
         (["/nowhere/bin/expert", "train"], "/nowhere/bin/expert train --resume runs/a"),

@@ -238,6 +238,40 @@ def harmed_twice(folder: Path) -> None:
     os.truncate(folder / "sub/deep/b.txt", 1)
 
 
+def in_hub_cache(cache: Path, source: Path) -> Path:
+    """A published folder as the hub's cache keeps it: every file is a link to a blob."""
+    model = cache / "models--me--mine"
+    snapshot = model / "snapshots" / "0123abcd"
+    (model / "blobs").mkdir(parents=True)
+    for number, name in enumerate(path for path in source.rglob("*") if path.is_file()):
+        link = snapshot / name.relative_to(source)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(name, model / "blobs" / str(number))
+        link.symlink_to(os.path.relpath(model / "blobs" / str(number), link.parent))
+    return snapshot
+
+
+def test_a_snapshot_of_the_hub_s_cache_is_hashed_through_its_links(tmp_path: Path, monkeypatch):
+    snapshot = in_hub_cache(tmp_path, published(tmp_path / "x"))
+    assert faults(snapshot) == []
+    monkeypatch.chdir(snapshot)
+    assert faults(Path()) == []
+    flip((snapshot / "a.bin").resolve(), 50, 3)
+    assert faults(snapshot) == [wording("has-other-bytes-done")]
+    copy = snapshot.parent.rename(snapshot.parents[1] / "copies") / snapshot.name
+    assert faults(copy) == [wording("done-no-plain-file")]  # links of another folder
+
+
+@each("target", ["/etc/passwd", "../../../outside", "../../blobs", "../../blobs/nothing"])
+def test_a_snapshot_s_link_to_anything_but_a_file_of_its_model_is_refused(tmp_path, target):
+    snapshot = in_hub_cache(tmp_path, published(tmp_path / "x"))
+    shutil.copyfile(snapshot / "a.bin", tmp_path / "outside")
+    (snapshot / "a.bin").unlink()
+    (snapshot / "a.bin").symlink_to(target)
+    (fault,) = faults(snapshot)
+    assert "a.bin" in fault
+
+
 def test_what_the_hub_adds_to_a_copy_is_no_damage(tmp_path: Path):
     folder = published(tmp_path / "x")
     more = [".gitattributes", ".git/config", ".cache/huggingface/download/a.bin.metadata"]

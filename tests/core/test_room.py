@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from expert.core.room import DiskFull, free_bytes, full_disk_behind, said_no_room, within_room
+from expert.core.room import (
+    DiskFull,
+    free_bytes,
+    full_disk_behind,
+    said_no_room,
+    shortage_behind,
+    within_room,
+)
 from tests.each import each
 from tests.wording import wording
 
@@ -54,3 +61,9 @@ def test_other_errors_pass(tmp_path: Path):
 
 def test_the_room_of_a_folder_that_is_not_there_yet_is_that_of_its_disk(tmp_path: Path):
     assert free_bytes(tmp_path / "a" / "b") > 0
+
+
+def test_lack_of_memory_is_named_where_the_system_has_no_sysconf(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("expert.core.room._limit", lambda name: None)
+    monkeypatch.delattr(os, "sysconf_names")
+    assert str(shortage_behind(MemoryError())).startswith(wording("no-memory"))

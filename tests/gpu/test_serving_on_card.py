@@ -3,25 +3,31 @@ base and from quantised bases, and a card whose memory is full while it is asked
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
-import httpx
-import openai
 import pytest
 import torch
 
+from expert.data.records import Turn
 from expert.jobs.sample import answer_steps
 from expert.jobs.sample.sample import Conversation, ready
+from expert.jobs.serve.engine import Engine, Question, Stopped
+from expert.jobs.serve.models import load_models
 from expert.parallel.graphs import CudaCapture
 from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note
 from tests.gpu.test_answers_on_card import CrampedOnce
 from tests.jobs.runs import WORDS, place, run, write_expert
-from tests.jobs.serve.served import Served, served, until
+from tests.jobs.serve.served import served, until
+from tests.jobs.serve.test_answers_at_once import last_of
 from tests.wording import wording
 
 pytestmark = [pytest.mark.gpu, needs_card]
@@ -38,6 +44,15 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
     "int8": ({}, "int8"),
     "fp8": ({}, "fp8"),
 }
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> Iterator[None]:
+    """As in a process that only serves: a run that was trained here may have switched TF32 on."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 @cache
@@ -61,27 +76,42 @@ def sampled(kind: str, count: int = CLIENTS) -> list[str]:
     return [Conversation(loaded).ask(prompt).text for prompt in PROMPTS[:count]]
 
 
-def ask(here: Served, model: str, number: int) -> str:
-    asked: list[Any] = [{"role": "user", "content": PROMPTS[number]}]
-    create: Any = here.client.chat.completions.create
-    if number % 2:
-        return create(model=model, messages=asked).choices[0].message.content or ""
-    stream = create(model=model, messages=asked, stream=True)
-    return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+@contextmanager
+def serving(*places: str, with_base: bool = False) -> Iterator[tuple[Engine, list[str]]]:
+    """Without a port: the packages of the server need not be there."""
+    notes: list[str] = []
+    models = load_models(places, device=DEVICE, with_base=with_base)
+    engine = Engine(models, note=notes.append)
+    try:
+        yield engine, notes
+    finally:
+        engine.close()
 
 
-def all_at_once(here: Served, *models: str, count: int = CLIENTS) -> list[str]:
-    """Every client asks one prompt of one of these models, in turn."""
-    with ThreadPoolExecutor(count) as clients:
-        return list(clients.map(lambda n: ask(here, models[n % len(models)], n), range(count)))
+def question(number: int, model: str = "demo", **more: Any) -> Question:
+    turns = (Turn("user", PROMPTS[number]),)
+    return Question(model=model, turns=turns, streams=number % 2 == 0, **more)
 
 
-def several(here: Served) -> set[str]:
-    """Several answers to the first prompt that begin together."""
-    asked: Any = [{"role": "user", "content": PROMPTS[0]}]
-    found = here.client.chat.completions.create(model="demo", messages=asked, n=FEW)
-    assert len(found.choices) == FEW
-    return {choice.message.content or "" for choice in found.choices}
+def all_at_once(engine: Engine, *models: str, count: int = CLIENTS) -> list[Any]:
+    """Every client asks one prompt of one of these models, in turn; its answer, or why not."""
+    asked = [question(number, models[number % len(models)]) for number in range(count)]
+
+    async def together() -> list[Any]:
+        clients = [last_of(engine, one) for one in asked]
+        return await asyncio.gather(*clients, return_exceptions=True)
+
+    return [getattr(each, "text", each) for each in asyncio.run(together())]
+
+
+def several(engine: Engine) -> list[str]:
+    """Several answers to the first prompt, which begin together."""
+
+    async def texts() -> list[str]:
+        pieces = engine.answer(replace(question(1), count=FEW))
+        return [piece.text async for piece in pieces]
+
+    return asyncio.run(texts())
 
 
 def test_clients_at_once_get_the_answers_of_expert_sample(monkeypatch):
@@ -95,28 +125,30 @@ def test_clients_at_once_get_the_answers_of_expert_sample(monkeypatch):
     expected = sampled("lora")
     assert len(set(expected)) > CLIENTS / 2, "all alike would prove nothing"
     monkeypatch.setattr(CudaCapture, "__call__", counted)
-    with served(f"demo={trained('lora')}", device=DEVICE) as here:
+    with serving(f"demo={trained('lora')}") as (engine, notes):
         for _ in range(2):
-            assert all_at_once(here, "demo") == expected
-        assert here.notes == []
-        assert {entry.status for entry in here.entries} == {200}
+            assert all_at_once(engine, "demo") == expected
+        assert notes == []
     assert bool(recorded) == ON_CARD
 
 
 def test_adapters_of_several_kinds_share_their_base_on_the_card():
     places = [f"{kind}={trained(kind)}" for kind in ("lora", "dora")]
-    with served(*places, with_base=True, device=DEVICE) as here:
-        found = all_at_once(here, "lora", "dora", "base")
+    with serving(*places, with_base=True) as (engine, notes):
+        found = all_at_once(engine, "lora", "dora", "base")
+        alone = all_at_once(engine, "base", count=FEW)
         for number, text in enumerate(found):
-            kind = ["lora", "dora", "base"][number % 3]
-            expected = ask(here, "base", number) if kind == "base" else sampled(kind)[number]
-            assert text == expected, (kind, PROMPTS[number])
-        models = [each.trained.loaded.causal_lm for each in here.engine.models.values()]
+            kind = ("lora", "dora", "base")[number % 3]
+            if kind != "base":
+                assert text == sampled(kind)[number], (kind, PROMPTS[number])
+            elif number < FEW:
+                assert text == alone[number], PROMPTS[number]
+        models = [each.trained.loaded.causal_lm for each in engine.models.values()]
         words = {model.get_input_embeddings().weight.data_ptr() for model in models}
         assert len(words) == 1
         tensors = [each for model in models for each in (*model.parameters(), *model.buffers())]
         assert {tensor.device.type for tensor in tensors} == {DEVICE}
-        assert here.notes == []
+        assert notes == []
 
 
 @pytest.mark.parametrize("kind", ["bf16", "NF4", "int8", "fp8"])
@@ -124,10 +156,10 @@ def test_a_base_that_is_rounded_answers_several_clients(kind, request):
     """In bfloat16 rows among others are rounded otherwise, and what is nearly a tie may go another
     way: most answers are those of `expert sample`, not all."""
     expected = sampled(kind, FEW)
-    with served(f"demo={trained(kind)}", device=DEVICE) as here:
-        found = all_at_once(here, "demo", count=FEW)
-        one_by_one = [ask(here, "demo", number) for number in range(FEW)]
-        assert here.notes == []
+    with serving(f"demo={trained(kind)}") as (engine, notes):
+        found = all_at_once(engine, "demo", count=FEW)
+        one_by_one = [asyncio.run(last_of(engine, question(n))).text for n in range(FEW)]
+        assert notes == []
     shares = {
         "at once": sum(map(str.__eq__, found, expected)) / FEW,
         "one by one": sum(map(str.__eq__, one_by_one, expected)) / FEW,
@@ -167,12 +199,12 @@ def test_memory_that_runs_out_while_prompts_are_read_costs_no_answer(monkeypatch
             return read(speaker, group)
 
     expected = sampled("lora")
-    with served(f"demo={trained('lora')}", device=DEVICE) as here:
+    with serving(f"demo={trained('lora')}") as (engine, notes):
         monkeypatch.setattr(answer_steps, "read", cramped)
-        assert several(here) == {expected[0]}
+        assert several(engine) == [expected[1]] * FEW
         assert rows[:2] == [FEW, FEW // 2]
-        assert [text.partition(":")[0] for text in here.notes] == ["OutOfMemoryError"]
-        assert all_at_once(here, "demo") == expected
+        assert [text.partition(":")[0] for text in notes] == ["OutOfMemoryError"]
+        assert all_at_once(engine, "demo") == expected
 
 
 @card_only
@@ -180,31 +212,43 @@ def test_memory_that_runs_out_while_a_step_is_recorded_costs_no_answer(monkeypat
     expected = sampled("lora")
     monkeypatch.setattr(CrampedOnce, "failed", 0)
     monkeypatch.setattr(answer_steps, "recorder_of", lambda device: CrampedOnce())
-    with served(f"demo={trained('lora')}", device=DEVICE) as here:
-        assert several(here) == {expected[0]}
+    with serving(f"demo={trained('lora')}") as (engine, notes):
+        assert several(engine) == [expected[1]] * FEW
         assert CrampedOnce.failed == 1
-        assert [text.partition(":")[0] for text in here.notes] == ["OutOfMemoryError"]
-        assert all_at_once(here, "demo") == expected
+        assert [text.partition(":")[0] for text in notes] == ["OutOfMemoryError"]
+        assert all_at_once(engine, "demo") == expected
 
 
 @card_only
-def test_a_card_that_is_full_refuses_requests_and_answers_again_when_it_is_not():
+def test_a_card_that_is_full_refuses_questions_and_answers_again_when_it_is_not():
+    expected = sampled("lora")
+    with serving(f"demo={trained('lora')}") as (engine, _):
+        assert all_at_once(engine, "demo", count=1) == expected[:1]
+        until(lambda: not engine.running)
+        with full_card():
+            errors = all_at_once(engine, "demo", count=FEW)
+        assert {type(error) for error in errors} == {Stopped}
+        assert {str(error) for error in errors} == {wording("out-of-memory")}
+        assert all_at_once(engine, "demo") == expected
+        until(lambda: not (engine.running or engine.waiting))
+
+
+@card_only
+def test_a_request_to_a_full_card_gets_503_in_openai_s_shape():
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    body = {"model": "demo", "messages": [{"role": "user", "content": PROMPTS[0]}]}
+    head = {"Content-Type": "application/json"}
     with served(f"demo={trained('lora')}", device=DEVICE) as here:
-        assert ask(here, "demo", 0) == sampled("lora")[0]
-
-        def refused(number: int) -> openai.APIError:
-            with pytest.raises(openai.APIError) as caught:
-                ask(here, "demo", number)
-            return caught.value
-
-        until(lambda: not here.engine.running)
-        with full_card(), ThreadPoolExecutor(FEW) as clients:
-            errors = list(clients.map(refused, range(FEW)))
-        for number, error in enumerate(errors):
-            assert wording("out-of-memory") in str(error)
-            if number % 2:  # a stream has begun with 200 and ends with the error
-                assert isinstance(error, openai.InternalServerError)
-                assert (error.status_code, error.type) == (503, "server_error")
-        assert all_at_once(here, "demo") == sampled("lora")
-        health = httpx.get(f"{here.address}/health").json()
-        assert (health["status"], health["running"], health["waiting"]) == ("ok", 0, 0)
+        place = f"{here.address}/v1/chat/completions"
+        asked = Request(place, json.dumps(body).encode(), head)
+        with full_card(), pytest.raises(HTTPError) as refused:
+            urlopen(asked)
+        error = json.load(refused.value)["error"]
+        assert (refused.value.status, error["type"]) == (503, "server_error")
+        assert error["message"] == wording("out-of-memory")
+        with urlopen(asked) as answer:
+            told = json.load(answer)["choices"][0]["message"]["content"]
+        assert told == sampled("lora")[0]
+        with urlopen(f"{here.address}/health") as answer:
+            assert json.load(answer)["status"] == "ok"

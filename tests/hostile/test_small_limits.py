@@ -7,6 +7,7 @@ import resource
 from pathlib import Path
 
 import pytest
+import torch
 
 from expert.core.room import TooLittle, refuse_small_memory, shortage_behind
 from tests.each import each
@@ -28,6 +29,7 @@ from tests.wording import wording
             RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: 4 TB"),
             wording("no-memory"),
         ),
+        (torch.OutOfMemoryError("CUDA out of memory. GPU 0 has"), wording("gpu-too-little")),
         (RuntimeError("can't start new thread"), wording("no-thread")),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), wording("no-thread")),
         (OSError(errno.EMFILE, "Too many open files", "rows.jsonl"), wording("no-file")),

@@ -269,6 +269,23 @@ def test_a_stop_sequence_ends_characters_too():
     assert "t" not in found.text
 
 
+def test_characters_of_a_stop_sequence_are_not_shown():
+    pieces: list[str] = []
+    how: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0.0}
+    [whole] = texts(finished_characters(), "the ca", decoding=how, tell=pieces.append)
+    assert "".join(pieces) == whole
+    for stops in ((whole[3:6],), (whole[-2:] + "…",)):
+        pieces.clear()
+        [text] = texts(
+            finished_characters(),
+            "the ca",
+            decoding={**how, "stop_sequences": stops},
+            tell=pieces.append,
+        )
+        assert "".join(pieces) == text
+        assert text == whole.partition(stops[0])[0]
+
+
 def test_what_the_character_model_cannot_do_is_told():
     run = finished_characters()
     with pytest.raises(DataError, match=wording("character-not-in")):

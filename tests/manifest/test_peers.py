@@ -99,6 +99,8 @@ def test_sets_with_other_columns_are_not_mixed_in_silence():
         ("type: alpaca, field_output: reply", "response", "reply"),
         ("type: {field_input: about}", "input", "about"),
         ("field_messages: talk", "messages", "talk"),
+        ("field_system: persona", "system", "persona"),
+        ("field_tools: api", "tools", "api"),
     ],
 )
 def test_columns_of_a_set_are_mapped(entry, part, column):
@@ -120,9 +122,15 @@ def test_columns_of_a_set_are_mapped(entry, part, column):
             "{path: a, message_property_mappings: {role: speaker, content: text}}",
             wording("role-message-in-key"),
         ),
+        ("{path: a, message_property_mappings: {tool_calls: calls}}", "tool_calls of a message is"),
         ("{path: a, message_field_content: said}", "key 'said'  (call it content or value"),
         ("{path: a, roles: {user: [human, customer]}}", wording("customer-speaks-in-messages")),
-        ("{path: a, field_system: persona}", wording("in-column-persona-call")),
+        ("{path: a, roles: {assistant: [gpt, system]}}", wording("speaks-as-another")),
+        ("{path: a, roles_to_train: [user, assistant]}", wording("trained-on-there-answers")),
+        ("{path: a, roles_to_train: all}", wording("trained-on-there-answers")),
+        ("{path: a, message_field_training: learn}", "its key 'learn'  (call it weight or"),
+        ("{path: a, message_field_training_detail: parts}", "its key 'parts'  (call it train_"),
+        ("{path: a, field_thinking: hmm}", "its key 'hmm'  (call it reasoning_content or"),
     ],
 )
 def test_what_cannot_be_read_of_a_set_is_refused(entry, words):
@@ -149,8 +157,23 @@ def test_nonsense_in_the_shapes_of_others_is_refused_in_words(text):
 
 def test_usual_names_in_messages_are_understood():
     entry = "{path: a, field_messages: conversations, message_property_mappings: {role: from, "
-    text = axolotl(f"  - {entry}content: value}}, roles: {{user: [human], assistant: [gpt]}}}}")
-    assert read(text).manifest.training.dataset.field_mapping is None
+    names = "roles: {user: [human], assistant: [gpt]}, roles_to_train: [gpt], field_system: system"
+    names += ", message_field_training: train_on_turn, field_thinking: thinking, field_tools: tools"
+    made = read(axolotl(f"  - {entry}content: value}}, {names}}}"))
+    assert made.manifest.training.dataset.field_mapping is None
+    assert not [notice for notice in made.notices if notice.kind == "warning"]
+
+
+def test_answers_that_say_nothing_of_training_are_trained_on_with_a_warning():
+    told = notices_of(axolotl("  - {path: a, message_field_training: train, roles_to_train: []}"))
+    assert any("roles_to_train: warning: answers" in line for line in told)
+
+
+def test_the_only_split_of_a_file_is_the_file():
+    entries = "  - {path: a.jsonl, ds_type: json, split: train}"
+    assert read(axolotl(entries)).manifest.training.dataset.path == "a.jsonl"
+    entries = "  - {path: owner/a, split: train}"
+    assert read(axolotl(entries)).manifest.training.dataset.path == "owner/a::train"
 
 
 def test_a_key_of_a_set_that_changes_the_rows_is_warned_of():
@@ -191,6 +214,8 @@ def test_packed_sequences_of_trl_and_llama_factory_are_counted_in_tokens(more, t
     config = read(text).manifest.training.config
     assert config.batch_tokens == tokens
     assert config.batch_size == (4 if tokens is None else "auto")
+    unsloth = read(text.replace("model_name_or_path", "model_name")).manifest.training.config
+    assert unsloth.batch_tokens == tokens
     ours = read(text.replace("model_name_or_path", "base_model")).manifest
     assert ours.training.config.batch_size == 4
 
@@ -217,7 +242,11 @@ def test_other_methods_are_refused(line):
         ({"file_name": "a.json", "columns": {"images": "images"}}, wording("the-rows-hold-images")),
         ({"ms_hub_url": "owner/a"}, wording("rows-read-from-files")),
         ({"script_url": "load"}, wording("rows-read-from")),
-        ({"file_name": "a.json", "columns": {"system": "persona"}}, "the column 'persona'"),
+        ({"file_name": "a.json", "columns": {"history": "past"}}, "the column 'past'"),
+        (
+            {"file_name": "a.json", "formatting": "sharegpt", "tags": {"function_tag": "tool"}},
+            wording("speaks-as-assistant"),
+        ),
         (
             {"file_name": "a.json", "formatting": "sharegpt", "tags": {"user_tag": "customer"}},
             wording("customer-speaks-in"),
@@ -230,6 +259,13 @@ def test_other_methods_are_refused(line):
 )
 def test_what_cannot_be_read_of_a_listed_set_is_refused(tmp_path, about, words):
     assert words in refused(tmp_path, f"{FACTORY}dataset: x\n", {"x": about})
+
+
+def test_columns_beside_a_conversation_are_mapped(tmp_path):
+    about = {"file_name": "a.json", "columns": {"system": "persona", "prompt": "question"}}
+    made = in_folder(tmp_path, f"{FACTORY}dataset: x\n", {"x": about}).manifest.training.dataset
+    assert made.field_mapping is not None
+    assert (made.field_mapping.system, made.field_mapping.instruction) == ("persona", "question")
 
 
 def test_a_name_that_is_not_in_the_list_is_reported_what_is(tmp_path):
@@ -298,6 +334,12 @@ def test_templates_of_others_are_ours_or_the_tokenizers(key, word, ours, kind):
     assert [each.kind for each in made.notices if each.path == key] == [kind]
 
 
+def test_a_template_written_out_is_not_taken_for_the_name_of_one():
+    """The letters of a family, as in "saying", say nothing here."""
+    text = f"{FACTORY}dataset: a.jsonl\nchat_template: '{{{{ messages }}}} saying'\n"
+    assert wording("template-written-out") in error_of(text)
+
+
 def test_a_whole_manifest_may_speak_of_templates():
     text = "name: x\nbase_model: tiny\ntemplate: {a: 1}\ntraining: {dataset: a.jsonl, config: {}}\n"
     assert read(text).manifest.base_models[0].prompt_template == "auto"
@@ -323,3 +365,49 @@ def test_a_data_set_class_of_torchtune_names_its_rows_or_is_refused():
     known = text.replace("instruct_dataset", "alpaca_dataset")
     assert read(known).manifest.training.dataset.path == "tatsu-lab/alpaca"
     assert wording("python-class-not") in error_of(text)
+
+
+def test_rows_lengths_and_batches_of_torchtune_are_those_of_its_sections():
+    text = TUNE.replace("  source: json\n  data_files: rows.json\n", "  source: owner/a\n")
+    text = text.replace("  packed: true\n", "  packed: true\n  split: part\n")
+    text += "tokenizer: {max_seq_len: 512}\nrun_val_every_n_steps: 9\n"
+    text += "dataset_val: {_component_: x.chat_dataset, source: json, data_files: [b.json]}\n"
+    training = read(text).manifest.training
+    assert (training.dataset.path, training.dataset.validation_path) == ("owner/a::part", "b.json")
+    assert (training.config.max_seq_length, training.config.eval_steps) == (512, 9)
+    assert (training.config.batch_size, training.config.batch_tokens) == ("auto", 2 * 512)
+    system = text.replace("  packed: true\n", "  new_system_prompt: Be brief.\n")
+    assert wording("system-texts-come") in error_of(system)
+
+
+# --- mlx-lm, AutoTrain, mixtures -----------------------------------------------------------------
+
+
+def test_iterations_and_scales_of_mlx_are_steps_and_alphas():
+    text = "model: tiny\ndata: rows.jsonl\niters: 50\nsave_every: 10\nsteps_per_eval: 5\n"
+    text += "lora_parameters: {keys: [self_attn.q_proj], rank: 4, scale: 2.0}\n"
+    text += "fine_tune_type: dora\n"
+    config = read(text + "num_layers: -1\n").manifest.training.config
+    assert (config.max_steps, config.save_steps, config.eval_steps) == (50, 10, 5)
+    assert (config.adapter_type, config.rank, config.alpha) == ("dora", 4, 8)
+    assert (config.target_modules, config.train_on_prompt) == (["q_proj"], True)
+    assert wording("adapter-on-every-block") in error_of(text + "num_layers: 16\n")
+
+
+@each(
+    ("lines", "words"),
+    [
+        ("task: llm-sft\nparams: {lr: 0.1}\n", wording("autotrain-not-read")),
+        ("dataset_mixer: {owner/a: 1.0}\n", wording("mixture-is-tasks")),
+        ("dataset_mixture: {datasets: [{id: owner/a}]}\n", wording("mixture-is-tasks")),
+    ],
+)
+def test_settings_that_would_go_unread_are_refused(lines, words):
+    assert words in error_of(f"base_model: tiny\ndataset: a.jsonl\n{lines}")
+
+
+def test_a_file_of_trl_that_is_silent_about_the_loss_gets_a_note():
+    text = "model_name_or_path: tiny\ndataset_name: owner/set\n"
+    assert any(wording("loss-on-answers-alone") in line for line in notices_of(text))
+    said = notices_of(f"{text}assistant_only_loss: true\n")
+    assert not any(wording("loss-on-answers-alone") in line for line in said)

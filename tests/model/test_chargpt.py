@@ -196,8 +196,9 @@ def test_a_row_longer_than_the_block_is_refused():
     assert text == wording("char-gpt-row-characters-longer")
 
 
-def test_a_torn_model_file_is_refused(tmp_path: Path):
-    save_char_gpt(CharGpt(SIZE, 3), tmp_path, None)
-    (tmp_path / "model.safetensors").write_bytes(b"torn")
+@pytest.mark.parametrize("file", ["model.safetensors", "vocabulary.json"])
+def test_a_torn_model_file_is_refused(tmp_path: Path, file: str):
+    save_char_gpt(CharGpt(SIZE, 3), tmp_path, "abc")
+    (tmp_path / file).write_bytes(b"torn")
     with pytest.raises(ModelError, match=wording("no-readable-character-model")):
         load_char_gpt(tmp_path)

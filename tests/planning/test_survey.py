@@ -110,3 +110,9 @@ def test_rows_of_a_large_file_are_counted_by_parts_all_over_it(tmp_path, monkeyp
     # Of 9 % of the bytes, which are short lines, 1 of 16 parts and a piece of another tell.
     assert found.rows == pytest.approx(10_000, rel=0.2)
     assert found.because == wording("lines-mib-spread-over")
+
+
+def test_rows_too_long_for_the_parts_looked_at_are_not_counted_as_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(survey_module, "_COUNTED_BYTES", 1600)
+    (tmp_path / "a.jsonl").write_text(("x" * 999 + "\n") * 5)
+    assert survey_file(tmp_path / "a.jsonl").rows is None

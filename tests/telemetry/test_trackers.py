@@ -259,7 +259,7 @@ def child(code: str) -> TrackerKind:
     [
         ("print(json.dumps({'failed': 'OSError: disk full'}))", "OSError: disk full"),
         ("print('hello'); sys.exit('no such account')", "ended with code 1: no such account"),
-        ("os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
+        ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
         ("sys.stdin.readline(); os._exit(3)", "ended with code 3"),
     ],
 )

@@ -92,7 +92,7 @@ def test_a_parameter_the_fused_kernel_cannot_take_is_said_aloud():
         made("adamw_torch_fused", named)
     assert caught.value.optimizer == "adamw_torch_fused"
     assert str(caught.value).startswith(wording("optim-cannot-run-here"))
-    assert str(caught.value).endswith("(optim: adamw_torch can)")
+    assert str(caught.value).endswith("(use optim: adamw_torch)")
 
 
 def test_missing_bitsandbytes_is_said_aloud(monkeypatch):

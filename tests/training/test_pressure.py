@@ -68,7 +68,7 @@ def test_retries_count_when_they_grow_line_after_line():
     signs = [spilling.add({"allocator_retries": count}) for count in counts]
     assert [bool(sign) for sign in signs] == [False] * 6 + [True, False]
     assert signs[6].where == "training"
-    assert f"3 times on {RETRYING_LINES} lines" in signs[6].message
+    assert f"3 times in {RETRYING_LINES} lines" in signs[6].message
 
 
 def test_without_a_card_there_is_nothing_to_spill():

@@ -1,4 +1,4 @@
-"""What can go wrong in a way a person can fix, and the exit code each kind ends with."""
+"""Errors that a user can fix, and the exit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXIT_GATE_FAILED = 5
 EXIT_DAMAGED = 65  # EX_DATAERR of sysexits.h
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits.h
 EXIT_HUNG = 70  # EX_SOFTWARE of sysexits.h
-EXIT_NO_SPACE = 75  # EX_TEMPFAIL of sysexits.h: it works again when there is room
+EXIT_NO_SPACE = 75  # EX_TEMPFAIL of sysexits.h: works again once space is freed
 EXIT_HANGUP = 129
 EXIT_INTERRUPTED = 130
 EXIT_WARNED = 138
@@ -29,34 +29,34 @@ EXIT_MEANINGS = {
     EXIT_DOES_NOT_FIT: "the plan does not fit the GPU; the table shows by how much",
     EXIT_RUN_FAILED: "the run failed and could not recover; saved checkpoints are kept",
     EXIT_GATE_FAILED: "the expert fails its quality gate; the reasons are listed",
-    EXIT_DAMAGED: "a file has other bytes than were written; it is named",
+    EXIT_DAMAGED: "a file changed after it was written; the message names it",
     EXIT_UNAVAILABLE: "the hub cannot be reached or is at fault; the same command may work later",
-    EXIT_HUNG: "the run made no progress and was ended; what it was in is in its run folder",
-    EXIT_NO_SPACE: "the disk is too full; the file, its need and what is free are named",
+    EXIT_HUNG: "the run made no progress and was stopped; stack traces are in the run folder",
+    EXIT_NO_SPACE: "the disk is too full; the message names the file, its size and the free space",
     EXIT_HANGUP: "stopped because the terminal was closed; a run can be resumed",
     EXIT_INTERRUPTED: "stopped with Ctrl-C; a run can be resumed",
-    EXIT_WARNED: "stopped with SIGUSR1, where on_sigusr1 says so; a run can be resumed",
+    EXIT_WARNED: "stopped with SIGUSR1, where on_sigusr1 asks for it; a run can be resumed",
     EXIT_TERMINATED: "stopped with SIGTERM; a run can be resumed",
 }
 
 
 class ExpertError(Exception):
-    """A fault the user can fix; its text is complete and needs no traceback."""
+    """An error the user can fix; its text is complete and needs no traceback."""
 
     exit_code = EXIT_USAGE
     of_another = False
-    """Another process of the run has failed, and says itself why."""
+    """Caused by the failure of another process, which reports the reason itself."""
 
 
 class Damaged(ExpertError):
-    """A file that was changed after it was written, and cannot be made again."""
+    """A file that changed after it was written and cannot be recreated."""
 
     exit_code = EXIT_DAMAGED
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong in a file: where, what, and what to do about it."""
+    """One problem in a file: where, what, and how to fix it."""
 
     path: str
     what: str
@@ -71,9 +71,9 @@ class Problem:
 
 
 class ManifestError(ExpertError):
-    """A manifest that cannot be used, with all of its problems at once.
+    """An unusable manifest, with all of its problems.
 
-    `remarks` are about keys that do nothing: one of them may be what was meant.
+    `remarks` are about keys that have no effect: one of them may be a misspelling.
     """
 
     def __init__(

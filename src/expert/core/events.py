@@ -1,4 +1,4 @@
-"""Facts leave a run as events: one flat JSON object a line. Whoever shows them reads them here."""
+"""Events of a run, one flat JSON object per line: written here, and read here by every consumer."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from expert.core.text import gib
 Event = dict[str, Any]
 Sink = Callable[[Event], None]
 
-MAX_LINE_BYTES = 2**20  # a step has about 600 bytes, a plan that changed a few thousand
+MAX_LINE_BYTES = 2**20  # a step takes about 600 bytes, a changed plan a few thousand
 MAX_FILE_BYTES = 2 * 2**30  # more than three million steps
 _SEAL = re.compile(rb', "crc32": "([0-9a-f]{8})"\}\n?$')
-WAITING_LINES = 10_000  # about 3 MB of step events, kept while the disk takes nothing
+WAITING_LINES = 10_000  # about 3 MB of step events, buffered while the disk rejects writes
 
 
 class EventLog:
-    """Writes events to a file and hands each to the sinks. It never stops the training.
+    """Writes events to a file and passes each to the sinks. Failures never stop training.
 
-    While the file cannot be written the sinks are told once with `log_failed`, lines wait, and
-    every later event tries again. Numbers keep their full precision; what JSON cannot hold becomes
-    "nan", "inf" or "-inf", which float() understands.
+    While the file cannot be written, the sinks get one `log_failed`, lines are buffered, and every
+    later event retries. Numbers keep full precision; NaN and infinities are written as "nan", "inf"
+    and "-inf", which float() parses.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class EventLog:
     ) -> None:
         self.path = path
         self.lost = 0
-        """Lines that were given up because too many were waiting."""
+        """Lines dropped because the buffer was full."""
         self._sinks = tuple(sinks)
         self._clock = clock
         self._lock = threading.RLock()
@@ -53,17 +53,17 @@ class EventLog:
         self._failing: set[int] = set()
 
     def emit(self, event: str, *, step: int | None = None, **fields: Any) -> None:
-        """Append one line and tell the sinks."""
+        """Append one line and pass the event to the sinks."""
         assert "time" not in fields, "the time is set here"
         with self._lock:
             fact: Event = {"event": event, "time": self._clock()}
-            given = fields if step is None else {"step": step, **fields}
-            fact |= plain(given, known_secrets() if _has_text(fields) else ())
+            values = fields if step is None else {"step": step, **fields}
+            fact |= plain(values, known_secrets() if _has_text(fields) else ())
             self._put(fact)
             self._send(fact)
 
     def close(self) -> None:
-        """Write what waits, if it can be written, and close the file."""
+        """Write the buffered lines if possible, and close the file."""
         with self._lock:
             self._write_waiting()
             if self._descriptor is not None:
@@ -96,7 +96,7 @@ class EventLog:
             self._failing.discard(-1)
 
     def _append(self, line: bytes) -> None:
-        """One write for a line; a part that reached the file is closed before the next try."""
+        """Append one line; after a partial write the next attempt starts on a new line."""
         if self._descriptor is None:
             self._descriptor = open_plain(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             size = os.fstat(self._descriptor).st_size
@@ -119,7 +119,7 @@ class EventLog:
                 self._failing.discard(index)
 
     def _warn(self, failed: int, what: str, why: str) -> None:
-        """Tell the others once in every stretch of failures; -1 stands for the file."""
+        """Report the first of consecutive failures to the other sinks; -1 means the file."""
         if failed in self._failing:
             return
         self._failing.add(failed)
@@ -131,17 +131,17 @@ class EventLog:
             if index not in self._failing:
                 try:
                     sink(dict(fact))
-                except Exception:  # noqa: BLE001 - it is told off when its next own event fails
+                except Exception:  # noqa: BLE001 - reported when its own next event fails
                     continue
 
 
 def plain(value: Any, secrets: Sequence[str] = ()) -> Any:
-    """The value as JSON can hold it: no NaN, no objects, and "***" in place of secrets."""
+    """Convert a value to JSON types: no NaN, no objects, "***" in place of secrets."""
     if isinstance(value, str):
         return redacted(value, secrets)
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, Integral):  # NumPy's numbers are registered there too
+    if isinstance(value, Integral):  # NumPy registers its integers there
         return int(value)
     if isinstance(value, Real):
         number = float(value)
@@ -157,8 +157,8 @@ def plain(value: Any, secrets: Sequence[str] = ()) -> Any:
 
 
 class StoredEvents(Iterator[Event]):
-    """The events of a file, oldest first, none where there is no file. Lines which are no events
-    are skipped and counted in `damaged`; a torn last line is left out."""
+    """The events of a file, oldest first; none if there is no file. Invalid lines are skipped and
+    counted in `damaged`; an incomplete last line is ignored."""
 
     def __init__(self, path: Path) -> None:
         self.damaged = 0
@@ -189,10 +189,10 @@ def follow(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Event]:
-    """Events as they are written, from the first on; ends when `stop` says so and all are read.
+    """Yield events as they are written, from the first; ends once `stop` is true and all are read.
 
-    The file may not exist yet. A line is given out when it is whole; a file that became shorter is
-    another one and is read from its start.
+    The file may not exist yet. Only complete lines are read; a file that became shorter was
+    replaced and is read from its start.
     """
     position = 0
     while True:
@@ -210,7 +210,7 @@ def follow(
 
 
 def _whole_lines(path: Path, position: int) -> Iterator[tuple[int, bytes]]:
-    """Lines from `position` on that end, each with the place behind it."""
+    """Complete lines from `position` on, each with the position after it."""
     try:
         stream = _opened(path)
     except FileNotFoundError:
@@ -230,17 +230,17 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def refuse_endless(path: Path) -> None:
-    """Raise where a file is too long to be one of events."""
+    """Raise if a file is too large for an event log."""
     size = _size(path)
     if size > MAX_FILE_BYTES:
         raise BadFile(
             f"{path}: has {gib(size)}, at most {gib(MAX_FILE_BYTES)} are read  (no run writes that "
-            "much: move it away)"
+            "much; move the file away)"
         )
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Lines and their lengths; of one that is too long for an event only the end is kept."""
+    """Lines and their lengths; the text of an overlong line is replaced."""
     while line := stream.readline(MAX_LINE_BYTES):
         length = len(line)
         while len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
@@ -259,16 +259,15 @@ def _size(path: Path) -> int:
 
 
 def _sealed(text: str) -> bytes:
-    """The line of an event: at its end the checksum of what is before, since a digit that became
-    another one would otherwise be shown as the loss."""
+    """The line of an event, ending with a checksum of the rest: a flipped digit must not be shown
+    as the loss."""
     raw = text[:-1].encode("utf-8", "backslashreplace")
     return raw + b', "crc32": "%08x"}\n' % zlib.crc32(raw)
 
 
 def event_of(line: bytes) -> Event | None:
-    """The event of a line; None where it is none, where it has other bytes than were written, or
-    where a field is not what it is called: all readers rely on the kinds of the fields below.
-    Earlier versions wrote no checksum."""
+    """Parse a line; None if it is not an event, its checksum does not match, or a field has the
+    wrong type: all readers rely on the types in `_FIELDS`. Earlier versions wrote no checksum."""
     sealed = _SEAL.search(line)
     if sealed:
         if int(sealed[1], 16) != zlib.crc32(line[: sealed.start()]):
@@ -287,7 +286,7 @@ def event_of(line: bytes) -> Event | None:
 
 
 def _is_number(value: Any) -> bool:
-    """Also as text where JSON has none: "nan"."""
+    """Numbers, and the text of those JSON cannot hold: "nan"."""
     return type(value) in (int, float) or value in ("nan", "inf", "-inf")
 
 
@@ -298,7 +297,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "step total_steps from_step to_step": lambda n: type(n) is int and 0 <= n < 2**53,
     "loss eval_loss last_eval_loss test_loss rate epoch epochs seconds tokens tokens_per_second "
     "steps_per_second samples_per_second eta_seconds gpu_utilization": _is_number,
-    # Seconds that a calendar has a date for.
+    # Seconds within the range of calendar dates.
     "time": lambda value: _is_number(value) and 0 <= float(value) < 1e11,
     "changes changed lines": lambda value: isinstance(value, list),
 }
@@ -306,7 +305,7 @@ _KINDS = {name: is_kind for names, is_kind in _FIELDS.items() for name in names.
 
 
 def _has_text(value: Any) -> bool:
-    """Whether a secret could hide in it; the numbers of a step are spared the search."""
+    """Whether a value could contain a secret; spares the numbers of a step the search."""
     if isinstance(value, Mapping):
         return any(map(_has_text, value.values()))
     return not (value is None or isinstance(value, Real))

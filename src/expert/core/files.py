@@ -1,8 +1,8 @@
-"""Files that are either the old one or the whole new one, and reading those of somebody else.
+"""Atomic writes, and safe reads of files from outside.
 
-A path from outside may name a pipe, a device or a file of many gigabytes, and reading it would
-never end. Everything is therefore opened by `open_regular`, and what is read whole by `read_text`
-and its siblings, up to a limit. Each refusal is an OSError with its reason, as a missing file is.
+A path from outside may name a pipe, a device or a huge file, and reading it would never end. So
+everything is opened with `open_regular`, and whole files are read with `read_text` and its siblings
+up to a size limit. Every refusal is an OSError with its reason, like a missing file.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from expert.core.links import KINDS, open_plain
 from expert.core.text import gib
 
 MAX_TEXT_BYTES = 256_000_000
-"""Most that is read at once of a text that is kept whole: a tokenizer, a manifest, a plan."""
+"""Size limit for text that is read whole: a tokenizer, a manifest, a plan."""
 
 
 class NotRegular(OSError):
-    """A pipe, a socket or a device where a file was to be read."""
+    """A pipe, socket or device where a regular file was expected."""
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """The bytes of a regular file, also through links; OSError of anything else, which could be
-    waited for, or read, without end."""
-    _refuse_other_kinds(path, os.stat(path))  # opening some devices does something
+    """Open a regular file, following links; OSError for anything else, which could block or never
+    end."""
+    _refuse_other_kinds(path, os.stat(path))  # merely opening some devices has side effects
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     stream = open(os.open(path, flags | getattr(os, "O_CLOEXEC", 0)), "rb")  # noqa: SIM115 - the caller's
     try:
@@ -48,30 +48,29 @@ def _refuse_other_kinds(path: Path, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, "is a folder", str(path))
     if not stat.S_ISREG(status.st_mode):
-        what = KINDS.get(stat.S_IFMT(status.st_mode), "thing of another kind")
+        what = KINDS.get(stat.S_IFMT(status.st_mode), "special file")
         raise NotRegular(errno.EINVAL, f"is a {what}, not a regular file", str(path))
 
 
 def read_bytes(path: Path, most: int = MAX_TEXT_BYTES) -> bytes:
-    """All of a regular file; OSError where it holds more than `most` bytes."""
+    """Read a whole regular file; OSError if it is larger than `most` bytes."""
     with open_regular(path) as stream:
-        found = stream.read(most + 1)
-        if len(found) > most:
-            size = max(os.fstat(stream.fileno()).st_size, len(found))
+        content = stream.read(most + 1)
+        if len(content) > most:
+            size = max(os.fstat(stream.fileno()).st_size, len(content))
             what = f"has {gib(size)}; no more than {gib(most)} are read"
             raise OSError(errno.EFBIG, what, str(path))
-    return found
+    return content
 
 
 def read_text(path: Path, most: int = MAX_TEXT_BYTES, *, encoding: str = "utf-8") -> str:
-    """The text of a regular file, with \\n at the end of every line; as `read_bytes`."""
+    """Read the text of a regular file with every line ending as \\n; limits as in `read_bytes`."""
     text = read_bytes(path, most).decode(encoding)
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def read_json(path: Path, most: int = MAX_TEXT_BYTES, *, encoding: str = "utf-8") -> Any:
-    """The JSON value in a regular file; as `read_bytes`, ValueError where it is none, or is nested
-    too deeply."""
+    """Read a JSON value; limits as in `read_bytes`, ValueError if invalid or too deeply nested."""
     try:
         return json.loads(read_text(path, most, encoding=encoding))
     except RecursionError:
@@ -96,7 +95,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 def _keep_mode(path: Path, temporary: str) -> None:
-    """Give the new file the old one's mode, or what a plain open() would have given it."""
+    """Give the new file the old one's mode, or the mode a plain open() would give."""
     try:
         before = path.lstat().st_mode
     except OSError:
@@ -112,7 +111,7 @@ def _keep_mode(path: Path, temporary: str) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Keep other processes from writing a file in between; the lock ends with its process."""
+    """Lock a file against writes by other processes; the lock ends with the process."""
     from filelock import FileLock
 
     lock = path.with_name(f".{path.name}.lock")
@@ -123,12 +122,12 @@ def alone(path: Path) -> Iterator[None]:
 
 def sync_file(path: Path) -> None:
     """Make the bytes of a file survive a power cut."""
-    with path.open("rb+") as stream:  # Windows syncs only what is open for writing
+    with path.open("rb+") as stream:  # Windows syncs only files open for writing
         os.fsync(stream.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut; Windows cannot and needs not."""
+    """Make a rename in `folder` survive a power cut; Windows neither can nor needs to."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -139,6 +138,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The hexadecimal digest of all that a file holds."""
+    """The hexadecimal sha256 of a file."""
     with open_regular(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

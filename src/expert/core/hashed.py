@@ -1,7 +1,7 @@
-"""Single files with their sha256 in a file beside them: what is read back is what was written.
+"""Single files with their sha256 in a file beside them, so that damage is noticed on reading.
 
-The hash is written before its file, and keeps that of the file which is replaced: at every moment,
-and after a power cut, whichever of the two is there is known.
+The hash is written before its file, along with the hash of the file being replaced: at every
+moment, and after a power cut, whichever of the two is present can be verified.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ State = Literal["sound", "damaged", "unknown", "missing"]
 
 
 def hash_file(path: Path) -> Path:
-    """Where the hash of a file is kept: hidden, beside it."""
+    """Where the hash of a file is stored: a hidden file beside it."""
     return path.with_name(f".{path.name.lstrip('.')}{SUFFIX}")
 
 
 def state_of(path: Path) -> State:
-    """Whether a file is as it was written; unknown where no hash was kept of it."""
+    """Whether a file is as it was written; unknown if it has no stored hash."""
     if not path.is_file():
         return "missing"
     known = _known(path)
@@ -42,17 +42,17 @@ def state_of(path: Path) -> State:
 
 
 def keep_hash(path: Path, sha256: str, *, trusts_old: bool = False) -> None:
-    """Write down the hash of what is about to become `path`. `trusts_old`: one of an earlier
-    version, of which no hash was kept, is as good as ever until then."""
-    own = [sha256]
+    """Store the hash of the content about to become `path`. `trusts_old`: the present file is
+    trusted even if an earlier version wrote it without a hash."""
+    hashes = [sha256]
     if state_of(path) in ("sound", "unknown" if trusts_old else "sound"):
-        own.append(sha256_of(path))  # until it is replaced
-    lines = [f"{each}  {path.name}\n" for each in dict.fromkeys(own)]
+        hashes.append(sha256_of(path))  # valid until it is replaced
+    lines = [f"{value}  {path.name}\n" for value in dict.fromkeys(hashes)]
     write_text_atomically(hash_file(path), "".join(lines))
 
 
 def write_hashed(path: Path, text: str, *, trusts_old: bool = False) -> None:
-    """Replace `path` by `text`, after its hash; what is there and damaged is put aside."""
+    """Write the hash, then replace `path` by `text`; a damaged file there is set aside."""
     if state_of(path) == "damaged":
         put_copy_aside(path)
     sha256 = hashlib.sha256(text.encode("utf-8")).hexdigest()
@@ -62,8 +62,8 @@ def write_hashed(path: Path, text: str, *, trusts_old: bool = False) -> None:
 
 @contextlib.contextmanager
 def writing_hashed(path: Path) -> Iterator[IO[bytes]]:
-    """A stream that becomes `path` when it is left, after its hash: the old file or the whole new
-    one, never half of it. The name that it has before is new: no link waits there."""
+    """A stream that becomes `path` on exit, after its hash: either the old file or the complete new
+    one. Its temporary name is unique, so no link can be waiting there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -81,30 +81,29 @@ def writing_hashed(path: Path) -> Iterator[IO[bytes]]:
 
 
 def refuse_damaged(path: Path, advice: str) -> None:
-    """Raise where a file has other bytes than were written; one without a hash is of an earlier
-    version, and is taken as it is."""
+    """Raise if a file does not match its hash; files of earlier versions without one pass."""
     if state_of(path) == "damaged":
-        raise Damaged(f"{path}: has other bytes than were written  ({advice})")
+        raise Damaged(f"{path}: changed after it was written  ({advice})")
 
 
 def put_copy_aside(path: Path) -> Path:
-    """Keep what a damaged file holds under another name; it stays where it is until it is replaced,
-    as other processes may have it open."""
+    """Copy a damaged file to another name. The original stays until it is replaced: other processes
+    may have it open."""
     aside = free_name(path.with_name(f"{path.name}.bad"))
-    with contextlib.suppress(OSError):  # where nothing can be written, nothing is replaced
+    with contextlib.suppress(OSError):  # an unwritable folder: nothing will be replaced either
         shutil.copyfile(path, aside, follow_symlinks=False)
     return aside
 
 
 def told_aside(path: Path, made: str) -> str:
-    """Put a damaged file aside, and say so: `made` is what is done again."""
+    """Set a damaged file aside and return the message; `made` is what is redone."""
     aside = put_copy_aside(path).name
-    words = f"has other bytes than were written: {made} again, and the damaged one put aside as"
+    words = f"changed after it was written: {made} again, and the damaged one set aside as"
     return f"{path}: {words} {aside}"
 
 
 def free_name(path: Path) -> Path:
-    """The name, or with a number where it is taken."""
+    """The path, with a number appended if it is taken."""
     number = 1
     free = path
     while free.exists():
@@ -114,7 +113,7 @@ def free_name(path: Path) -> Path:
 
 
 def _known(path: Path) -> set[str] | None:
-    """The hashes a file may have; None where none was kept. A damaged one fits nothing."""
+    """The hashes a file may have; None if none is stored. A damaged hash file matches nothing."""
     file = hash_file(path)
     if not os.path.lexists(file):
         return None

@@ -1,6 +1,6 @@
-"""Where this installation of Expert came from: what is missing is added from the same place.
+"""Where this installation of Expert came from, so that extras are installed from the same place.
 
-The distribution is `expert-trainer`; `expert-cli` on PyPI is a package of somebody else, and here
+The distribution is `expert-trainer`. `expert-cli` on PyPI is an unrelated package; here that is
 only the second name of the command.
 """
 
@@ -17,22 +17,22 @@ NAME = "expert-trainer"
 
 
 class Origin(NamedTuple):
-    """What pip was given to install this."""
+    """What pip installed Expert from."""
 
     kind: Literal["checkout", "folder", "url", "index", "unknown"]
-    """`checkout`: runs from the folder (editable). `folder`: was copied out of one."""
+    """`checkout`: editable, runs from the folder. `folder`: copied from a folder."""
     source: str
-    """A folder, a URL as a requirement has it behind `@`, or the name in an index."""
+    """A folder, a URL as written after `@` in a requirement, or the name in an index."""
 
 
 @cache
 def origin() -> Origin:
-    """Where the code that runs came from."""
+    """Where the running code came from."""
     return origin_of(Path(__file__).resolve().parents[1])
 
 
 def origin_of(package: Path) -> Origin:
-    """Where the package in this folder came from: a checkout around it, or what pip recorded."""
+    """Where the package in this folder came from: a checkout around it, or pip's record."""
     clone = package.parents[1]
     if package.parent.name == "src" and _names_us(clone / "pyproject.toml"):
         return Origin("checkout", str(clone))
@@ -50,11 +50,11 @@ def pip_install(*extras: str, of: Origin | None = None, windows: bool = os.name 
 
 
 def how_to_get_it(of: Origin | None = None) -> str:
-    """The same for others, in Markdown: no folder of this machine, no index that it is not in."""
-    found = of or origin()
-    public = found.kind == "url" and "://" in found.source and "file://" not in found.source
-    if found.kind == "index" or public:
-        return f"`{pip_install(of=found, windows=False)}`"
+    """Installation instructions for other people, in Markdown: no local folder, no wrong index."""
+    source = of or origin()
+    public = source.kind == "url" and "://" in source.source and "file://" not in source.source
+    if source.kind == "index" or public:
+        return f"`{pip_install(of=source, windows=False)}`"
     return "`pip install -e .` in a clone of its repository"
 
 
@@ -69,12 +69,12 @@ def _names_us(file: Path) -> bool:
 
 
 def _recorded(site: Path) -> Origin | None:
-    """What pip wrote beside the package (PEP 610); None where pip did not put it there."""
+    """What pip recorded beside the package (PEP 610); None if pip did not install it."""
     from importlib import metadata
 
-    for found in metadata.distributions(name=NAME, path=[str(site)]):
+    for distribution in metadata.distributions(name=NAME, path=[str(site)]):
         try:
-            text = found.read_text("direct_url.json")
+            text = distribution.read_text("direct_url.json")
         except OSError:
             return None
         return Origin("index", NAME) if text is None else _direct(text)
@@ -94,7 +94,7 @@ def _direct(text: str) -> Origin | None:
         if folder is not None and url.scheme == "file":
             editable = bool(folder.get("editable"))
             return Origin("checkout" if editable else "folder", url2pathname(url.path))
-        host = url.netloc.rpartition("@")[2]  # PEP 610 forbids passwords; not every tool obeys
+        host = url.netloc.rpartition("@")[2]  # PEP 610 forbids passwords; not every tool complies
         plain = urlunsplit((url.scheme, host, url.path, url.query, ""))
         version = record.get("vcs_info")
         if version:
@@ -108,4 +108,4 @@ def _direct(text: str) -> Origin | None:
 def _quoted(word: str, windows: bool) -> str:
     if not windows:
         return shlex.quote(word)
-    return f'"{word}"' if word != NAME else word  # cmd.exe knows no single quotes
+    return f'"{word}"' if word != NAME else word  # cmd.exe has no single quotes

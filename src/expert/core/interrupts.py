@@ -1,5 +1,5 @@
-"""Ctrl-C, SIGTERM and SIGHUP: an end that is asked for, told as an exception so that all is tidied
-up; and SIGUSR1, with which Slurm warns a run that its time is nearly over."""
+"""Ctrl-C, SIGTERM and SIGHUP raise an exception, so that everything is cleaned up; SIGUSR1 is how
+Slurm warns a run that its time is nearly over."""
 
 from __future__ import annotations
 
@@ -12,35 +12,37 @@ from types import FrameType
 
 SHOW_CURSOR = b"\x1b[?25h"
 HANGUP: int | None = getattr(signal, "SIGHUP", None)
-"""The terminal was closed. Shell, kernel and systemd may all say so: never a second request."""
+"""The terminal was closed. Shell, kernel and systemd may each send it: never a second request."""
 WARNING: int | None = getattr(signal, "SIGUSR1", None)
-HEARD = tuple(each for each in (signal.SIGINT, signal.SIGTERM, HANGUP, WARNING) if each is not None)
+HEARD = tuple(
+    number for number in (signal.SIGINT, signal.SIGTERM, HANGUP, WARNING) if number is not None
+)
 
 
 def asked_by(exit_code: int) -> str:
-    """Who asked for an end, in words, by the exit code that it led to."""
+    """The signal behind an exit code, as shown to a user."""
     number = signal.Signals(exit_code - 128)
     return "Ctrl-C" if number == signal.SIGINT else number.name
 
 
 class Interrupted(SystemExit):
-    """Somebody asked for an end; the exit code is 128 and the number of the signal."""
+    """The process was asked to stop; the exit code is 128 plus the signal number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
         self.by = asked_by(128 + number)
         self.left = ""
-        """What is left of what was interrupted, where somebody knows more than the command."""
+        """What the interrupted work leaves behind, where its code knows more than the command."""
         self.told = False
-        """Whether somebody who knew more has said what is left."""
+        """Whether the user has already been told what is left."""
 
 
 def leave_when_asked() -> None:
-    """Let the first signal raise Interrupted in the main thread, and a second one end the process
-    at once: what was raised may have been swallowed, or tidying up may take long.
+    """Raise Interrupted in the main thread at the first signal, and end the process immediately at
+    the second: the exception may have been swallowed, or cleaning up may take long.
 
-    A signal that was ignored when the process began, as by `nohup` or in the background, stays so.
-    SIGUSR1 is for a run that trains; before that it does nothing.
+    Signals ignored at start-up, as by `nohup` or in the background, stay ignored. SIGUSR1 has no
+    effect until a run trains.
     """
 
     def leave(number: int) -> None:
@@ -52,20 +54,20 @@ def leave_when_asked() -> None:
 
 
 def leave_at_once(code: object) -> None:
-    """All is said and done: a signal from here on meets Python while it tidies up, and ends the
-    process with the code that it would have ended with."""
+    """From here on a signal ends the process with its final exit code: all work is done, and only
+    Python's own shutdown is left."""
     if threading.current_thread() is not threading.main_thread():
         return
     number = code if isinstance(code, int) else int(code is not None)
-    for each in HEARD:
-        if signal.getsignal(each) is not signal.SIG_IGN:
-            signal.signal(each, lambda *_: os._exit(number))
+    for heard in HEARD:
+        if signal.getsignal(heard) is not signal.SIG_IGN:
+            signal.signal(heard, lambda *_: os._exit(number))
 
 
 @contextlib.contextmanager
 def passing_on(pass_on: Callable[[int], None], end: Callable[[], None]) -> Iterator[None]:
-    """While it is entered, the first signal is passed on to processes that this one has started
-    and waits for; a second one ends them and this process at once. SIGUSR1 is always passed on."""
+    """While active, forward the first signal to child processes this one waits for; a second one
+    ends them and this process immediately. SIGUSR1 is always forwarded."""
     before = {number: signal.getsignal(number) for number in HEARD}
     _listen(pass_on, end)
     try:
@@ -76,8 +78,8 @@ def passing_on(pass_on: Callable[[int], None], end: Callable[[], None]) -> Itera
 
 
 def _listen(answer: Callable[[int], None], end: Callable[[], None] = lambda: None) -> None:
-    """Answer the first signal and every SIGUSR1; at a second signal `end` what there is, and this
-    process at once."""
+    """Call `answer` for the first signal and every SIGUSR1; at a second signal call `end` and exit
+    immediately."""
     asked: list[int] = []
 
     def heard(number: int, _frame: FrameType | None) -> None:
@@ -97,7 +99,7 @@ def _listen(answer: Callable[[int], None], end: Callable[[], None] = lambda: Non
 
 
 def show_cursor() -> None:
-    """Show the cursor that a progress bar has hidden, on whatever terminal there is."""
+    """Show the cursor again after a progress bar has hidden it."""
     for stream in (1, 2):
         with contextlib.suppress(OSError):
             if os.isatty(stream):

@@ -1,8 +1,8 @@
-"""Folders that Expert manages hold no links: what is written there stays there.
+"""Refuses links in folders that Expert manages, so that writes stay inside them.
 
-The folder of an expert, a run or a cache may come from somebody else. A link in it would lead what
-is written, emptied or deleted to a file of the user's, and a pipe would be waited for without end.
-A path that the user has named may hold links; what lies inside a managed folder may not.
+The folder of an expert, a run or a cache may come from someone else. Through a link in it Expert
+would overwrite, empty or delete a file of the user, and a pipe would block forever. Paths that the
+user names may contain links; the contents of managed folders may not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from expert.core.errors import ExpertError
 SHOWN = 5
 WRITING = os.O_WRONLY | os.O_RDWR
 
-# Windows has neither: there the look before opening is all there is.
+# Windows has neither O_NOFOLLOW nor O_NONBLOCK: there only the check before opening protects.
 _CAREFUL = (
     getattr(os, "O_NOFOLLOW", 0)
     | getattr(os, "O_NONBLOCK", 0)
@@ -39,10 +39,10 @@ class LinkRefused(ExpertError):
 
 
 def refuse_links(place: Path, *, below: Path, instead: str = "") -> None:
-    """Raise where a part of `place` below the folder `below` is a link.
+    """Raise if a part of `place` below the folder `below` is a link.
 
-    A place elsewhere was named by the user and is as it is. `instead` says how to ask for another
-    place on purpose.
+    A place elsewhere was named by the user and is accepted. `instead` tells the user how to choose
+    another place deliberately.
     """
     try:
         parts = place.absolute().relative_to(below.absolute()).parts
@@ -53,30 +53,30 @@ def refuse_links(place: Path, *, below: Path, instead: str = "") -> None:
         here, depth = here / part, depth + (-1 if part == ".." else 1)
         if depth < 0:
             return
-        found = _fault(here)
-        if found:
-            raise LinkRefused(_told([found], instead))
+        fault = _fault(here)
+        if fault:
+            raise LinkRefused(_message([fault], instead))
 
 
 def refuse_links_inside(folder: Path, *, instead: str = "") -> None:
-    """Raise where anything in the folder, at any depth, is a link, a pipe or a device."""
-    found = list(_faults_inside(folder))
-    if found:
-        raise LinkRefused(_told(found, instead))
+    """Raise if anything in the folder, at any depth, is a link, a pipe or a device."""
+    faults = list(_faults_inside(folder))
+    if faults:
+        raise LinkRefused(_message(faults, instead))
 
 
 def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
-    """A descriptor of a plain file of a managed folder; anything else is refused, and a file with a
-    second name is not written to. Nothing is waited for."""
+    """Open a plain file of a managed folder without blocking; anything else is refused, and so is
+    writing to a file with several hard links."""
     fault = _fault(path)
     if fault:
-        raise LinkRefused(_told([fault]))
+        raise LinkRefused(_message([fault]))
     try:
         descriptor = os.open(path, flags | _CAREFUL, mode)
     except OSError:
-        fault = _fault(path)  # it became a link since
+        fault = _fault(path)  # it became a link in the meantime
         if fault:
-            raise LinkRefused(_told([fault])) from None
+            raise LinkRefused(_message([fault])) from None
         raise
     status = os.fstat(descriptor)
     if stat.S_ISDIR(status.st_mode):
@@ -86,7 +86,7 @@ def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
     if fault or (flags & WRITING and status.st_nlink > 1):
         os.close(descriptor)
         raise LinkRefused(
-            _told([fault])
+            _message([fault])
             if fault
             else f"{path}: has {status.st_nlink} names (hard links), and all of them would change  "
             "(put a copy in its place)"
@@ -95,12 +95,12 @@ def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
 
 
 def _faults_inside(folder: Path) -> Iterator[str]:
-    folders = [folder]  # not a recursion: somebody else may have made thousands inside each other
+    folders = [folder]  # no recursion: the nesting may be thousands deep
     while folders:
         here = folders.pop()
         try:
             names = sorted(os.listdir(here))
-        except OSError:  # gone, or not ours to read: who opens it says so
+        except OSError:  # gone or unreadable: reported when it is opened
             continue
         for path in (here / name for name in names):
             fault = _fault(path)
@@ -111,7 +111,7 @@ def _faults_inside(folder: Path) -> Iterator[str]:
 
 
 def _fault(path: Path) -> str:
-    """What speaks against a path that may not be there, or nothing."""
+    """Why a path is refused; "" if it is fine or does not exist."""
     try:
         return _fault_of(path, path.lstat())
     except OSError:
@@ -139,7 +139,7 @@ def _target(path: Path) -> str:
         return "a place that cannot be read"
 
 
-def _told(faults: Sequence[str], instead: str = "") -> str:
+def _message(faults: Sequence[str], instead: str = "") -> str:
     more = [f"… and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
     fix = f"{_REMOVE}; {instead}" if instead else _REMOVE
     return "\n".join([*faults[:SHOWN], *more]) + f"  ({fix})"

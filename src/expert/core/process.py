@@ -1,7 +1,7 @@
-"""A process that answers in lines of JSON: asked, listened to, and ended with all that it started.
+"""A child process that answers in lines of JSON, and is ended with everything it started.
 
-For what may hang, crash or take a whole device with it: kernels that are tried, rungs that are
-measured, answers that are run.
+For work that may hang, crash or break a device: trying kernels, measuring benchmark settings,
+running answers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from expert.core.links import open_plain
 
 KEPT_LINES = 20
 TAIL_BYTES = 4000
-"""Of a log that are read for its last line."""
+"""Bytes read from the end of a log to find its last line."""
 LONGEST_LINE = 2**20
-"""Characters of one line that is listened to: what a process says goes into memory here."""
+"""Longest line read from a process, in characters: its output is held in memory."""
 _NEEDED_TO_START = frozenset(
     {"PATH", "PYTHONHOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
     | {"SYSTEMROOT", "SYSTEMDRIVE", "PATHEXT", "COMSPEC", "WINDIR", "NUMBER_OF_PROCESSORS"}
@@ -35,7 +35,7 @@ _NEEDED_TO_START = frozenset(
 
 
 class Child:
-    """A running process; `next` waits for what it says, and no longer than it is let."""
+    """A running process; `next` waits for its output, with a deadline."""
 
     def __init__(
         self,
@@ -46,10 +46,11 @@ class Child:
         cwd: Path | None = None,
         clean: bool = False,
     ) -> None:
-        """`log`: where its errors are added; without one only the last of them are kept. `env` is
-        added to the environment; a `clean` one has what programs need to start, and no more."""
+        """`log`: file to which its stderr is appended; without one only the last lines are kept.
+        `env` is added to the environment; a `clean` environment has only what programs need to
+        start."""
         self._log = _opened(log)
-        self._words: list[str] = []
+        self._last_lines: list[str] = []
         self._process = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE,
@@ -60,10 +61,11 @@ class Child:
             errors="replace",
             env={**(clean_environment() if clean else os.environ), **(env or {})},
             cwd=cwd,
-            start_new_session=os.name == "posix",  # compilers start processes of their own
+            start_new_session=os.name == "posix",  # compilers start child processes
         )
-        self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        threading.Thread(target=_read, args=(self._process.stdout, self._said), daemon=True).start()
+        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        reader = (self._process.stdout, self._answers)
+        threading.Thread(target=_read, args=reader, daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -74,7 +76,7 @@ class Child:
         return self._process.poll() is not None
 
     def ask(self, request: Mapping[str, Any]) -> bool:
-        """Send a line; False where nobody is there to read it."""
+        """Send a line; False if the process can no longer read it."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
@@ -84,42 +86,42 @@ class Child:
         return True
 
     def next(self, ends_at: float) -> dict[str, Any] | None:
-        """The next thing it says; None where it has ended, or says nothing until that moment of
+        """Its next message; None if it has ended, or is silent until `ends_at` on
         time.monotonic()."""
         try:
-            return self._said.get(timeout=max(0.0, ends_at - time.monotonic()))
+            return self._answers.get(timeout=max(0.0, ends_at - time.monotonic()))
         except queue.Empty:
             return None
 
     def stop(self) -> int:
-        """End it and what it has started; its exit code, below zero for a signal."""
+        """Kill it and everything it started; returns its exit code, negative for a signal."""
         _kill(self._process)
         code = self._process.wait()
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # what was never read is lost with its reader
+        with contextlib.suppress(OSError):  # input it never read is lost
             self._process.stdin.close()
-        self._words = self._told()
+        self._last_lines = self._stderr_lines()
         self._log.close()
         return code
 
     def wait(self) -> int:
-        """Its exit code, once it has ended by itself."""
+        """Wait until it ends by itself; returns its exit code."""
         return self._process.wait()
 
     def last_words(self, lines: int = 1) -> str:
         """The end of what it wrote to standard error."""
-        return " / ".join(self._told()[-lines:])
+        return " / ".join(self._stderr_lines()[-lines:])
 
-    def _told(self) -> list[str]:
+    def _stderr_lines(self) -> list[str]:
         if self._log.closed:
-            return self._words
+            return self._last_lines
         self._log.seek(0)
-        told = self._log.read().decode(errors="replace").splitlines()
-        return [line.strip() for line in told if line.strip()][-KEPT_LINES:]
+        lines = self._log.read().decode(errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip()][-KEPT_LINES:]
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """End a process and what it has started, which may still be there where it has ended itself."""
+    """Kill a process and everything it started, which may outlive it."""
     if os.name == "posix":
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -136,9 +138,9 @@ def run_program(
     cwd: Path | None = None,
     leaves_nothing: bool = False,
 ) -> tuple[str, str, int | None]:
-    """What a program says to what it is given, what it complains of, and its exit code; None where
-    it takes longer, and is ended with all that it has started. OSError where it cannot start.
-    `leaves_nothing`: what it has started is ended in any case."""
+    """Run a program on the input `given`: its stdout, stderr and exit code, which is None if it was
+    killed at the time limit with everything it started. OSError if it cannot start.
+    `leaves_nothing`: kill the processes it started in any case."""
     process = subprocess.Popen(
         list(command),
         stdin=subprocess.PIPE,
@@ -163,15 +165,15 @@ def run_program(
 
 
 def how_it_ended(code: int) -> str:
-    """An exit code in words."""
+    """An exit code, or the signal behind it, in words."""
     if code >= 0:
         return f"ended with code {code}"
-    known = {each.value: each.name for each in signal.Signals}
-    return f"was ended by {known.get(-code, f'signal {-code}')}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {known.get(-code, f'signal {-code}')}"
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that says something."""
+    """The last line of a log that is not blank."""
     try:
         with open_regular(log) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -182,19 +184,19 @@ def last_line(log: Path) -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """What a program needs to start: no token, no address, no home."""
+    """The environment a program needs to start: no tokens, no addresses, no home."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if name.upper() in _NEEDED_TO_START or name.startswith("LC_")
     }
-    # Python's own search path, from wherever it is started.
+    # Python's search path, made absolute: the program may start in another folder.
     named = [name for name in os.environ.get("PYTHONPATH", "").split(os.pathsep) if name]
     if named:
         kept["PYTHONPATH"] = os.pathsep.join(os.path.abspath(name) for name in named)
-    # Packages that were installed for one user lie below a home that it does not have.
-    own = {"PYTHONUSERBASE": site.getuserbase()} if site.ENABLE_USER_SITE else {}
-    return {**kept, **own, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}
+    # Packages installed with --user lie below a home folder that the program does not get.
+    base = {"PYTHONUSERBASE": site.getuserbase()} if site.ENABLE_USER_SITE else {}
+    return {**kept, **base, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}
 
 
 def _opened(log: Path | None) -> IO[bytes]:
@@ -203,12 +205,12 @@ def _opened(log: Path | None) -> IO[bytes]:
     return open(open_plain(log, os.O_RDWR | os.O_APPEND | os.O_CREAT), "ab+")
 
 
-def _read(stream: IO[str], said: queue.Queue[dict[str, Any] | None]) -> None:
-    """In a thread: hand on every line, and None at the end. A library may write other lines."""
+def _read(stream: IO[str], answers: queue.Queue[dict[str, Any] | None]) -> None:
+    """In a thread: queue every JSON line, then None. Other lines come from libraries."""
     with stream, contextlib.suppress(ValueError):
         while line := stream.readline(LONGEST_LINE):
             with contextlib.suppress(ValueError, RecursionError):
                 fact = json.loads(line)
                 if isinstance(fact, dict):
-                    said.put(fact)
-    said.put(None)
+                    answers.put(fact)
+    answers.put(None)

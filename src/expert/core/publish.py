@@ -1,4 +1,4 @@
-"""Folders that are whole or not there: built beside their place, listed in DONE, then renamed."""
+"""Folders that are complete or absent: filled under a temporary name, listed in DONE, renamed."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from expert.core.files import read_bytes, sha256_of, sync_file, sync_folder
 from expert.core.stored_json import parse_json
 
 DONE = "DONE"
-MAX_DONE_BYTES = 16_000_000  # about 100,000 files; more is no listing of ours
+MAX_DONE_BYTES = 16_000_000  # about 100,000 files
 SHOWN_FAULTS = 5
-# sha256 runs outside the interpreter's lock, at 1.2 GB/s a core where it was measured.
+# sha256 releases the GIL and was measured at 1.2 GB/s per core.
 HASHING_THREADS = 4
-SMALL_BYTES = 4_000_000  # hashed in 3 ms, before threads have started
+SMALL_BYTES = 4_000_000  # hashed in 3 ms, faster than threads start
 
 _LEFTOVER = re.compile(r"\.tmp-([^@]+)(?:@(.+))?-(\d{1,10})")
 _BROUGHT = re.compile(r"\.gitattributes|(\.git|\.cache/huggingface)/.+")
-"""What the hub adds to a folder that is uploaded, and its download to a copy."""
-_sound: dict[Path, list[tuple[str, int, int, int]]] = {}  # folders that this process has hashed
-_in_use: set[Path] = set()  # temporary folders that this process is filling now
+"""Files that the hub adds to an uploaded folder, and its download to a copy."""
+_sound: dict[Path, list[tuple[str, int, int, int]]] = {}  # folders this process has verified
+_in_use: set[Path] = set()  # temporary folders this process is filling
 
 
 class PublishError(ExpertError):
-    """A folder that cannot get its name, with the reason."""
+    """A folder that cannot be published, with the reason."""
 
 
 @contextmanager
 def publishing(target: Path) -> Iterator[Path]:
-    """A private folder to fill; on leaving it is sealed with DONE and becomes `target`.
+    """Yield a private folder to fill; on exit it is sealed with DONE and renamed to `target`.
 
-    The order makes a power cut harmless: every file reaches the disk, then DONE that lists them,
-    then the folder, and only then the name. After an exception nothing of it is left.
+    The order makes a power cut harmless: the files reach the disk first, then DONE that lists them,
+    then the folder, then the name. An exception leaves nothing behind.
     """
     if os.path.lexists(target) and not (target / DONE).is_file():
         raise PublishError(
-            f"{target}: is there already and was never finished  (move it away, then try again)"
+            f"{target}: already exists and was never finished  (move it away, then try again)"
         )
     _make_folder(target.parent)
-    # Several machines may publish in a folder that they share, by processes with one number.
+    # Machines sharing a folder may publish from processes with the same number.
     temporary = target.with_name(f".tmp-{target.name}@{socket.gethostname()}-{os.getpid()}")
     own = temporary.absolute()
     assert own not in _in_use, f"{target} is being published by another thread"
-    shutil.rmtree(temporary, ignore_errors=True)  # of an earlier process with the same number
+    shutil.rmtree(temporary, ignore_errors=True)  # left by an earlier process with this number
     temporary.mkdir()
     _in_use.add(own)
     try:
@@ -62,52 +62,52 @@ def publishing(target: Path) -> Iterator[Path]:
         listed = _seal(temporary)
         _name(temporary, target, listed)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # after the rename there is nothing to remove
+        shutil.rmtree(temporary, ignore_errors=True)  # absent after the rename
         _in_use.discard(own)
 
 
 def damage(folder: Path, *, contents: bool = True, more_files: bool = False) -> str:
-    """What is wrong with a published folder, in words; "" where it is as it was published.
+    """What is wrong with a published folder, in words; "" if it is as it was published.
 
-    Without `contents` only names and sizes are compared, which reads no weights. `more_files`:
-    files that were added since are accepted.
+    Without `contents` only names and sizes are compared, and no weights are read. `more_files`
+    accepts files that were added since.
     """
-    found = faults(folder, contents=contents, more_files=more_files)
-    more = f"; and {len(found) - SHOWN_FAULTS} more" if len(found) > SHOWN_FAULTS else ""
-    return "; ".join(found[:SHOWN_FAULTS]) + more
+    wrong = faults(folder, contents=contents, more_files=more_files)
+    more = f"; and {len(wrong) - SHOWN_FAULTS} more" if len(wrong) > SHOWN_FAULTS else ""
+    return "; ".join(wrong[:SHOWN_FAULTS]) + more
 
 
 def faults(folder: Path, *, contents: bool = True, more_files: bool = False) -> list[str]:
-    """The same, one sentence for each file."""
+    """Like `damage`, with one sentence per file."""
     try:
-        listed, found = _listing(folder), _files_of(folder)
+        listed, files = _listing(folder), _files_of(folder)
     except (OSError, PublishError) as error:
         return [_words(error)]
-    if not listed:  # nothing is published empty, and of such a list any file would be as it says
+    if not listed:  # nothing is published empty, and an empty list would accept any folder
         return [f"{DONE} lists no file"]
-    found.pop(DONE, None)
-    wrong = [f"{name} is missing" for name in listed if name not in found]
+    files.pop(DONE, None)
+    wrong = [f"{name} is missing" for name in listed if name not in files]
     if not more_files:
-        more = [name for name in found if name not in listed and not _BROUGHT.fullmatch(name)]
+        more = [name for name in files if name not in listed and not _BROUGHT.fullmatch(name)]
         wrong += [f"{name} is not listed in {DONE}" for name in more]
-    present = [name for name in listed if name in found]
-    resized = {name for name in present if found[name].st_size != listed[name]["size"]}
+    present = [name for name in listed if name in files]
+    resized = {name for name in present if files[name].st_size != listed[name]["size"]}
     for name in sorted(resized):
-        size, expected = found[name].st_size, listed[name]["size"]
+        size, expected = files[name].st_size, listed[name]["size"]
         wrong.append(f"{name} has {size} bytes instead of {expected}")
     if contents:
-        sound = {name: found[name] for name in present if name not in resized}
+        sound = {name: files[name] for name in present if name not in resized}
         for name, sha256 in _hashes(folder, sound).items():
             if isinstance(sha256, OSError):
                 wrong.append(f"{name} cannot be read: {sha256.strerror}")
             elif sha256 != listed[name]["sha256"]:
-                wrong.append(f"{name} has other bytes than {DONE} lists")
+                wrong.append(f"{name} does not match its hash in {DONE}")
     return wrong
 
 
 def damage_once(folder: Path) -> str:
-    """The same as `damage` for a folder that others may add files to, and read by a process once:
-    its files are hashed again only where a size, time or inode has changed since."""
+    """Like `damage`, for a folder that others may add files to: this process hashes its files again
+    only if a size, time or inode has changed."""
     try:
         states = [(str(path), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
     except OSError as error:
@@ -122,7 +122,7 @@ def damage_once(folder: Path) -> str:
 
 
 def listed_hash(folder: Path, name: str) -> str:
-    """The sha256 that DONE lists for a file; "" where it lists none, or cannot be read."""
+    """The sha256 of a file in DONE; "" if it is not listed or DONE cannot be read."""
     try:
         return str(_listing(folder).get(name, {}).get("sha256", ""))
     except (OSError, PublishError):
@@ -130,22 +130,22 @@ def listed_hash(folder: Path, name: str) -> str:
 
 
 def fingerprint(folder: Path, ending: str) -> str:
-    """One sha256 for the files of a published folder with that ending, made of those in DONE: no
-    file is read besides. "" where the folder is none, or has no such file."""
+    """One sha256 for the files of a published folder with that ending, computed from DONE without
+    reading them. "" if the folder is not published or has no such file."""
     try:
         listed = _listing(folder)
     except (OSError, PublishError):
         return ""
-    own = {name: entry["sha256"] for name, entry in listed.items() if name.endswith(ending)}
-    return _of_all(own) if own else ""
+    hashes = {name: entry["sha256"] for name, entry in listed.items() if name.endswith(ending)}
+    return _of_all(hashes) if hashes else ""
 
 
 def content_hash(folder: Path, names: Collection[str]) -> str:
-    """The same of files that are read for it, in any folder; OSError where one cannot be."""
+    """The same for any folder, from the files themselves; OSError if one cannot be read."""
     hashes = _hashes(folder, {name: (folder / name).stat() for name in sorted(names)})
-    for found in hashes.values():
-        if isinstance(found, OSError):
-            raise found
+    for value in hashes.values():
+        if isinstance(value, OSError):
+            raise value
     return _of_all(hashes)
 
 
@@ -154,11 +154,10 @@ def _of_all(hashes: Mapping[str, object]) -> str:
 
 
 def sweep(parent: Path, *, alone: bool = False, name: str | None = None) -> list[Path]:
-    """Remove the temporary folders, or those of one name, whose makers no longer live; returns what
-    was removed.
+    """Remove temporary folders, all or those of one `name`, whose process is gone; returns them.
 
-    `alone` says that nobody else may be at work here (the caller holds the lock of the run), so a
-    maker's number that was given to another process does not keep its leftovers.
+    `alone`: nobody else can be publishing here (the caller holds the lock of the run), so leftovers
+    go even if another process now has their process number.
     """
     removed = []
     for path in sorted(parent.glob(".tmp-*")):
@@ -175,10 +174,10 @@ def sweep(parent: Path, *, alone: bool = False, name: str | None = None) -> list
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this machine has that number now."""
+    """Whether a process with this number exists on this machine."""
     if pid <= 0:
         return False
-    if sys.platform == "win32":  # os.kill would end it there
+    if sys.platform == "win32":  # there os.kill would end it
         return True
     try:
         os.kill(pid, 0)
@@ -190,7 +189,7 @@ def is_alive(pid: int) -> bool:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it so that their names survive a power cut."""
+    """Make a folder and its parents so that their names survive a power cut."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -198,12 +197,12 @@ def _make_folder(folder: Path) -> None:
 
 
 def _seal(folder: Path) -> dict[str, dict[str, Any]]:
-    """Bring every file to the disk, then DONE with their sizes and hashes, then the folders."""
+    """Sync every file to disk, then DONE with their sizes and hashes, then the folders."""
     files = _files_of(folder)
     assert DONE not in files, f"{DONE} is written here"
     readable = stat.S_IMODE(folder.stat().st_mode) & 0o444
     for name, status in files.items():
-        # Some writers (safetensors 0.8) leave files that only their owner can read.
+        # Some writers (safetensors 0.8) create files that only their owner can read.
         os.chmod(folder / name, stat.S_IMODE(status.st_mode) | readable)
         sync_file(folder / name)
     listed = {}
@@ -223,7 +222,7 @@ def _seal(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _name(temporary: Path, target: Path, listed: dict[str, dict[str, Any]]) -> None:
-    """Give the sealed folder its name; a twin that is there already is as good."""
+    """Rename the sealed folder; an identical one that is already there is as good."""
     try:
         os.rename(temporary, target)
     except OSError:
@@ -232,31 +231,43 @@ def _name(temporary: Path, target: Path, listed: dict[str, dict[str, Any]]) -> N
         fault = damage(target)
         if fault:
             raise PublishError(
-                f"{target}: is there already and is damaged: {fault}  (move it away)"
+                f"{target}: already exists and is damaged: {fault}  (move it away)"
             ) from None
         if _listing(target) != listed:
             raise PublishError(
-                f"{target}: is there already with other content  (it is never overwritten; move "
+                f"{target}: already exists with other content  (it is never overwritten; move "
                 "it away, or use another name)"
             ) from None
     sync_folder(target.parent)
 
 
 def _files_of(folder: Path) -> dict[str, os.stat_result]:
-    """Every file under the folder by its path with "/"; a link or a device is an error."""
-    found = {}
+    """Every file under the folder by its relative POSIX path; devices and links are errors, except
+    links of a snapshot in the hub's cache that stay inside the folder of its model."""
+    files = {}
+    cached = _hub_folder(folder)
     for path in sorted(folder.rglob("*")):
         status = path.lstat()
         name = path.relative_to(folder).as_posix()
+        if cached and stat.S_ISLNK(status.st_mode) and path.resolve().is_relative_to(cached):
+            status = path.stat()
         if stat.S_ISREG(status.st_mode):
-            found[name] = status
-        elif not stat.S_ISDIR(status.st_mode):
+            files[name] = status
+        elif path.is_symlink() or not stat.S_ISDIR(status.st_mode):
             raise PublishError(f"{name} is not a plain file")
-    return found
+    return files
+
+
+def _hub_folder(folder: Path) -> Path | None:
+    """The model's folder in the Hugging Face cache, if `folder` is one of its snapshots, whose
+    files are links to ../../blobs."""
+    own = folder.resolve()
+    is_snapshot = own.parent.name == "snapshots" and own.parents[1].name.startswith("models--")
+    return own.parents[1] if is_snapshot else None
 
 
 def _listing(folder: Path) -> dict[str, dict[str, Any]]:
-    """What DONE lists; PublishError where there is no DONE or it is no listing."""
+    """The contents of DONE; PublishError if it is missing or invalid."""
     if not folder.is_dir():
         raise PublishError("it is not a folder" if os.path.lexists(folder) else "it does not exist")
     done = folder / DONE

@@ -1,4 +1,4 @@
-"""Lines of other libraries that tell a user of Expert nothing; everything else they say passes."""
+"""Drops known useless log lines of other libraries; all their other output passes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _NO_KERNEL = "Failed to load CPU gemm_4bit_forward from kernels-community"
 
 
 def quiet_bitsandbytes() -> None:
-    """Drop the warning of a kernel that bitsandbytes would fetch from the hub on some CPUs. To be
-    called before it is imported, which PEFT does."""
+    """Drop the warning about a kernel that bitsandbytes would fetch from the hub on some CPUs. Call
+    it before bitsandbytes is imported, which PEFT does."""
     ops = logging.getLogger("bitsandbytes.backends.cpu.ops")
     if _is_wanted not in ops.filters:
         ops.addFilter(_is_wanted)
 
 
 def quiet_onednn() -> None:
-    """Drop torch's warning, a page of C++ frames, that a CPU has no bfloat16 products: it computes
-    them by another library from there on."""
+    """Drop torch's warning, a page of C++ frames, that a CPU has no bfloat16 matrix products; torch
+    then uses another library."""
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed", category=UserWarning)
 
 
@@ -33,8 +33,8 @@ def _is_wanted(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def without_lines(start: bytes) -> Iterator[None]:
-    """What is written to standard error meanwhile, also past Python, comes out afterwards, less the
-    lines that begin so. For moments only."""
+    """Delay stderr, including writes from C code, and drop the lines that begin with `start`. Keep
+    the block short."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as held:
         before = os.dup(2)

@@ -1,5 +1,5 @@
-"""What runs out: room on a disk, which is looked at before a byte is written, and memory, threads
-and open files of this process; told from other faults, and named."""
+"""Errors of exhausted resources: disk space, and the memory, threads and open files of this
+process."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from expert.core.text import gib
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TOO_LARGE = errno.EFBIG
-AGAIN = "make room, then give the same command again"
+AGAIN = "free some space, then run the same command again"
 
 
 class DiskFull(ExpertError):
-    """There is no room for what is to be written; what was written before is untouched."""
+    """Not enough disk space; existing files are untouched."""
 
     exit_code = EXIT_NO_SPACE
 
 
 def free_bytes(place: Path) -> int:
-    """What is free where a file or folder is, or will be."""
+    """Free disk space where a file or folder is, or will be."""
     there = place.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -34,16 +34,16 @@ def free_bytes(place: Path) -> int:
 
 
 def said_no_room(error: BaseException) -> str:
-    """In the words of the system that a disk, a quota or a file is full; "" for another error.
+    """The system's message if a disk, a quota or a file is full; "" for any other error.
 
-    Arrow and safetensors give no number, but quote those words; of a file that is too large to be
-    read we say so in others.
+    Arrow and safetensors give no errno but quote the message. EFBIG counts only by its message:
+    `read_bytes` uses the number for files too large to read.
     """
     number = error.errno if isinstance(error, OSError) else None
     if number in _FULL:
         return os.strerror(number or 0)
-    said = (os.strerror(each) for each in (*_FULL, _TOO_LARGE))
-    return next((words for words in said if words in str(error)), "")
+    messages = (os.strerror(number) for number in (*_FULL, _TOO_LARGE))
+    return next((message for message in messages if message in str(error)), "")
 
 
 def no_room(
@@ -54,15 +54,15 @@ def no_room(
     needed: int | None = None,
     fix: str = AGAIN,
 ) -> DiskFull:
-    """The place, what it needs where that is known, and what is free."""
+    """An error with the place, the space needed if known, and the free space."""
     needs = f"{what} needs about {gib(needed)}, " if needed is not None else ""
     return DiskFull(f"{place}: {said}: {needs}{gib(free_bytes(place))} are free  ({fix})")
 
 
 @contextmanager
 def within_room(place: Path, what: str, needed: int | None, *, fix: str = AGAIN) -> Iterator[None]:
-    """Errors of a full disk as DiskFull about what is being written: those of libraries name no
-    file, and that of a copy names its source."""
+    """Turn errors of a full disk into DiskFull with the place and `what` is written: libraries name
+    no file, and a failed copy names its source."""
     try:
         yield
     except DiskFull:
@@ -75,7 +75,7 @@ def within_room(place: Path, what: str, needed: int | None, *, fix: str = AGAIN)
 
 
 def full_disk_behind(error: OSError) -> DiskFull | None:
-    """The full disk that an error of a named file comes from, where nobody knew what it needs."""
+    """DiskFull for an error that names a file, where the space needed is unknown."""
     place, said = error.filename2 or error.filename, said_no_room(error)
     return no_room(Path(os.fsdecode(place)), said) if place and said else None
 
@@ -83,7 +83,7 @@ def full_disk_behind(error: OSError) -> DiskFull | None:
 # --- memory, threads, open files -----------------------------------------------------------------
 
 NEED_TORCH = ("train", "validate", "sample", "benchmark", "export", "serve")
-"""Commands that load torch, whose libraries end the process without a word below this limit."""
+"""Commands that load torch, whose libraries crash without a message below LEAST_BYTES."""
 LEAST_BYTES = 2**30
 
 _MEMORY = re.compile(
@@ -96,29 +96,33 @@ _THREADS = re.compile(
 
 
 class TooLittle(ExpertError):
-    """A limit of this process or machine that the command does not fit."""
+    """A limit of this process or machine that is too low for the command."""
 
     exit_code = EXIT_RUN_FAILED
 
 
 def shortage_behind(error: BaseException) -> TooLittle | None:
-    """What was lacking where an error, or what led to it, comes from that; None: another fault."""
-    found: BaseException | None = error
-    while found is not None:
-        number = found.errno if isinstance(found, OSError) else None
-        text = str(found)
-        if isinstance(found, MemoryError) or number == errno.ENOMEM or _MEMORY.search(text):
+    """The exhausted resource behind an error or its causes; None if it is another fault."""
+    cause: BaseException | None = error
+    while cause is not None:
+        number = cause.errno if isinstance(cause, OSError) else None
+        text = str(cause)
+        if "CUDA out of memory" in text:
+            detail = text.partition(" GPU ")[0].strip()
+            return TooLittle(f"not enough GPU memory: {detail}  (nvidia-smi shows which processes "
+                             "use it; --device cpu runs without it)")  # fmt: skip
+        if isinstance(cause, MemoryError) or number == errno.ENOMEM or _MEMORY.search(text):
             return _no_memory(text)
         if number == errno.EAGAIN or _THREADS.search(text):
-            return _told("this process cannot start another thread or process", "NPROC", "u")
+            return _too_little("this process cannot start another thread or process", "NPROC", "u")
         if number in (errno.EMFILE, errno.ENFILE):
-            return _told("too many files are open", "NOFILE", "n")
-        found = found.__cause__
+            return _too_little("too many files are open", "NOFILE", "n")
+        cause = cause.__cause__
     return None
 
 
 def refuse_small_memory(command: str) -> None:
-    """TooLittle where a command loads torch and may not take the memory for that."""
+    """Raise TooLittle if a command needs torch and the memory limit is too low to load it."""
     limit = _limit("AS")
     if command in NEED_TORCH and limit is not None and limit < LEAST_BYTES:
         raise _no_memory(f"loading torch takes at least {gib(LEAST_BYTES)}")
@@ -126,24 +130,24 @@ def refuse_small_memory(command: str) -> None:
 
 def _no_memory(detail: str) -> TooLittle:
     detail = detail.strip().split("\n")[0]
-    return _told("not enough memory" + (f": {detail}" if detail else ""), "AS", "v")
+    return _too_little("not enough memory" + (f": {detail}" if detail else ""), "AS", "v")
 
 
-def _told(what: str, limit: str, letter: str) -> TooLittle:
-    """With the limit of the shell where there is one, else with what the machine has left."""
+def _too_little(what: str, limit: str, letter: str) -> TooLittle:
+    """Name the shell's limit if there is one, else the free memory of the machine."""
     most = _limit(limit)
     if most is not None:
         shown = gib(most) if limit == "AS" else f"{most:,}"
         return TooLittle(f"{what}; the limit is {shown}  (raise it: ulimit -{letter})")
     free = ""
-    if limit == "AS" and "SC_AVPHYS_PAGES" in os.sysconf_names:
+    if limit == "AS" and "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):  # not on Windows
         pages, size = os.sysconf("SC_AVPHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
         free = f"; {gib(pages * size)} are free on this machine"
     return TooLittle(f"{what}{free}  (end other programs, or use a larger machine)")
 
 
 def _limit(name: str) -> int | None:
-    """A limit that the shell has set for this process."""
+    """A resource limit set for this process; None if unlimited."""
     try:
         import resource
     except ImportError:  # Windows has none

@@ -1,7 +1,7 @@
-"""Tokens, keys and passwords stay out of everything that is written: by name, by shape, by value.
+"""Keeps tokens, keys and passwords out of everything written: by name, by shape, by value.
 
-By name: `hf_token: …`, `api_key=…`. By shape: what known services hand out, and `user:password@` in
-a URL. By value: variables of the environment that are named so, and what a manifest names so.
+By name: `hf_token: …`, `api_key=…`. By shape: tokens of known services, and `user:password@` in a
+URL. By value: environment variables and manifest entries with such names.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from urllib.parse import quote
 HIDDEN = "***"
 MIN_SECRET_LENGTH = 8  # shorter ones would blank common words
 
-_VARIABLE = re.compile(  # but not where one lies: its folder would vanish from every path
+_VARIABLE = re.compile(  # but not paths to secrets: their folders would vanish from every path
     r"(?i)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(_|\d|$)(?!.*(PATH|FILE|DIR|FOLDER|HOME)$)"
 )
-# `token` alone is one; eos_token, max_tokens and the key of a cache are not.
+# `token` alone is a secret; eos_token, max_tokens and a cache key are not.
 _NAMES = (
     r"password|passwd|passphrase|secret|credentials?|api_?key|authorization|"
     r"(?:hf|hub|hugging_?face|wandb|api|auth|access|bearer|client|private|refresh|secret|session|"
@@ -49,11 +49,11 @@ _MAY_HOLD_ONE = re.compile(
     r"(?i)token|key|secret|passw|passphrase|credential|authorization|bearer|://|hf_|"
     r"api_org|sk[-_]|rk_|gh[pousr]_|github_pat|glpat|akia|asia|aiza|xox|eyj"
 )
-_named: set[str] = set()  # what manifests of this process name as secrets
+_named: set[str] = set()  # secrets found in this process's manifests
 
 
 def redacted(text: str, secrets: Sequence[str] | None = None) -> str:
-    """The text with every secret replaced; `secrets`: known values, where they were looked up."""
+    """The text with every secret replaced; `secrets`: the known values, if already looked up."""
     for secret in known_secrets() if secrets is None else secrets:
         text = text.replace(secret, HIDDEN)
     if not _MAY_HOLD_ONE.search(text):
@@ -63,20 +63,20 @@ def redacted(text: str, secrets: Sequence[str] | None = None) -> str:
 
 @lru_cache(1000)
 def is_secret_name(name: str) -> bool:
-    """Whether what stands under this key is a secret: `hf_token`, `apiKey`, `db-password`."""
+    """Whether the value under this key is a secret: `hf_token`, `apiKey`, `db-password`."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-|\s|\.", "_", name).lower()
     return _NAME.fullmatch(snake) is not None
 
 
 def hides(name: object, value: object) -> bool:
-    """Whether a value is to be left out because of its name; a switch is not a secret."""
+    """Whether a value is hidden because of its name; a boolean is never a secret."""
     is_text = isinstance(value, str | int | float) and not isinstance(value, bool)
     return is_text and value != "" and is_secret_name(str(name))
 
 
 def known_secrets(environment: Mapping[str, str] | None = None) -> list[str]:
-    """Values of variables that are named like a secret and those a manifest named so, as they are
-    and as a URL has them."""
+    """Values of variables and manifest entries that are named like secrets, as they are and
+    URL-encoded."""
     variables = os.environ if environment is None else environment
     found = {
         value.strip()
@@ -84,11 +84,11 @@ def known_secrets(environment: Mapping[str, str] | None = None) -> list[str]:
         if len(value.strip()) >= MIN_SECRET_LENGTH and _VARIABLE.search(name)
     } | _named
     found |= {quote(value, safe="") for value in found}
-    return sorted(found, key=len, reverse=True)  # the longest first: one may hold another
+    return sorted(found, key=len, reverse=True)  # longest first: one may contain another
 
 
 def remember_secrets(data: Any) -> None:
-    """Keep out of whatever this process writes what these data name as secrets."""
+    """Keep the values that `data` names as secrets out of everything this process writes."""
     _named.update(value for value in _secrets_in(data) if len(value) >= MIN_SECRET_LENGTH)
 
 

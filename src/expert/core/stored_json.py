@@ -1,5 +1,5 @@
-"""JSON that may come from somebody else, read in one place: a plain file of a sane size, whose
-numbers are finite and whose nesting ends. Whoever reads a run folder can rely on that."""
+"""Reads JSON files that may come from someone else: plain files of limited size, with finite
+numbers and limited nesting."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from expert.core.links import LinkRefused, open_plain
 from expert.core.text import gib
 
 MAX_BYTES = 128 * 2**20
-"""A validation of 100,000 cases has about 50 MB; everything else is far smaller."""
+"""A validation of 100,000 cases takes about 50 MB; everything else is far smaller."""
 MAX_DEPTH = 100
 MAX_NUMBER = 10**50
-"""Random generators keep numbers of 128 bits, which is 10**38; float() fails at 10**309."""
+"""Random generators store 128-bit numbers, up to 10**38; float() fails at 10**309."""
 _NESTED = f"it is nested more than {MAX_DEPTH} deep"
 
 
 class BadFile(ExpertError, ValueError):
-    """A file that is not what its name says: where, what, and what to do."""
+    """A file whose contents are not what its name promises."""
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
-    """What a JSON file holds; BadFile where it is not one, OSError where it cannot be read."""
+    """Read a JSON file; BadFile if it is invalid, OSError if it cannot be read."""
     with open(open_plain(path, os.O_RDONLY), "rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > max_bytes:
@@ -39,15 +39,15 @@ def read_json(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds."""
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise _bad(path, f"holds {_kind(found)}, expected an object")
-    return found
+    """Read a JSON file that holds an object."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise _bad(path, f"holds {_kind(value)}, expected an object")
+    return value
 
 
 def object_in(path: Path) -> dict[str, Any]:
-    """The same where the file may be missing or damaged: nothing is known then."""
+    """The object in a JSON file; empty if the file is missing or damaged."""
     try:
         return read_object(path)
     except (OSError, BadFile, LinkRefused):
@@ -55,7 +55,7 @@ def object_in(path: Path) -> dict[str, Any]:
 
 
 def parse_json(raw: bytes) -> Any:
-    """A value of finite numbers that is not nested without end; ValueError says what is wrong."""
+    """Parse JSON with finite numbers and limited nesting; ValueError with the reason otherwise."""
     try:
         value = json.loads(raw.decode("utf-8"), parse_constant=_no_number)
     except UnicodeDecodeError as error:
@@ -67,16 +67,16 @@ def parse_json(raw: bytes) -> Any:
 
 
 def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not a number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _check(value: list[Any]) -> None:
-    """Level by level: a recursion would end where nesting does not."""
+    """Check level by level: recursion would overflow on deep nesting."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH + 1):
         inner = []
-        for each in level:
-            for item in each.values() if type(each) is dict else each:
+        for container in level:
+            for item in container.values() if type(container) is dict else container:
                 kind = type(item)
                 if kind is dict or kind is list:
                     inner.append(item)
@@ -91,11 +91,11 @@ def _check(value: list[Any]) -> None:
 
 
 def _kind(value: Any) -> str:
-    return {list: "a list", str: "a text", type(None): "nothing", bool: "yes or no"}.get(
+    return {list: "a list", str: "a string", type(None): "null", bool: "a boolean"}.get(
         type(value), "a number"
     )
 
 
 def _bad(path: Path, what: str) -> BadFile:
-    fix = "it was changed since it was written, or comes from elsewhere: restore it, or remove it"
+    fix = "it was changed after it was written, or comes from elsewhere: restore or remove it"
     return BadFile(f"{path}: {what}  ({fix})")

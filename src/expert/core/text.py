@@ -1,4 +1,4 @@
-"""Numbers as people say them, and text of others made safe to show."""
+"""Formats numbers for people, and makes untrusted text safe to show."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 
 def gib(count: float) -> str:
-    """Bytes as GiB, or MiB and KiB below."""
+    """Bytes as GiB, MiB or KiB."""
     if count >= 2**30:
         return f"{count / 2**30:.1f} GiB"
     return f"{count / 2**20:.0f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"
 
 
 def duration(seconds: float) -> str:
-    """`4 ms`, `0.4 s`, `45 s`, `12 min`, `3 h 20 min`; `0.0 s` for nothing at all."""
-    if 0 < seconds < 0.05:  # "0.0 s" would say that it takes no time
+    """`4 ms`, `0.4 s`, `45 s`, `12 min`, `3 h 20 min`; `0.0 s` for zero."""
+    if 0 < seconds < 0.05:  # would print as "0.0 s"
         return f"{1000 * seconds:.0f} ms" if seconds >= 0.001 else "below 1 ms"
     if seconds < 90:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
@@ -26,7 +26,7 @@ def duration(seconds: float) -> str:
 
 
 def duration_range(low: float, high: float) -> str:
-    """`12 to 20 min`, `40 s to 2 min`, `about 5 min` where both are the same in words."""
+    """`12 to 20 min`, `40 s to 2 min`, `about 5 min` if both ends print the same."""
     if high < 1:
         return "below 1 s"
     first, last = (_whole(seconds) for seconds in (max(low, 1.0), high))
@@ -61,16 +61,16 @@ def counted(number: int, noun: str) -> str:
 
 
 def loss(value: float) -> str:
-    """`1.7100`, `0.1438`; below a tenth three digits, where four decimals say less: `2.10e-05`."""
+    """`1.7100`, `0.1438`; three significant digits below 0.1, such as `2.10e-05`."""
     return f"{value:.4f}" if not abs(value) < 0.1 else f"{value:#.3g}"
 
 
-# What None means for keys where it is a choice rather than a gap.
+# What None means for keys where it is a choice rather than a missing value.
 _NOTHING = {"watch.keep_checkpoints": "all", "length.max_steps": "no limit"}
 
 
 def value_in_words(path: str, value: Any) -> str:
-    """A settled value of the plan, by what its path says it is."""
+    """A value of the plan, formatted by its path."""
     if value is None:
         return _NOTHING.get(path, "–")
     if isinstance(value, bool):
@@ -102,7 +102,7 @@ def value_in_words(path: str, value: Any) -> str:
 
 
 def _inside(value: Any) -> str:
-    """A value inside another: what it is made of stands in brackets."""
+    """A nested value; containers are put in brackets."""
     if isinstance(value, dict):
         return f"({', '.join(f'{key} {_inside(entry)}' for key, entry in value.items())})"
     if isinstance(value, list | tuple):
@@ -113,7 +113,7 @@ def _inside(value: Any) -> str:
 
 
 def span(seconds: float) -> str:
-    """`3.2 ms`, `280 ms`, `4.1 s`, `95 s`, `12 min`: a part of a step or of a run."""
+    """`3.2 ms`, `280 ms`, `4.1 s`, `95 s`, `12 min`, for parts of a step or run."""
     if seconds < 1:
         return f"{1000 * seconds:.2g} ms" if seconds < 0.00995 else f"{1000 * seconds:.0f} ms"
     if seconds < 120:
@@ -122,21 +122,21 @@ def span(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """`82 %`; below one percent with a digit more."""
+    """`82 %`; one more digit below 1 %."""
     return f"{100 * share:.0f} %" if share >= 0.0095 or share <= 0 else f"{100 * share:.1g} %"
 
 
 def times(factor: float) -> str:
-    """`3.5x`; below 1.5 with a digit more."""
+    """`3.5x`; one more digit below 1.5."""
     return f"{factor:.1f}x" if factor >= 1.5 else f"{factor:.2f}x"
 
 
-# --- text of others ------------------------------------------------------------------------------
+# --- untrusted text ------------------------------------------------------------------------------
 
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-"""Control, format (marks of direction, zero width), half a pair, private, line and paragraph."""
+"""Control, format (direction marks, zero width), surrogate, private use, line, paragraph."""
 _JOINERS = "\u200c\u200d"
-"""They shape letters and emoji, and reverse nothing."""
+"""Zero-width joiners shape letters and emoji, and cannot reverse text."""
 _SPECIAL = re.compile(r"([\\`*\[\]#~|$]|(?<![^\W_])_|_(?![^\W_]))")  # max_steps stays readable
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _ADDRESS = re.compile(
@@ -145,9 +145,9 @@ _ADDRESS = re.compile(
 
 
 def visible(text: str, *, keep: str = "\n") -> str:
-    """The text with every character that is not seen written out; those in `keep` stay.
+    """The text with invisible characters written out, except those in `keep`.
 
-    Control characters become their pictures (escape is ␛), others their number (<U+202E>).
+    Control characters become their pictures (escape is ␛), the rest their code (<U+202E>).
     """
     if text.isascii() and text.isprintable():
         return text
@@ -158,16 +158,16 @@ def visible(text: str, *, keep: str = "\n") -> str:
 
 
 def in_markdown(text: str) -> str:
-    """Text on one line that cannot become a heading, a table, a link or HTML."""
+    """The text on one line, escaped so that it cannot form a heading, table, link or HTML."""
     plain = " ".join(visible(text, keep="\n\t").split())
     escaped = _SPECIAL.sub(r"\\\1", "".join(_ENTITIES.get(sign, sign) for sign in plain))
-    # Viewers turn bare addresses into links; a broken one stays text.
+    # Viewers turn bare addresses into links; an escaped colon or dot prevents that.
     escaped = _ADDRESS.sub(lambda found: f"{found[1]}&#{ord(found[2])};", escaped)
     return re.sub(r"^([-+]|\d+[.)])(?=\s|$)", lambda found: f"\\{found[0]}", escaped)
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON for people too: what is not seen is an escape (\\u202e) of the same value."""
+    """JSON with invisible characters escaped (\\u202e), so that people can read it too."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
     if text.isascii():
         return text.replace("\x7f", "\\u007f")

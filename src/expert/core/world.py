@@ -1,4 +1,4 @@
-"""The processes that train together, and which of them this one is."""
+"""Which process of a distributed run this one is, and the messages of processes that fail."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ from expert.core.files import read_json, write_text_atomically
 from expert.core.secrets import redacted
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-"""Where torch elastic wants the message of a process that fails; it shows the first of them."""
+"""Where torch elastic expects the message of a failing process; it shows the earliest."""
 
 SECONDS_LATER = 2.0
 
 
 @dataclass(frozen=True)
 class World:
-    """A value made once, from the environment, by `parallel/launch.py`; nobody else asks the
-    environment for a rank."""
+    """Rank and size, read from the environment once by `parallel/launch.py` and nowhere else."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    """Which of the processes on this machine."""
+    """The rank among the processes on this machine."""
     local_size: int = 1
-    """Processes on this machine."""
+    """The number of processes on this machine."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes what all of them share: events, checkpoints, the result."""
+        """Whether this process writes the shared files: events, checkpoints, the result."""
         return self.rank == 0
 
     @property
     def nodes(self) -> int:
-        """Machines, each with as many processes."""
+        """The number of machines, which all run the same number of processes."""
         return max(1, self.size // self.local_size)
 
 
@@ -47,14 +46,14 @@ ALONE = World()
 
 @dataclass(frozen=True)
 class Failure:
-    """What a process wrote about its own end."""
+    """What a process recorded about its own failure."""
 
     message: str
     time: float
     of_another: bool = False
-    """It failed because another one has."""
+    """Caused by the failure of another process."""
     blamed: int | None = None
-    """The rank that does not answer, where that is why."""
+    """The rank that stopped responding, if that is the cause."""
 
 
 def record_failure(
@@ -65,29 +64,29 @@ def record_failure(
     blamed: int | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> None:
-    """Leave the message of a process that is about to fail for whoever started it, torchrun,
-    `expert train --gpus` or a batch script; nothing where nobody asks. The first message stays."""
+    """Leave the message of a failing process for its launcher: torchrun, `expert train --gpus` or a
+    batch script. Does nothing without a launcher; the first message is kept."""
     name = env.get(ERROR_FILE)
     if not name or Path(name).exists():
         return
-    # torchrun takes the earliest for the cause of all.
+    # torchrun reports the earliest as the cause, so consequences are dated later.
     when = time.time() + (SECONDS_LATER if of_another else 0.0)
     more = {"py_callstack": "", "timestamp": str(when), "of_another": of_another}
     more |= {"exit_code": exit_code, "blamed": blamed}
-    told = {"message": redacted(message), "extraInfo": more}
+    failure = {"message": redacted(message), "extraInfo": more}
     with contextlib.suppress(OSError):  # the failure itself matters more
-        write_text_atomically(Path(name), json.dumps({"message": told}))
+        write_text_atomically(Path(name), json.dumps({"message": failure}))
 
 
 def recorded_failure(file: Path) -> Failure | None:
-    """What a process has left there; None where it ended without a message."""
+    """The failure recorded in a file; None if the process ended without a message."""
     try:
-        told = read_json(file)["message"]
-        if isinstance(told, str):
-            return Failure(told, file.stat().st_mtime)
-        more = told["extraInfo"]
+        failure = read_json(file)["message"]
+        if isinstance(failure, str):
+            return Failure(failure, file.stat().st_mtime)
+        more = failure["extraInfo"]
         of_another = more.get("of_another") is True
         blamed, when = more.get("blamed"), float(more["timestamp"])
-        return Failure(str(told["message"]), when, of_another, blamed)
+        return Failure(str(failure["message"]), when, of_another, blamed)
     except (OSError, ValueError, KeyError, TypeError):
         return None

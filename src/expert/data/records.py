@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.manifest.schema.message_names import Role
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-Role = Literal["system", "user", "assistant", "tool"]
 
 
 class DataError(ExpertError):

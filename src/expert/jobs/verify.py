@@ -105,7 +105,7 @@ def _published(place: Path) -> Checked:
     elif checkpoint_step(place.name) is not None:
         advice = "--resume puts it aside and takes the one before"
     elif place.name != "final":
-        advice = "export it again"
+        advice = "export it again, or download it again"
     return _checked(place, found, advice)
 
 
@@ -113,7 +113,7 @@ def _file(path: Path) -> Checked:
     state = state_of(path)
     if state == "unknown":
         return Checked(path=path, state="no hash")
-    said = {"missing": ("it is missing",), "damaged": ("it has other bytes than were written",)}
+    said = {"missing": ("it is missing",), "damaged": ("it changed after it was written",)}
     derived = path.suffix != ".json" or path.name.startswith(".")
     advice = f"remove {hash_file(path).name} if you changed it yourself"
     return _checked(path, said.get(state, ()), _AGAIN if derived else advice)

@@ -1,4 +1,4 @@
-"""What is trained beside or instead of the base weights: PEFT's adapters, made from the plan."""
+"""Adds the plan's adapter with PEFT and decides what is trainable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from expert.model.quantised import QUANTISED, bitsandbytes_as_needed
 from expert.planning.run_plan import AdapterPlan
 
 ADAPTER = "default"
-"""PEFT's name for the only adapter."""
+"""PEFT's name of the adapter."""
 _TARGETS = "training.config.target_modules"
 
 
@@ -30,10 +30,10 @@ def add_adapter(
     total_steps: int | None,
     seed: int,
 ) -> Any:
-    """The model with what the plan trains, and nothing else, asking for gradients.
+    """The model in which exactly what the plan trains requires gradients.
 
-    The first values depend on the seed alone: they are drawn on the CPU, and the global generator
-    is left as it was. `dtype` is the adapter's own.
+    Initial values depend on the seed alone: they are drawn on the CPU, and the global generator is
+    left unchanged. `dtype`: of the adapter.
     """
     model.requires_grad_(plan.type == "full")
     if plan.type in ("full", "none"):
@@ -55,11 +55,11 @@ def _wrapped(
     peft: Any = importlib.import_module("peft")
     config = adapter_config(model, plan, total_steps=total_steps)
     with torch.random.fork_rng(devices=[]):
-        # The CPU's generator alone: torch.manual_seed would also set that of the GPU.
+        # Only the CPU generator: torch.manual_seed would also seed the GPU.
         torch.default_generator.manual_seed(seed)
         wrapped = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
     for name, parameter in wrapped.named_parameters():
-        if "ranknum" in name:  # AdaLoRA's count of ranks: on a bf16 base PEFT asks for its gradient
+        if "ranknum" in name:  # AdaLoRA's rank counter: on a bf16 base PEFT makes it trainable
             parameter.requires_grad_(False)
         elif parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
@@ -71,7 +71,7 @@ def _wrapped(
 
 
 def adapter_config(model: Any, plan: AdapterPlan, *, total_steps: int | None) -> Any:
-    """PEFT's config for the plan's adapter; its targets are names that the model has."""
+    """PEFT's config for the plan's adapter, with targets that the model has."""
     peft: Any = importlib.import_module("peft")
     layers = linear_layers(model)
     feedforward = matched(plan.feedforward_modules, layers, "feedforward_modules")
@@ -92,7 +92,7 @@ def adapter_config(model: Any, plan: AdapterPlan, *, total_steps: int | None) ->
 
 
 def saved_weights(module: nn.Module, plan: AdapterPlan) -> dict[str, Tensor]:
-    """What is saved of the module, as it is before anything else is done to it."""
+    """The weights to save, taken before blocks are compiled, fused or sharded."""
     if plan.type == "full":
         state: dict[str, Tensor] = module.state_dict(keep_vars=True)
         return state
@@ -100,8 +100,8 @@ def saved_weights(module: nn.Module, plan: AdapterPlan) -> dict[str, Tensor]:
 
 
 def adalora_schedule(rank: int, total_steps: int | None) -> dict[str, int]:
-    """Ranks and steps of AdaLoRA: half as much rank again at first, nothing pruned in the first
-    tenth, and a last quarter to train with the ranks that are left."""
+    """AdaLoRA starts with 1.5x the rank, prunes nothing in the first tenth, and trains with the
+    final ranks in the last quarter."""
     if total_steps is None or total_steps < 2:
         length = "unknown" if total_steps is None else f"{total_steps} step"
         what = f"adalora prunes ranks over the whole run and needs its length, which is {length}"
@@ -112,13 +112,13 @@ def adalora_schedule(rank: int, total_steps: int | None) -> dict[str, int]:
         "total_step": total_steps,
         "tinit": total_steps // 10,
         "tfinal": total_steps // 4,
-        # Every pruning waits for the device; a hundred of them are enough.
+        # Every pruning synchronises with the device; a hundred of them are enough.
         "deltaT": max(1, total_steps // 100),
     }
 
 
 def linear_layers(model: Any) -> dict[str, nn.Module]:
-    """The layers that can carry an adapter, by name: all linear ones but the head."""
+    """The layers that can have an adapter, by name: all linear ones except the head."""
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
@@ -130,32 +130,33 @@ def linear_layers(model: Any) -> dict[str, nn.Module]:
 
 
 def _targets(model: Any, plan: AdapterPlan, layers: dict[str, nn.Module]) -> list[str]:
-    """Names for PEFT, which takes every layer whose name ends with one of them."""
-    asked = plan.target_modules
-    if asked is None and plan.feedforward_modules:
+    """Names for PEFT, which matches every layer whose name ends with one of them."""
+    requested = plan.target_modules
+    if requested is None and plan.feedforward_modules:
         return []
-    if asked is None or asked == "all-linear":
+    if requested is None or requested == "all-linear":
         last_names = {_last(name) for name in layers}
-        meant = {name for name, _ in model.named_modules() if _last(name) in last_names}
-        return sorted(last_names if meant == set(layers) else layers)
-    return matched([asked] if isinstance(asked, str) else asked, layers, "target_modules")
+        matching = {name for name, _ in model.named_modules() if _last(name) in last_names}
+        return sorted(last_names if matching == set(layers) else layers)
+    names = [requested] if isinstance(requested, str) else requested
+    return matched(names, layers, "target_modules")
 
 
-def matched(asked: list[str], layers: dict[str, nn.Module], key: str) -> list[str]:
-    """The asked names, every one of which is that of a layer or the end of one."""
-    strange = [
+def matched(requested: list[str], layers: dict[str, nn.Module], key: str) -> list[str]:
+    """The requested names, each checked to match a layer's name or its end."""
+    unknown = [
         target
-        for target in asked
+        for target in requested
         if not any(name == target or name.endswith(f".{target}") for name in layers)
     ]
-    if strange:
-        there = ", ".join(sorted({_last(name) for name in layers}))
-        plural = "" if len(strange) == 1 else "s"
-        what = f"{', '.join(strange)}: the model has no such linear layer{plural} to adapt"
-        if any(re.search(r"(^|\.)(lm_head|embed_out|output)$", target) for target in strange):
-            what = f"{', '.join(strange)}: the head cannot have an adapter: its loss is fused"
-        raise ModelError(f"training.config.{key}", what, f"there are {there}")
-    return list(asked)
+    if unknown:
+        available = ", ".join(sorted({_last(name) for name in layers}))
+        plural = "" if len(unknown) == 1 else "s"
+        what = f"{', '.join(unknown)}: the model has no such linear layer{plural} to adapt"
+        if any(re.search(r"(^|\.)(lm_head|embed_out|output)$", target) for target in unknown):
+            what = f"{', '.join(unknown)}: the head cannot have an adapter: its loss is fused"
+        raise ModelError(f"training.config.{key}", what, f"choose from {available}")
+    return list(requested)
 
 
 def _listed(names: list[str]) -> str:
@@ -167,7 +168,7 @@ def _last(name: str) -> str:
 
 
 def _are_conv1d(targets: list[str], layers: dict[str, nn.Module], kind: str) -> bool:
-    """Whether the targets keep their weights as [in, out], in the manner of GPT-2."""
+    """Whether the targets store weights as [in, out], like GPT-2."""
     kinds = {
         isinstance(layer, nn.Linear)
         for name, layer in layers.items()
@@ -176,16 +177,16 @@ def _are_conv1d(targets: list[str], layers: dict[str, nn.Module], kind: str) -> 
     if len(kinds) > 1:
         what = "the targets mix two kinds of linear layers; one adapter cannot cover both"
         raise ModelError(_TARGETS, what, "name layers of one kind")
-    turned = kinds == {False}
-    if turned and not ADAPTERS[kind].transposed:
+    transposed = kinds == {False}
+    if transposed and not ADAPTERS[kind].transposed:
         what = f"{kind} does not support transposed weights such as GPT-2's"
-        able = [name for name, each in ADAPTERS.items() if each.transposed]
+        able = [name for name, adapter in ADAPTERS.items() if adapter.transposed]
         raise ModelError("training.config.adapter_type", what, f"use {_listed(able)}")
-    return turned
+    return transposed
 
 
 class AdaLoraRanks:
-    """The pruning of AdaLoRA: its penalty, what it does after a step, and its state."""
+    """AdaLoRA's rank pruning: penalty, pruning after each step, and state."""
 
     def __init__(self, wrapped: Any) -> None:
         self._tuner = wrapped.base_model
@@ -202,43 +203,43 @@ class AdaLoraRanks:
         ]
 
     def penalty(self) -> Tensor:
-        """How far the singular vectors are from orthogonal, as PEFT weighs it."""
+        """Deviation of the singular vectors from orthogonality, weighted as in PEFT."""
         total: Any = 0.0
         for vectors, are_rows in self._vectors:
             gram = vectors @ vectors.T if are_rows else vectors.T @ vectors
-            one = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-            total = total + torch.linalg.matrix_norm(gram - one)
-        weighed: Tensor = self.config.orth_reg_weight * total / len(self._vectors)
-        return weighed
+            identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+            total = total + torch.linalg.matrix_norm(gram - identity)
+        weighted: Tensor = self.config.orth_reg_weight * total / len(self._vectors)
+        return weighted
 
     def after_update(self, step: int) -> None:
-        """Prune after step number `step`, counted from 1, while its gradients are still there.
+        """Prune after step `step`, counted from 1, before gradients are cleared.
 
-        Those of a step that was skipped because they are not finite count as zero: in PEFT's
-        running averages they would stay for ever.
+        Gradients that are not finite (a skipped step) count as zero: in PEFT's running averages
+        they would stay forever.
         """
         for parameter in self._parameters:
             if parameter.grad is not None:
                 torch.nan_to_num_(parameter.grad, 0.0, 0.0, 0.0)
         last = self.config.total_step - self.config.tfinal
         if step > last and self._tuner.rankallocator.exp_avg_ipt:
-            step = last  # PEFT fixes the ranks in this very step, which was skipped
+            step = last  # PEFT fixes the ranks in exactly this step, which was skipped
         if step > last and self.config.rank_pattern is None:
             return  # every pruning step was skipped: all ranks stay
         self._tuner.update_and_allocate(step)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What the next pruning needs: importance so far, and the ranks that are left."""
+        """State of the pruning: importances so far, and the remaining ranks."""
         allocator = self._tuner.rankallocator
-        found: dict[str, Tensor] = {}
+        state: dict[str, Tensor] = {}
         for kind in ("exp_avg_ipt", "exp_avg_unc"):
-            found |= {f"{kind}.{name}": value for name, value in getattr(allocator, kind).items()}
+            state |= {f"{kind}.{name}": value for name, value in getattr(allocator, kind).items()}
         for name, kept in (self.config.rank_pattern or {}).items():
-            found[f"rank_pattern.{name}"] = torch.tensor(kept, dtype=torch.bool)
-        return found
+            state[f"rank_pattern.{name}"] = torch.tensor(kept, dtype=torch.bool)
+        return state
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `tensors` gave."""
+        """Restore the state of `tensors`."""
         allocator = self._tuner.rankallocator
         device = self._vectors[0][0].device
         allocator.reset_ipt()
@@ -249,6 +250,6 @@ class AdaLoraRanks:
                 pattern[name] = value.tolist()
             else:
                 getattr(allocator, kind)[name] = value.to(device, copy=True)
-        # PEFT makes all three together, and the one that is not kept is written before it is read.
+        # PEFT creates all three together; this one is written before it is read.
         allocator.ipt = {name: torch.zeros_like(v) for name, v in allocator.exp_avg_ipt.items()}
         self.config.rank_pattern = pattern or None

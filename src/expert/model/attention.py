@@ -1,9 +1,8 @@
-"""Attention inside every document of packed rows, in five kernels for transformers' models.
+"""Attention restricted to each document of packed rows: five kernels for transformers models.
 
-What a kernel needs to know about a batch is made once per forward pass by `attention_kwargs` and
-given to the model as keyword arguments, which every layer hands on to its attention function. The
-functions read nothing of the module: one that asks for its layer's number is compiled anew for
-every layer.
+`attention_kwargs` builds what a kernel needs to know about a batch once per forward pass; the model
+passes it to every layer's attention function as keyword arguments. These functions read nothing
+from the module: reading the layer index would recompile them for every layer.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from expert.core.install import pip_install
 from expert.model.inputs import ModelInput
 from expert.planning.measurements import measurements_file
 
-# Looked up here and not where it is called, which is inside compiled graphs.
+# Imported here because the calls are inside compiled graphs.
 _VARLEN_ATTN: Any = None
 _VARLEN_TAKES: frozenset[str] = frozenset()
 with contextlib.suppress(ImportError):  # before torch 2.10
@@ -37,15 +36,15 @@ with contextlib.suppress(ImportError):  # before torch 2.10
     _VARLEN_TAKES = frozenset(inspect.signature(_VARLEN_ATTN).parameters)
 
 CUDNN_FAILED = "mha_graph"
-"""In what torch says where cuDNN's kernel failed."""
+"""Part of torch's error message when cuDNN's kernel fails."""
 
 FLASH4_WARNS = "Argument .* cannot be converted to a JitArgument"
-"""What FlashAttention 4 says of its own arguments while it compiles."""
+"""A warning of FlashAttention 4 about its own arguments while it compiles."""
 
 AttentionKind = Literal["eager", "sdpa", "flash", "flash4", "flex"]
 
-# What transformers calls them. No mask function is registered under these names, so transformers
-# builds no mask. A name with "flash" in it would make transformers import the flash-attn package.
+# Their names in transformers. No mask function is registered under these names, so transformers
+# builds no mask. A name with "flash" would make transformers import the flash-attn package.
 IMPLEMENTATIONS: dict[AttentionKind, str] = {
     "eager": "expert_eager",
     "sdpa": "expert_sdpa",
@@ -56,7 +55,7 @@ IMPLEMENTATIONS: dict[AttentionKind, str] = {
 
 
 class KernelUnavailable(ExpertError):
-    """A kernel that cannot do what is asked of it; it names what can."""
+    """A kernel cannot do what is requested; the message names an alternative."""
 
     def __init__(self, kind: str, what: str, instead: str) -> None:
         self.kind = kind
@@ -64,10 +63,10 @@ class KernelUnavailable(ExpertError):
 
 
 def without_cudnn(error: BaseException) -> str:
-    """Whether cuDNN's kernel, which is one of those behind SDPA on Hopper cards, failed to run:
-    then torch chooses another from here on, and what to tell of it is returned; else nothing.
+    """If `error` is a failure of cuDNN's kernel, one of those behind SDPA on Hopper cards, disable
+    that kernel and return a message for the user; otherwise return "".
 
-    Seen once on an H200, with six runs on it, and not again with the same run alone.
+    Seen once on an H200 shared by six runs, and not when the same run was alone on it.
     """
     switches: Any = torch.backends.cuda
     if CUDNN_FAILED not in str(error) or not switches.cudnn_sdp_enabled():
@@ -77,14 +76,14 @@ def without_cudnn(error: BaseException) -> str:
 
 
 def register_attention() -> None:
-    """Make the kernels known to transformers under the names in IMPLEMENTATIONS."""
+    """Register the kernels with transformers under the names in IMPLEMENTATIONS."""
     interface = importlib.import_module("transformers").AttentionInterface
     for kind, name in IMPLEMENTATIONS.items():
         interface.register(name, _FUNCTIONS[kind])
 
 
 def attention_kwargs(kind: AttentionKind, batch: ModelInput) -> dict[str, Any]:
-    """What the kernel must know about the batch, as keyword arguments of model(...)."""
+    """What the kernel must know about the batch, as keyword arguments of the model."""
     if kind in ("flash", "flash4"):
         return {"boundaries": batch.boundaries, "longest": batch.longest}
     if kind == "flex":
@@ -95,7 +94,7 @@ def attention_kwargs(kind: AttentionKind, batch: ModelInput) -> dict[str, Any]:
 
 
 def document_mask(positions: Tensor) -> Tensor:
-    """True [rows, 1, length, length] where a place may see another: earlier, same document."""
+    """Bool [rows, 1, length, length]: True for earlier positions of the same document."""
     documents = _documents(positions)
     places = torch.arange(positions.shape[1], device=positions.device)
     same = documents[:, None, :, None] == documents[:, None, None, :]
@@ -103,7 +102,7 @@ def document_mask(positions: Tensor) -> Tensor:
 
 
 def document_block_mask(positions: Tensor) -> Any:
-    """The same mask for flex attention, which leaves out blocks that nobody may see."""
+    """The same mask for FlexAttention, which skips fully masked blocks."""
     documents = _documents(positions)
 
     def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -115,7 +114,7 @@ def document_block_mask(positions: Tensor) -> Any:
 
 
 def _documents(positions: Tensor) -> Tensor:
-    """A number per place that is the same inside a document of a row and no other's there."""
+    """A number for each position that identifies its document within the row."""
     return (positions == 0).cumsum(1, dtype=torch.int32)
 
 
@@ -133,8 +132,8 @@ def eager_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention written out: every score is held, softmax in float32. The one to compare with."""
-    _refuse("eager", attention_mask, others, "")
+    """Reference attention: materialises all scores, softmax in float32."""
+    _refuse("eager", attention_mask, others)
     key, value = _repeated(key, query), _repeated(value, query)
     scores = torch.matmul(query, key.transpose(2, 3)) * _scaling(scaling, query)
     if softcap is not None:
@@ -160,8 +159,8 @@ def sdpa_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """torch's scaled_dot_product_attention: causal where rows are whole, else with a mask."""
-    _refuse("sdpa", attention_mask, others, "set attention: eager", softcap=softcap)
+    """torch's scaled_dot_product_attention: causal if rows are single documents, else masked."""
+    _refuse("sdpa", attention_mask, others, softcap=softcap)
     mask, length = document_mask, query.shape[2]
     if sliding_window is not None and sliding_window < length:
         if mask is None:
@@ -169,7 +168,7 @@ def sdpa_attention(
         mask = _windowed(mask, sliding_window, query)
     options: dict[str, Any] = {"is_causal": True} if mask is None else {"attn_mask": mask}
     if query.shape[1] != key.shape[1]:
-        # CUDA kernels that take a mask do not take grouped heads, and fall back to plain math.
+        # CUDA kernels with a mask do not support grouped heads and fall back to the math one.
         if mask is None or not query.is_cuda:
             options["enable_gqa"] = True
         else:
@@ -196,10 +195,8 @@ def flash_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """torch's varlen_attn over all rows laid end to end. Grouped heads are not repeated."""
-    _refuse(
-        "flash", attention_mask, others, "set attention: flex", dropout=dropout, softcap=softcap
-    )
+    """torch's varlen_attn over all rows concatenated. Grouped heads are not repeated."""
+    _refuse("flash", attention_mask, others, dropout=dropout, softcap=softcap)
     flat, left = _end_to_end("flash", query, key, value, sliding_window, longest)
     options = _varlen_options(-1 if left is None else left)
     output = _VARLEN_ATTN(*flat, boundaries, boundaries, longest, longest, scale=scaling, **options)
@@ -221,10 +218,8 @@ def flash4_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """FlashAttention 4 in place of torch's kernels, for Hopper and Blackwell."""
-    _refuse(
-        "flash4", attention_mask, others, "set attention: flash", dropout=dropout, softcap=softcap
-    )
+    """FlashAttention 4 instead of torch's kernels, for Hopper and Blackwell."""
+    _refuse("flash4", attention_mask, others, dropout=dropout, softcap=softcap)
     flat, left = _end_to_end("flash4", query, key, value, sliding_window, longest)
     output = _flash4()(
         *flat,
@@ -243,8 +238,8 @@ def flash4_attention(
 def _end_to_end(
     kind: str, query: Tensor, key: Tensor, value: Tensor, window: int | None, longest: int
 ) -> tuple[list[Tensor], int | None]:
-    """Queries, keys and values of all rows, [tokens, heads, width], and how many tokens back each
-    of them looks; None: all."""
+    """Queries, keys and values of all rows, [tokens, heads, width], and the window to the left
+    (None: unlimited)."""
     if not value.is_cuda or value.dtype not in (torch.bfloat16, torch.float16):
         what = f"needs bf16 or fp16 on a CUDA card, not {value.dtype} on {value.device.type}"
         raise KernelUnavailable(kind, what, "set attention: sdpa")
@@ -256,18 +251,19 @@ def _end_to_end(
 
 @functools.cache
 def _flash4() -> Callable[..., Any]:
-    """The package's function. Its kernels are kept beside our measurements unless the environment
-    says otherwise: by default they would be loaded from a folder that others may write to."""
+    """The package's function. Its compiled kernels are cached beside our measurements unless the
+    environment says otherwise: the default is a folder that other users may write to."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
-    kept = measurements_file(os.environ).parent / "flash4"
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(kept))
+    cache = measurements_file(os.environ).parent / "flash4"
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache))
     warnings.filterwarnings("ignore", message=FLASH4_WARNS)
     try:
-        made: Callable[..., Any] = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
+        package: Any = importlib.import_module("flash_attn.cute")
     except ImportError as error:
         instead = f"{pip_install('flash4')}, or attention: flash"
         raise KernelUnavailable("flash4", f"FlashAttention 4: {error}", instead) from error
-    return made
+    function: Callable[..., Any] = package.flash_attn_varlen_func
+    return function
 
 
 def flex_attention(
@@ -284,8 +280,8 @@ def flex_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """torch's FlexAttention; caps and windows are made part of the kernel."""
-    _refuse("flex", attention_mask, others, "set attention: sdpa", dropout=dropout)
+    """torch's FlexAttention, with soft cap and sliding window compiled into the kernel."""
+    _refuse("flex", attention_mask, others, dropout=dropout)
     if not query.is_cuda and torch.is_grad_enabled() and query.requires_grad:
         raise KernelUnavailable("flex", "cannot train on a CPU", "set attention: sdpa")
     windowed = sliding_window is not None and sliding_window < query.shape[2]
@@ -310,24 +306,25 @@ def _refuse(
     kind: str,
     mask: Tensor | None,
     others: dict[str, Any],
-    instead: str,
     *,
     dropout: float = 0.0,
     softcap: float | None = None,
 ) -> None:
-    """Raise where the model asks for something that would silently be left out. `dropout` and
-    `softcap`: of a kernel that has none."""
+    """Raise if the model requests something that would silently be ignored. `dropout`, `softcap`:
+    passed by kernels that do not support them."""
     if mask is not None:
         what = "the model builds its own attention mask, which packed rows cannot use"
         raise KernelUnavailable(kind, what, "train a model without one")
     for name, meaning in (("s_aux", "attention sinks"), ("position_bias", "a position bias")):
         if others.get(name) is not None:
-            raise KernelUnavailable(kind, f"{meaning} ({name}) is not supported", instead)
+            raise KernelUnavailable(
+                kind, f"does not support {meaning} ({name})", "use another model"
+            )
     if dropout > 0:
         what = "has no dropout and the model asks for attention_dropout"
         raise KernelUnavailable(kind, what, "set attention: sdpa, or attention_dropout: 0")
     if softcap is not None:
-        raise KernelUnavailable(kind, "cannot cap scores (softcap)", instead)
+        raise KernelUnavailable(kind, "cannot cap scores (softcap)", "set attention: flex or eager")
 
 
 def _scaling(scaling: float | None, query: Tensor) -> float:
@@ -340,7 +337,7 @@ def _repeated(keys: Tensor, query: Tensor) -> Tensor:
 
 
 def _windowed(mask: Tensor, window: int | None, query: Tensor) -> Tensor:
-    """The mask, less what lies `window` places back or more."""
+    """The mask without positions `window` or more back."""
     length = query.shape[2]
     if window is None or window >= length:
         return mask
@@ -360,7 +357,7 @@ def _score_rule(window: int | None, softcap: float | None) -> Callable[..., Tens
 
 
 def _varlen_options(left: int) -> dict[str, Any]:
-    """Arguments for this version of varlen_attn: causal, `left` places back, grouped heads."""
+    """Arguments for this version of varlen_attn: causal, window to the left, grouped heads."""
     if _VARLEN_ATTN is None:
         raise KernelUnavailable("flash", "needs torch 2.10 or newer", "set attention: flex")
     options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _VARLEN_TAKES else {}
@@ -378,14 +375,14 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flex(query: Tensor) -> Callable[..., Tensor]:
-    """flex_attention: a part of the graph around it, a graph of its own, or (CPU) plain."""
+    """flex_attention: inside the current graph, compiled by itself, or (CPU) uncompiled."""
     if torch.compiler.is_compiling():
         return torch_flex_attention
     if query.is_cuda:
         return _compiled(torch_flex_attention)
 
     def plain(*args: Any, **options: Any) -> Tensor:
-        with warnings.catch_warnings():  # that it is slow uncompiled, once in a process
+        with warnings.catch_warnings():  # it warns once per process that this is slow
             warnings.filterwarnings("ignore", message="flex_attention called without")
             output: Tensor = torch_flex_attention(*args, **options)
             return output
@@ -393,9 +390,9 @@ def _flex(query: Tensor) -> Callable[..., Tensor]:
     return plain
 
 
-# How far a kernel may be from the written-out one, relative, over all outputs and gradients. bf16
-# rounds at 2^-9, fp16 at 2^-12, TF32 (fp32 on a GPU) at 2^-11; the rest is room for their sums. A
-# wrong mask or head order gives errors near 1.
+# Allowed relative error of a kernel against eager attention, over all outputs and gradients. bf16
+# rounds at 2^-9, fp16 at 2^-12, TF32 (fp32 on a GPU) at 2^-11; the rest is margin for their sums.
+# A wrong mask or head order gives errors near 1.
 _TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 4e-3}
 
 
@@ -407,20 +404,20 @@ def attention_works(
     heads: int,
     kv_heads: int,
 ) -> str:
-    """Empty where the kernel runs here, forward and backward, and is right; else why not."""
+    """Why the kernel fails here, forward or backward, or is inaccurate; empty if it works."""
     try:
         errors = attention_errors(kind, device, dtype, head_dim, heads, kv_heads)
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises here is the answer
         return f"{type(error).__name__}: {error}"
     tolerance = attention_tolerance(dtype)
     for name, error_size in errors.items():
-        if not error_size <= tolerance:  # also where it is NaN
-            return f"{name} is off by {error_size:.2g}, {tolerance:.2g} is allowed for {dtype}"
+        if not error_size <= tolerance:  # also if it is NaN
+            return f"{name} is off by {error_size:.2g} (tolerance {tolerance:.2g} for {dtype})"
     return ""
 
 
 def attention_tolerance(dtype: torch.dtype) -> float:
-    """How far outputs and gradients may be from the written-out attention, relative."""
+    """Allowed relative error of outputs and gradients against eager attention."""
     return _TOLERANCES.get(dtype, 1e-5)
 
 
@@ -432,13 +429,13 @@ def attention_errors(
     heads: int,
     kv_heads: int,
 ) -> dict[str, float]:
-    """How far the kernel is from the written-out attention in float32, output and gradients."""
+    """Relative errors of output and gradients against eager attention in float32."""
     ours = _probe(kind, device, dtype, head_dim, heads, kv_heads)
-    right = _probe("eager", device, dtype, head_dim, heads, kv_heads, torch.float32)
+    reference = _probe("eager", device, dtype, head_dim, heads, kv_heads, torch.float32)
     names = ("output", "gradient of queries", "gradient of keys", "gradient of values")
     return {
-        name: float((one.float() - other).norm() / other.norm())
-        for name, one, other in zip(names, ours, right, strict=True)
+        name: float((actual.float() - expected).norm() / expected.norm())
+        for name, actual, expected in zip(names, ours, reference, strict=True)
     }
 
 
@@ -451,7 +448,7 @@ def _probe(
     kv_heads: int,
     computed_in: torch.dtype | None = None,
 ) -> list[Tensor]:
-    """Output and gradients for two rows of three documents and the same random numbers."""
+    """Output and gradients for two rows of three documents, with fixed random numbers."""
     generator = torch.Generator().manual_seed(0)
     length, starts = 256, (0, 100, 170)
     positions = torch.cat([torch.arange(size) for size in (100, 70, 86)])

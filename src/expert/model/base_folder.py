@@ -1,4 +1,4 @@
-"""The folder a base model is read from: found or fetched, and fit to be loaded."""
+"""Finds or downloads a base model's folder and checks that it can be loaded."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from expert.planning.models.resolve import hub_id_of, is_hub_id, refuse_media
 from expert.planning.run_plan import ModelPlan
 
 _MODEL = "base_models[].name"
-# Never the pickled weights beside the safetensors.
+# Never pickled weights, even if they are next to the safetensors.
 _FETCHED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py"]
-# The same weights a second time, in layouts that are not read here.
+# Copies of the weights in other formats.
 _NOT_FETCHED = ["consolidated*", "original/*", "onnx/*"]
 
 
 def built_in_folder(name: str) -> Path | None:
-    """The folder of a model that comes with the package; None: built from scratch, or unknown."""
+    """The folder of a model that ships with the package; None if there is none."""
     folder = Path(__file__).parent / name
     return folder if (folder / "config.json").is_file() else None
 
 
 def base_reference(model: ModelPlan) -> tuple[str, str | None]:
-    """What others find the base by, and its revision: a hub id where it has one, else the folder
-    it is in on this machine. A folder of the hub cache is named by its repository and commit."""
+    """How others can find the base, and its revision: a hub id if it has one, else its folder on
+    this machine. A hub cache folder is named by its repository and commit."""
     if model.place == "built-in":
         return str(built_in_folder(model.name) or model.location), None
     if model.place == "hub":
@@ -51,8 +51,8 @@ def base_reference(model: ModelPlan) -> tuple[str, str | None]:
 
 
 def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path | None:
-    """The folder of the base on this machine, fetched if need be, found fit to be loaded; None for
-    a model that is built from scratch."""
+    """The folder of the base on this machine, downloaded if needed and checked; None for a model
+    built from scratch."""
     if model.place == "built-in":
         folder = built_in_folder(model.name)
         if folder is None and model.name != CHAR_GPT:
@@ -60,7 +60,7 @@ def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path |
             raise ModelError(_MODEL, what, f"use {CHAR_GPT}, a folder or a hub id")
         return folder
     folder = fetched(model) if model.place == "hub" else Path(model.location)
-    if model.place not in ("hub", "hf cache"):  # whose files are links, named by their content
+    if model.place not in ("hub", "hf cache"):  # their files are links named by content
         _refuse_damaged(folder)
     runs_its_own_program(model, folder, allowed=allow_remote_code)
     config = read_config(folder)
@@ -79,7 +79,7 @@ def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path |
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The object in a folder's config.json."""
+    """The contents of a folder's config.json."""
     file = folder / "config.json"
     try:
         config = read_json(file, MAX_CONFIG_BYTES)
@@ -93,12 +93,12 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def refuse_unknown_kind(folder: Path, *, allow_remote_code: bool) -> None:
-    """ModelError where transformers does not know the kind of a model, and no program of the model
-    may be run in its place. Its tables are read as text: importing them imports torch."""
+    """Raise ModelError if transformers does not know the model_type and the model's code may not be
+    run instead. Reads transformers' tables as text: importing them imports torch."""
     config = read_config(folder)
     kind, own = config.get("model_type"), bool(config.get("auto_map"))
-    found = find_spec("transformers")
-    tables = Path(found.origin).parent / "models" / "auto" if found and found.origin else Path()
+    spec = find_spec("transformers")
+    tables = Path(spec.origin).parent / "models" / "auto" if spec and spec.origin else Path()
     texts = [read_text(file) for file in tables.glob("*auto*.py")]
     if kind == CHAR_GPT or (own and allow_remote_code) or not texts:
         return
@@ -117,61 +117,63 @@ def _asks_to_run_code(folder: Path) -> ModelError:
 
 
 def runs_its_own_program(model: ModelPlan, folder: Path, *, allowed: bool) -> bool:
-    """True where the model can be built by a program of its own alone, and that program may run:
-    it was asked for, and it is the one that was read. Where it may not, that is an error."""
+    """Whether the model needs code of its own, and that code may run: it is allowed and pinned to a
+    commit. Raises if it needs code that may not run."""
     from transformers import CONFIG_MAPPING
 
     config = read_config(folder)
-    # Where transformers knows the model, its own classes build it and auto_map is not followed.
+    # If transformers knows the model_type, it uses its own classes and ignores auto_map.
     if not config.get("auto_map") or config.get("model_type") in CONFIG_MAPPING:
         return False
     pinned = re.fullmatch(r"[0-9a-f]{40}", model.revision or "") is not None
-    # A snapshot's folder has the name of its commit; the contents of any other are not pinned.
+    # A snapshot folder is named after its commit; the contents of other folders are not pinned.
     if allowed and pinned and folder.name == model.revision:
         return True
     raise _asks_to_run_code(folder)
 
 
 def _refuse_damaged(folder: Path) -> None:
-    """Raise where a folder that Expert wrote, such as an export, has other bytes than it wrote. Its
-    card is there to be edited, and files may be added."""
+    """Raise if files that Expert wrote, as in an export, have changed. The model card may be
+    edited, and files may be added."""
     if not (folder / DONE).is_file():
         return
     if not damage_once(folder):
         return
-    found = [each for each in faults(folder, more_files=True) if not each.startswith("README.md ")]
-    if found:
+    changed = [
+        text for text in faults(folder, more_files=True) if not text.startswith("README.md ")
+    ]
+    if changed:
         fix = f"export it again; or remove {DONE} if you changed it yourself"
-        raise ModelError(str(folder), "; ".join(found[:SHOWN_FAULTS]), fix)
+        raise ModelError(str(folder), "; ".join(changed[:SHOWN_FAULTS]), fix)
 
 
 def fetched(model: ModelPlan) -> Path:
-    """The snapshot of a model from the hub in its cache."""
+    """Download a model's snapshot into the hub cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = snapshot_download(
+        folder = snapshot_download(
             model.location,
             revision=model.revision,
             allow_patterns=_FETCHED,
             ignore_patterns=_NOT_FETCHED,
         )
-    # OSError: no network, no such repository, no permission, no space; the hub's own are OSErrors.
+    # OSError: no network, repository, permission or space; the hub's errors are OSErrors.
     except (OSError, ValueError, HFValidationError) as error:
         what = f"it is not on this machine and could not be fetched: {first_line(error)}"
         fix = "check the name and the network, or put its folder into models/"
         raise ModelError(model.location, what, fix) from error
-    return Path(found)
+    return Path(folder)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its kind where it says nothing."""
+    """The first line of an error message, or the error's class if it is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _refuse_other_quantisation(config: dict[str, Any], folder: Path) -> None:
-    """Quantised by somebody else: such layers neither merge nor train as ours do."""
+    """Refuse weights quantised by other tools: these layers do not merge or train like ours."""
     own = config.get("quantization_config")
     if own:
         method = own.get("quant_method", "unknown") if isinstance(own, dict) else "unknown"
@@ -192,16 +194,16 @@ TOKENIZER_FILES = (
 
 
 def copy_tokenizer(source: Path, target: Path) -> list[str]:
-    """Copy the tokenizer files there are in `source`; returns their names."""
+    """Copy the tokenizer files of `source`; returns their names."""
     target.mkdir(parents=True, exist_ok=True)
-    found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
-    for name in found:
+    names = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    for name in names:
         shutil.copyfile(source / name, target / name)
-    return found
+    return names
 
 
 def text_encoder(folder: Path) -> Callable[[str], list[int]]:
-    """A function from a text to its token ids, without special tokens; reads tokenizer.json."""
+    """A function that encodes text without special tokens; reads tokenizer.json."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         what = "there is no tokenizer.json to encode the init_text of a soft prompt with"

@@ -1,7 +1,6 @@
-"""The repeated blocks of a model: finding, checkpointing and compiling them.
+"""Finds, checkpoints and compiles the repeated blocks of a model.
 
-Both change how a block's forward is run and nothing else: parameters, their names and the modules
-stay where they are.
+Only a block's `forward` is replaced; modules, parameters and their names stay.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-# Graphs that one block may have: first layer or not, learning or not, masked or not, each kind of
-# layer. Past torch's own limit of 8 it would silently continue without compiling.
+# Graphs per block: first layer or not, training or not, masked or not, each kind of layer. Past
+# torch's default limit of 8, torch would silently continue uncompiled.
 RECOMPILE_LIMIT = 64
 
 
 def find_blocks(module: nn.Module) -> list[nn.Module]:
-    """The decoder blocks in order: the longest list of modules of one class that is not itself a
-    part of such a list (as a block's experts are). Empty where a model has none."""
+    """The decoder blocks in order: the longest list of modules of one class that is not nested in
+    another such list (as a block's experts are). Empty if there is none."""
     found: list[nn.Module] = []
     waiting = [module]
     while waiting:
@@ -36,7 +35,7 @@ def find_blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def recompute(blocks: Sequence[nn.Module], count: int) -> None:
-    """Recompute the first `count` blocks in the backward pass instead of keeping what they made."""
+    """Use activation checkpointing for the first `count` blocks."""
     for block in blocks[:count]:
         _runner_of(block).recomputed = True
 
@@ -59,27 +58,26 @@ def compile_blocks(
 
 
 class CompileWatch:
-    """Counts the graphs that were compiled since a mark, in the whole process."""
+    """Counts graphs compiled since a mark, in the whole process."""
 
     def __init__(self) -> None:
         self.mark()
 
     def mark(self) -> None:
-        """Count from here."""
         self._before = _graphs()
 
     def recompiles(self) -> int:
-        """Graphs compiled since the mark; 0 in a run whose shapes are settled."""
+        """Graphs compiled since the mark; 0 once shapes are stable."""
         return max(0, _graphs() - self._before)
 
 
 def _graphs() -> int:
-    utils = sys.modules.get("torch._dynamo.utils")  # nothing was compiled where it is not loaded
+    utils = sys.modules.get("torch._dynamo.utils")  # not imported: nothing was compiled
     return 0 if utils is None else int(utils.counters["stats"]["unique_graphs"])
 
 
 class _Runner:
-    """What a block's `forward` is while it is compiled, recomputed, or both."""
+    """Replaces `forward` of a block that is compiled, checkpointed, or both."""
 
     def __init__(self, block: nn.Module) -> None:
         self.plain: Callable[..., Any] = block.forward
@@ -91,7 +89,7 @@ class _Runner:
         run = self.compiled or self.plain
         if not (self.recomputed and torch.is_grad_enabled()):
             return run(*args, **kwargs)
-        # The random state is saved and set again per block only where something draws from it.
+        # Saving and restoring the random state costs time: only if the block draws from it.
         return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=self.draws, **kwargs)
 
 
@@ -103,11 +101,11 @@ def _runner_of(block: nn.Module) -> _Runner:
 
 
 def _draws_numbers(block: nn.Module) -> bool:
-    """True where a forward pass draws random numbers: any dropout, as a module or as a rate."""
+    """Whether a forward pass uses dropout, as a module or as a rate."""
     for module in block.modules():
         rates: list[Any] = []
         for name, value in vars(module).items():
-            if "drop" in name:  # PEFT keeps the rates of its layers by adapter
+            if "drop" in name:  # PEFT stores the rates of its layers by adapter
                 rates += value.values() if isinstance(value, Mapping) else [value]
         if isinstance(module, nn.modules.dropout._DropoutNd):
             rates.append(module.p)

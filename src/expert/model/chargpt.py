@@ -1,4 +1,4 @@
-"""The built-in character model: a small GPT in the manner of nanoGPT, trained from scratch."""
+"""The built-in character model: a small GPT like nanoGPT, trained from scratch."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Block(nn.Module):
 
 
 class CharGpt(nn.Module):
-    """Learnt positions, no biases, head tied to the embedding. The weights depend on the seed
-    alone, whatever the device."""
+    """Learned positions, no biases, head tied to the embedding. The initial weights depend on the
+    seed alone, not on the device."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class CharGpt(nn.Module):
 
     def _initialise(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        # Every block adds to the residual stream twice; this keeps the sum's spread independent
-        # of the depth.
+        # Every block adds to the residual stream twice; this keeps the variance of the sum
+        # independent of the depth.
         residual_std = _INIT_STD / math.sqrt(2 * self.size.layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
@@ -96,8 +96,8 @@ class CharGpt(nn.Module):
     def hidden(
         self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        """[rows, length, width] after the final norm. Without a mask every row is one document;
-        with one (True: may be seen) it may be [rows, 1, length, length] or broadcast to it."""
+        """[rows, length, width] after the final norm. Without a mask every row is one document; a
+        mask (True: visible) is [rows, 1, length, length] or broadcasts to it."""
         length, block_size = tokens.shape[1], self.size.block_size
         if mask is None and length > block_size:
             what = f"a row of {length} characters is longer than block_size {block_size}"
@@ -113,9 +113,8 @@ class CharGpt(nn.Module):
         return out
 
     def compile_hidden(self, mode: str, backend: str) -> None:
-        """Compile all blocks as one graph: they are so small that starting six compiled ones takes
-        longer than running them (19 ms an update of 128 blocks on an H200, against 16 uncompiled).
-        """
+        """Compile all blocks as one graph: they are so small that launching six compiled ones takes
+        longer than running them (19 ms per step of 128 blocks on an H200; 16 ms uncompiled)."""
         self.hidden = torch.compile(  # type: ignore[method-assign]
             self.hidden, dynamic=False, mode=mode, backend=backend
         )
@@ -127,7 +126,7 @@ class CharGpt(nn.Module):
     def forward(
         self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        """Logits of the next character at every place."""
+        """Logits of the next character at every position."""
         return F.linear(self.hidden(tokens, positions, mask), self.head())
 
     @torch.no_grad()
@@ -139,8 +138,8 @@ class CharGpt(nn.Module):
         top_k: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The rows of `tokens`, each with `max_new_tokens` characters more; temperature 0 takes
-        the likeliest. Only the last block_size characters are seen."""
+        """`tokens` with `max_new_tokens` more characters in each row; temperature 0 takes the most
+        likely. The context is the last block_size characters."""
         was_training = self.training
         self.eval()
         for _ in range(max_new_tokens):
@@ -155,7 +154,7 @@ class CharGpt(nn.Module):
 def sampled(
     logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
 ) -> Tensor:
-    """[rows, 1] tokens drawn from logits [rows, vocabulary]."""
+    """Draw [rows, 1] tokens from logits [rows, vocabulary]."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     if top_k is not None and top_k < logits.shape[-1]:
@@ -167,7 +166,7 @@ def sampled(
 def save_char_gpt(
     model: CharGpt, folder: Path, characters: str | None, weights: dict[str, Tensor] | None = None
 ) -> None:
-    """Write config.json, model.safetensors and, where the characters are known, vocabulary.json."""
+    """Write config.json, model.safetensors and, if the characters are known, vocabulary.json."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = weights if weights is not None else dict(model.named_parameters())
     whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
@@ -180,17 +179,15 @@ def save_char_gpt(
 
 
 def load_char_gpt(folder: Path, device: torch.device | str = "cpu") -> tuple[CharGpt, str | None]:
-    """The model of a folder and its characters, None where they were not kept."""
+    """The model of a folder, and its characters if they were saved."""
     try:
         config = read_json(folder / CONFIG)
         size = {name: config[name] for name in CharGptShape.model_fields}
         model = CharGpt(CharGptShape(**size), int(config["vocabulary"]))
         model.load_state_dict(load_file(folder / WEIGHTS))
+        file = folder / VOCABULARY
+        characters = str(read_json(file)["characters"]) if file.is_file() else None
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         what = f"no readable character model: {error}"
         raise ModelError(str(folder), what, "save it again, or train it again") from error
-    file = folder / VOCABULARY
-    characters = None
-    if file.is_file():
-        characters = str(read_json(file)["characters"])
     return model.to(device), characters

@@ -1,4 +1,4 @@
-"""What can be wrong with a base model or what is trained on it."""
+"""Errors about base models and training on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from expert.core.errors import ExpertError
 
 
 class ModelError(ExpertError):
-    """A model that cannot be loaded or trained as asked: where, what, and what to do."""
+    """A model cannot be loaded or trained as requested: where, what, and what to do."""
 
     def __init__(self, where: str, what: str, fix: str) -> None:
         self.where, self.what, self.fix = where, what, fix

@@ -1,8 +1,7 @@
-"""Keys and values of many rows in memory that stays where it is, and attention for one more token.
+"""A KV cache at a fixed memory address, and attention for single-token decoding steps.
 
-A step that adds one token to every row does the same to the same memory each time, so that it can
-be recorded and replayed. Rows whose prompts have different lengths end at the same place: theirs
-stand to the right, and what is left of a row's beginning is masked.
+Every decoding step then does the same to the same memory, so that it can be captured as a CUDA
+graph. Rows with prompts of different lengths are right-aligned; the padding on the left is masked.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ANSWERING = "expert_answering"
-"""What transformers calls the attention of models that answer."""
+"""The name under which transformers knows this attention."""
 EVEN = 16
-"""Places of the memory are a multiple of this: kernels with a mask want its rows aligned."""
+"""Cache lengths are a multiple of this: kernels need aligned mask rows."""
 
 
 def register_answering() -> None:
-    """Make the attention of answering known to transformers, with the masks of its SDPA."""
+    """Register this attention with transformers, with SDPA's masks."""
     interface = importlib.import_module("transformers").AttentionInterface
     masks = importlib.import_module("transformers.masking_utils")
     interface.register(ANSWERING, _answering_attention)
@@ -40,21 +39,21 @@ def _answering_attention(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """SDPA; for one token a row without copying the keys that several heads share."""
+    """SDPA; for a single token without copying keys that several heads share."""
     rows, heads, length, width = query.shape
     groups = key.shape[1]
     if others.get("softcap") is not None:
         return _capped(query, key, value, attention_mask, scaling, others["softcap"]), None
     if length > 1 or others.get("position_bias") is not None:
         plain = importlib.import_module("transformers.integrations.sdpa_attention")
-        found: tuple[Tensor, None] = plain.sdpa_attention_forward(
+        output: tuple[Tensor, None] = plain.sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **others
         )
-        return found
-    # The heads that share keys ask like several tokens of one head.
-    asking = query.reshape(rows, groups, heads // groups, width)
-    told = F.scaled_dot_product_attention(asking, key, value, attention_mask, scale=scaling)
-    return told.reshape(rows, 1, heads, value.shape[-1]), None
+        return output
+    # Treat the heads that share keys as several tokens of one head.
+    grouped = query.reshape(rows, groups, heads // groups, width)
+    attended = F.scaled_dot_product_attention(grouped, key, value, attention_mask, scale=scaling)
+    return attended.reshape(rows, 1, heads, value.shape[-1]), None
 
 
 def _capped(
@@ -65,7 +64,7 @@ def _capped(
     scaling: float | None,
     cap: float,
 ) -> Tensor:
-    """Attention whose scores are held below a cap, which SDPA knows nothing of, written out."""
+    """Attention with soft-capped scores, which SDPA does not support."""
     times = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
     scores = query @ key.transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
@@ -74,7 +73,7 @@ def _capped(
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
         mask = seen.tril(scores.shape[-1] - scores.shape[-2])
     if mask.dtype == torch.bool:
-        # Not infinite: a place of padding sees nothing, and must be a number all the same.
+        # Not infinite: padding positions see nothing, and must not become NaN.
         least = max(torch.finfo(dtype).min for dtype in (scores.dtype, torch.float32))
         scores = scores.masked_fill(~mask, least)
     else:
@@ -84,7 +83,7 @@ def _capped(
 
 
 def can_be_fixed(model: Any) -> bool:
-    """Whether every layer of a model keeps all keys and values, and it takes positions."""
+    """Whether every layer of a model keeps all keys and values, and it takes position_ids."""
     cache = importlib.import_module("transformers.cache_utils")
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return False
@@ -93,14 +92,14 @@ def can_be_fixed(model: Any) -> bool:
 
 
 class FixedCache:
-    """What all layers remember of some rows: they have all been filled up to one place."""
+    """The KV cache of all layers for a batch of rows, all filled up to the same position."""
 
     def __init__(self, rows: int, width: int, room: int) -> None:
-        """For so many rows of at most so many tokens, with room for some more."""
+        """For `rows` rows of at most `width` tokens, with `room` for more."""
         self.rows, self.filled = rows, width
         self.size = even(width + room)
         self.place: Any = None
-        """Where the next token goes: a number on the device, so that a recorded step finds it."""
+        """Position of the next token, on the device, so that a CUDA graph can read it."""
         self.layers: list[Any] = []
 
     @property
@@ -108,7 +107,7 @@ class FixedCache:
         return self.filled == self.size
 
     def put(self, past: Any, rows: Tensor) -> None:
-        """Take what was remembered of some rows, which have these numbers here."""
+        """Copy the cache of some rows, which have the indices `rows` here."""
         if not self.layers:
             keys = past.layers[0].keys
             self.place = torch.full((1,), self.filled, device=keys.device)
@@ -119,22 +118,21 @@ class FixedCache:
             own.values[rows, :, places] = layer.values
 
     def for_transformers(self) -> Any:
-        """The layers as transformers' models take them."""
         return importlib.import_module("transformers.cache_utils").Cache(layers=self.layers)
 
     def went_on(self) -> None:
-        """A step has put a token to every row."""
+        """Count a token that was added to every row."""
         self.filled += 1
 
     def keep(self, index: Tensor) -> None:
-        """These rows only, or some of them several times; layer by layer, as all of them at once
-        may not fit twice."""
+        """Keep only these rows (an index may repeat). Layer by layer: a second copy of all layers
+        may not fit."""
         self.rows = len(index)
         for layer in self.layers:
             layer.keys, layer.values = layer.keys[index], layer.values[index]
 
     def reframe(self, before: int, after: int) -> None:
-        """More places before those that are filled and after them; fewer where it is below 0."""
+        """Add positions before and after the filled ones; remove them if negative."""
         self.filled += before
         self.size += before + after
         self.place.add_(before)
@@ -143,7 +141,7 @@ class FixedCache:
             layer.values = F.pad(layer.values, (0, 0, before, after))
 
     def _empty(self, keys: Tensor, values: Tensor) -> Any:
-        """A layer without keys; what is not filled is masked, and must be a number all the same."""
+        """An empty layer, of zeros: unused positions are masked but must not be NaN."""
 
         def room(like: Tensor) -> Tensor:
             shape = (self.rows, like.shape[1], self.size, like.shape[3])
@@ -153,13 +151,13 @@ class FixedCache:
 
 
 def even(places: int) -> int:
-    """So many places, and what is missing to whole blocks."""
+    """Round up to a multiple of `EVEN`."""
     return -(-places // EVEN) * EVEN
 
 
 @functools.cache
 def _layer_class() -> Any:
-    """The layer of a cache; made here, as transformers is not imported before it is needed."""
+    """The layer class of the cache; created here because transformers is imported lazily."""
     mixin: Any = importlib.import_module("transformers.cache_utils").CacheLayerMixin
 
     class FixedLayer(mixin):  # type: ignore[misc]
@@ -174,7 +172,7 @@ def _layer_class() -> Any:
             return self.keys, self.values
 
         def lazy_initialization(self, keys: Tensor, values: Tensor) -> None:
-            """There is nothing to be made."""
+            """Nothing to initialise."""
 
         def get_seq_length(self) -> Any:
             return self._place[0]

@@ -1,4 +1,4 @@
-"""What a model reads from a batch. The batches themselves are made elsewhere."""
+"""What a model reads from a batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class ModelInput(Protocol):
-    """Rows of documents, [rows, length], all tensors on the run's device."""
+    """Packed documents, [rows, length]; all tensors are on the run's device."""
 
     @property
     def tokens(self) -> Tensor:
@@ -16,7 +16,7 @@ class ModelInput(Protocol):
 
     @property
     def positions(self) -> Tensor:
-        """int32 [rows, length], counted from 0 in every document, its soft prompt included."""
+        """int32 [rows, length], restarting at 0 in every document, soft prompt included."""
 
     @property
     def labels(self) -> Tensor:
@@ -24,33 +24,33 @@ class ModelInput(Protocol):
 
     @property
     def boundaries(self) -> Tensor:
-        """int32 [constant]: starts of all documents over the flattened places, in order, then
-        rows * length repeated. Padding at the end of a row is a document of its own."""
+        """int32 [constant]: starts of all documents in the flattened batch, in order, padded with
+        rows * length. Padding at the end of a row counts as a document."""
 
     @property
     def longest(self) -> int:
-        """No document is longer."""
+        """Upper bound of the document length."""
 
     @property
     def soft_mask(self) -> Tensor | None:
-        """bool [rows, length]: places of the soft prompt, whose position is the index into it."""
+        """bool [rows, length]: soft-prompt positions; their position is the index into it."""
 
     @property
     def target_places(self) -> Tensor:
-        """int32 [rows * length]: the flat places that have a label, then rows * length - 1."""
+        """int32 [rows * length]: flat indices that have a label, padded with rows * length - 1."""
 
     @property
     def targets(self) -> int:
-        """How many places have a label."""
+        """Number of positions with a label."""
 
     @property
     def real_tokens(self) -> int:
-        """How many positions are not padding."""
+        """Number of positions that are not padding."""
 
     @property
     def examples(self) -> int:
-        """How many examples of the data set are in the rows."""
+        """Number of data set examples in the rows."""
 
     @property
     def whole_rows(self) -> bool:
-        """True where every row is one document, or one followed by padding."""
+        """Whether every row is a single document, possibly padded."""

@@ -1,4 +1,4 @@
-"""From the plan to a model that can be trained: its weights, its adapter and its loss."""
+"""Builds a trainable model from the plan: weights, adapter and loss."""
 
 from __future__ import annotations
 
@@ -47,36 +47,36 @@ from expert.model.soft_prompts import SoftPrompts, make_soft_prompts
 from expert.planning.run_plan import AdapterPlan, KernelPlan, ModelPlan
 
 Spread = Callable[[nn.Module, Sequence[nn.Module], set[nn.Parameter]], None]
-"""Spreads the weights of a model over ranks, block by block, all but some."""
+"""Shards the weights of a model over ranks, block by block, except for some parameters."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model ready to train. Every tensor is on the run's device."""
+    """A model ready to train, with every tensor on the run's device."""
 
     plan: ModelPlan
     adapter: AdapterPlan
     kernels: KernelPlan
     folder: Path | None
-    """Where the base was read from; None for a model built from scratch."""
+    """The base model's folder; None for a model built from scratch."""
     module: nn.Module
     decoder: nn.Module
-    """What gives hidden states: the model without its head."""
+    """Computes hidden states: the model without its head."""
     soft_prompts: SoftPrompts | None
     trainable: list[tuple[str, nn.Parameter]]
-    """Everything trainable, in the model's own order, by names that do not change."""
+    """All trainable parameters in the model's order, by stable names."""
     weights: dict[str, Tensor]
-    """What is saved, by the module's own names as they were when it was loaded."""
+    """The weights to save, by the module's names when it was loaded."""
     blocks: list[nn.Module]
     characters: str | None = None
     ranks: AdaLoraRanks | None = None
     is_spread: bool = False
-    """Weights are spread over ranks, and are there only while the model computes."""
+    """Weights are sharded over ranks and gathered only while the model computes."""
 
     def hidden(self, batch: ModelInput) -> Tensor:
-        """[places, width]: what the head would see, at every place of the batch."""
+        """[positions, width]: the input of the head at every position of the batch."""
         if isinstance(self.module, CharGpt):
             mask = None if batch.whole_rows else document_mask(batch.positions)
             return self.module.hidden(batch.tokens, batch.positions, mask).flatten(0, 1)
@@ -102,8 +102,8 @@ class LoadedModel:
         return self.module.head() if isinstance(self.module, CharGpt) else self._head.weight
 
     def spread(self, over_ranks: Spread, device: torch.device) -> LoadedModel:
-        """The same model with its base, or all that is trained, spread over ranks; adapters and
-        soft prompts stay whole. Its weights are gathered while it is called, and not otherwise."""
+        """The same model with its base (or all of it, if all is trained) sharded over ranks;
+        adapters and soft prompts stay whole. Its weights are gathered only during calls."""
         make_plain(self.module, device)
         trains_all = self.adapter.type == "full"
         whole = set() if trains_all else {parameter for _, parameter in self.trainable}
@@ -117,12 +117,12 @@ class LoadedModel:
         )
 
     def _computed(self, compute: Callable[[], Any]) -> Any:
-        """Something computed with the weights, which are gathered for it where they are spread."""
+        """Run `compute` with the weights gathered if they are sharded."""
         return self.module(compute) if self.is_spread else compute()
 
     def loss_sum(self, batch: ModelInput) -> Tensor:
-        """The loss summed over the targets of the batch, float32; AdaLoRA's penalty is in its
-        gradient and not in its value."""
+        """The loss summed over the targets of the batch, float32; AdaLoRA's penalty contributes to
+        the gradient but not to the value."""
         loss: Tensor = self._computed(
             lambda: summed_loss(
                 self.hidden(batch),
@@ -143,12 +143,12 @@ class LoadedModel:
 
     @torch.no_grad()
     def evaluate(self, batch: ModelInput) -> tuple[Tensor, Tensor]:
-        """(loss summed over the targets, targets that were the likeliest), without dropout."""
+        """(loss summed over the targets, number of correct targets), without dropout."""
         was_training = self.module.training
         if was_training:
             self.module.eval()
         try:
-            found: tuple[Tensor, Tensor] = self._computed(
+            result: tuple[Tensor, Tensor] = self._computed(
                 lambda: evaluated(
                     self.hidden(batch),
                     self.head(),
@@ -159,19 +159,19 @@ class LoadedModel:
                     **self._head_options(),
                 )
             )
-            return found
+            return result
         finally:
             if was_training:
                 self.module.train()
 
     def after_update(self, step: int) -> None:
-        """To be called after step number `step`, counted from 1, before gradients are cleared."""
+        """Call after step `step`, counted from 1, before gradients are cleared."""
         if self.ranks is not None:
             self.ranks.after_update(step)
 
     @property
     def causal_lm(self) -> Any:
-        """The transformers model, inside its adapter where there is one."""
+        """The transformers model, without the adapter's wrapper."""
         module: Any = self.module
         return module.get_base_model() if self.adapter.type in ADAPTERS else module
 
@@ -180,7 +180,7 @@ class LoadedModel:
         return self.causal_lm.get_output_embeddings()
 
     def _head_options(self) -> dict[str, Any]:
-        """What else the model does on the way from hidden states to logits."""
+        """Options of the step from hidden states to logits."""
         if isinstance(self.module, CharGpt):
             return {}
         config = self.causal_lm.config
@@ -204,9 +204,9 @@ def load_model(
     adapter_dtype: torch.dtype | None = None,
     allow_remote_code: bool = False,
 ) -> LoadedModel:
-    """The model of the plan on `device`, with what the plan trains asking for gradients.
+    """Load the plan's model on `device`; what the plan trains requires gradients.
 
-    `vocabulary`: the characters of a corpus, or only their number, for the character model.
+    `vocabulary`: for the character model, the characters of the corpus or their number.
     `adapter_dtype`: of adapters and soft prompts; None: that of the base.
     """
     quiet_bitsandbytes()
@@ -254,8 +254,8 @@ def load_model(
 
 
 def check_vocabulary(loaded: LoadedModel, largest_id: int | None) -> None:
-    """An error where the data has a token that the model has no row for, which on a card would end
-    in an assertion without a name; None: the data does not tell."""
+    """Raise if the data has a token without an embedding row, which on a GPU would end in an
+    anonymous assertion; None: the largest id is unknown."""
     if isinstance(loaded.module, CharGpt):
         rows = loaded.module.head().shape[0]
     else:
@@ -305,7 +305,7 @@ def _load_char_gpt(
 
 def _trainable(module: nn.Module, prompts: SoftPrompts | None) -> list[tuple[str, nn.Parameter]]:
     own = [
-        # Without the adapter's name, as PEFT names its tensors in files.
+        # Without the adapter's name, like tensors in PEFT's files.
         (name.replace(".default", ""), parameter)
         for name, parameter in module.named_parameters()
         if parameter.requires_grad
@@ -324,19 +324,19 @@ def _load_base(
     device: torch.device | str,
     allow_remote_code: bool,
 ) -> Any:
-    """The transformers model, every weight read straight onto the device."""
+    """The transformers model, with every weight read directly to the device."""
     transformers: Any = importlib.import_module("transformers")
     register_attention()
-    foreign = runs_its_own_program(model, folder, allowed=allow_remote_code)
+    remote_code = runs_its_own_program(model, folder, allowed=allow_remote_code)
     quantization = quantization_config(model.quantization, dtype)
-    reading = {"trust_remote_code": foreign, "local_files_only": True}
+    reading = {"trust_remote_code": remote_code, "local_files_only": True}
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **reading)
         _refuse_other_mixing(config, folder)
         without_own_kernels(config)
         config.use_cache = False
         with without_progress_bar():
-            base, found = transformers.AutoModelForCausalLM.from_pretrained(
+            base, info = transformers.AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
@@ -353,8 +353,8 @@ def _load_base(
         what = f"it could not be loaded: {first_line(error)}"
         fix = "check that the folder is complete and that transformers knows its model_type"
         raise ModelError(str(folder), what, fix) from error
-    missing = sorted(found["missing_keys"])
-    if missing:  # transformers would train on with random weights in their place
+    missing = sorted(info["missing_keys"])
+    if missing:  # transformers would continue with random weights
         shown = ", ".join(missing[:3]) + (" and more" if len(missing) > 3 else "")
         what = f"{len(missing)} weights are missing from its files: {shown}"
         raise ModelError(str(folder), what, "fetch the model again; the folder is incomplete")
@@ -365,8 +365,8 @@ def _load_base(
 
 
 def without_own_kernels(config: Any) -> None:
-    """Take from a configuration, and those inside it, the kernels that a model's folder asks for
-    by name: transformers would fetch and run some of them."""
+    """Remove from a config, including nested ones, the kernels that a model's folder requests by
+    name: transformers would download and run some of them."""
     for value in list(vars(config).values()):
         if hasattr(value, "_attn_implementation_internal"):
             without_own_kernels(value)
@@ -376,16 +376,16 @@ def without_own_kernels(config: Any) -> None:
 
 
 def _refuse_other_mixing(config: Any, folder: Path) -> None:
-    """Documents of a packed row are kept apart by our attention. Models that mix places in another
-    way as well, or have an attention all their own, would let them leak into each other unseen."""
+    """Refuse models that mix positions other than by attention, or have a custom attention: only
+    our attention keeps the documents of a packed row apart, so they would silently leak."""
     auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
     if type(config) not in auto.MODEL_FOR_CAUSAL_LM_MAPPING:
-        return  # no causal language model, which is for transformers to say; or one of its own
+        return  # not a causal LM, which transformers reports; or a class that comes with the model
     model_class = auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     kinds = set(getattr(config, "layer_types", None) or [])
-    strange = sorted(kinds - _ATTENTION_LAYERS)
-    if strange or model_class._is_stateful or not model_class._supports_attention_backend:
-        how = ", ".join(strange) or "a custom attention"
+    unsupported = sorted(kinds - _ATTENTION_LAYERS)
+    if unsupported or model_class._is_stateful or not model_class._supports_attention_backend:
+        how = ", ".join(unsupported) or "a custom attention"
         what = (
             f"{model_class.__name__} mixes positions by {how}, which cannot keep packed documents "
             "apart"
@@ -395,7 +395,7 @@ def _refuse_other_mixing(config: Any, folder: Path) -> None:
 
 @contextlib.contextmanager
 def without_progress_bar() -> Iterator[None]:
-    """A run has a display of its own."""
+    """Hide transformers' progress bar: a run has its own display."""
     logging: Any = importlib.import_module("transformers.utils.logging")
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -1,10 +1,10 @@
-"""The loss: cross-entropy summed over the positions that have a label, whole or chunk by chunk.
+"""Cross-entropy summed over the labelled positions, from all logits or chunk by chunk.
 
-Measured against torch's linear_cross_entropy (2.13, one CPU thread, same loss, gradients equal to
+Compared with torch's linear_cross_entropy (2.13, one CPU thread, same loss, gradients equal to
 1.5e-8): 0.73 s here and 1.20 s there with every position labelled, 0.37 and 1.13 s with half of
-them, as only labelled positions are computed here (docs/benchmarks/fused-loss-cpu.json). torch's
-cannot cap logits as some models do, and is not in every supported version; Liger's computes every
-position too, and needs Triton. Shapes are fixed, so that a CUDA graph can capture the loss.
+them, because only labelled positions are computed here (docs/benchmarks/fused-loss-cpu.json).
+torch's cannot soft-cap logits, and is missing from some supported versions; Liger's also computes
+every position, and needs Triton. Shapes are fixed, so that a CUDA graph can capture the loss.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from expert.planning.memory.memory import loss_chunk_rows
 Kernel = Literal["torch", "triton"]
 
 NO_LABEL = -100
-# A gradient of the head is summed up in float32 in pieces of this many words.
+# The head's gradient is accumulated in float32 in pieces of this many vocabulary rows.
 HEAD_PIECE = 16384
 SCALED_PIECE = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRules:
-    """How a model turns head @ hidden into logits: times a constant, then capped softly."""
+    """How a model turns head @ hidden into logits: a constant factor, then a soft cap."""
 
     scale: float = 1.0
     softcap: float | None = None
 
 
 def kernel_for(device: torch.device) -> Kernel:
-    """The faster kernel of the fused loss that can run on the device."""
+    """The fastest kernel of the fused loss that works on the device."""
     usable = device.type == "cuda" and triton_installed() and not loss_kernel_trouble(device)
     return "triton" if usable else "torch"
 
 
 @functools.cache
 def loss_kernel_trouble(device: torch.device) -> str:
-    """Why the Triton kernel, which is installed, does not run here; tried once in a process.
+    """Why the installed Triton kernel does not work here, tried once per process; empty if it does.
 
-    Triton can be imported where it has no compiler or the card is not one of its own.
+    Triton can be importable without a compiler or without support for the card.
     """
     if device.type != "cuda" or not triton_installed():
         return ""
@@ -65,7 +65,7 @@ def loss_kernel_trouble(device: torch.device) -> str:
 
 
 def default_chunk(vocabulary: int, device: torch.device) -> int:
-    """Rows of logits that are held at once; on a GPU those that the memory of a plan counts on."""
+    """Rows of logits per chunk; on a GPU, as many as the plan's memory estimate assumes."""
     return loss_chunk_rows(vocabulary) if device.type == "cuda" else 1024
 
 
@@ -83,10 +83,10 @@ def summed_loss(
     scale: float = 1.0,
     kernel: Kernel = "torch",
 ) -> Tensor:
-    """The cross-entropy of hidden [places, width] under head [words, width], summed over targets.
+    """Cross-entropy of hidden [positions, width] under head [words, width], summed over targets.
 
-    The sum is float32 (float64 for float64 inputs). The fused form never holds all logits and has
-    the gradients of hidden, head and bias ready when it returns; backward only scales them.
+    The sum is float32 (float64 for float64 inputs). The fused form never materialises all logits
+    and computes the gradients of hidden, head and bias in the forward; the backward scales them.
     """
     dtype = _compute_dtype(hidden)
     rules = HeadRules(scale=scale, softcap=softcap)
@@ -95,9 +95,9 @@ def summed_loss(
         logits = F.linear(hidden, head.to(dtype), None if bias is None else bias.to(dtype))
         wide = _ruled(logits.to(_wide(dtype)), rules)
         return F.cross_entropy(wide, labels.long(), ignore_index=NO_LABEL, reduction="sum")
-    chunks = _Chunks(labels, target_places, targets, _rows_at_once(chunk, hidden, head))
-    learning = torch.is_grad_enabled()
-    wanted = tuple(learning and t is not None and t.requires_grad for t in (hidden, head, bias))
+    chunks = _Chunks(labels, target_places, targets, _chunk_rows(chunk, hidden, head))
+    training = torch.is_grad_enabled()
+    wanted = tuple(training and t is not None and t.requires_grad for t in (hidden, head, bias))
     arguments = (hidden, head, bias, chunks, rules, kernel, wanted)
     loss: Tensor = _FusedLoss.apply(*arguments)  # type: ignore[no-untyped-call]
     return loss
@@ -116,24 +116,24 @@ def evaluated(
     softcap: float | None = None,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """The summed loss, and how many targets the most likely word hits, an int64."""
+    """The summed loss, and for how many targets (int64) the most likely token is right."""
     dtype = _compute_dtype(hidden)
     rules = HeadRules(scale=scale, softcap=softcap)
     hidden, head, labels = hidden.to(dtype), head.to(dtype), labels.reshape(-1)
-    size = _rows_at_once(chunk, hidden, head)
+    size = _chunk_rows(chunk, hidden, head)
     loss = torch.zeros((), dtype=_wide(dtype), device=hidden.device)
     correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
     logits = hidden.new_empty(size if targets else 0, head.shape[0])
     for places, chunk_labels in _Chunks(labels, target_places, targets, size):
         _logits_into(logits, hidden.index_select(0, places), head, bias)
-        correct += (logits.argmax(-1) == chunk_labels).sum()  # a place without one has -100
+        correct += (logits.argmax(-1) == chunk_labels).sum()  # padding has label -100
         loss += _torch_rows(logits, chunk_labels, rules, gradients=False).sum()
     return loss, correct
 
 
 class _Chunks:
-    """The labelled positions in groups of one size; the last is padded with positions that
-    have no label, so that every group has the same shape and can be captured or compiled."""
+    """The labelled positions in chunks of one size, the last one padded with unlabelled positions,
+    so that every chunk can be captured or compiled with the same shape."""
 
     def __init__(self, labels: Tensor, target_places: Tensor, targets: int, size: int) -> None:
         self.labels, self.target_places, self.targets = labels, target_places, targets
@@ -149,7 +149,7 @@ class _Chunks:
 
 
 class _FusedLoss(torch.autograd.Function):
-    """Loss and gradients in one go: two products a chunk, three where the head is trained."""
+    """Loss and gradients in one pass: two products per chunk, three if the head is trained."""
 
     @staticmethod
     def forward(
@@ -197,14 +197,14 @@ class _FusedLoss(torch.autograd.Function):
         return (*scaled, None, None, None, None)
 
 
-def _rows_at_once(chunk: int | None, hidden: Tensor, head: Tensor) -> int:
-    """The rows of a chunk: no more than there are places, in steps that matrix units like."""
+def _chunk_rows(chunk: int | None, hidden: Tensor, head: Tensor) -> int:
+    """The rows of a chunk: at most the number of positions, rounded up to 8 for tensor cores."""
     places = -(-hidden.shape[0] // 8) * 8
     return min(chunk or default_chunk(head.shape[0], hidden.device), places)
 
 
 def _compute_dtype(hidden: Tensor) -> torch.dtype:
-    """What a linear layer would compute in here."""
+    """The dtype that a linear layer would compute in here."""
     kind = hidden.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
@@ -227,9 +227,9 @@ def _logits_into(logits: Tensor, rows: Tensor, head: Tensor, bias: Tensor | None
 
 
 def _torch_rows(logits: Tensor, labels: Tensor, rules: HeadRules, *, gradients: bool) -> Tensor:
-    """The loss of every row, from any device's own operations; the logits are used up.
+    """The loss of every row with torch operations, on any device; overwrites the logits.
 
-    Logits of 16 bits need a float32 copy of the chunk here, which the Triton kernel does not.
+    16-bit logits need a float32 copy of the chunk here, unlike in the Triton kernel.
     """
     wide = logits.to(_wide(logits.dtype))
     if rules.scale != 1.0:
@@ -238,29 +238,29 @@ def _torch_rows(logits: Tensor, labels: Tensor, rules: HeadRules, *, gradients: 
     if rules.softcap is not None:
         tanh = wide.div_(rules.softcap).tanh_()
         wide = tanh * rules.softcap
-    learnt = (labels >= 0)[:, None]
+    labelled = (labels >= 0)[:, None]
     words = labels.clamp(min=0).long()[:, None]
     top = wide.amax(-1, keepdim=True)
     losses = top - wide.gather(1, words)
     total = wide.sub_(top).exp_().sum(-1, keepdim=True)
-    losses = (losses + total.log()).masked_fill_(~learnt, 0.0)
+    losses = (losses + total.log()).masked_fill_(~labelled, 0.0)
     if gradients:
         wide.div_(total).scatter_add_(1, words, wide.new_full(words.shape, -1.0))
         if tanh is not None:
             wide.mul_(tanh.square_().neg_().add_(1.0))
         if rules.scale != 1.0:
             wide.mul_(rules.scale)
-        wide.masked_fill_(~learnt, 0.0)
+        wide.masked_fill_(~labelled, 0.0)
         if wide.data_ptr() != logits.data_ptr():
             logits.copy_(wide)
     return losses
 
 
 def _add_product(total: Tensor, gradient: Tensor, rows: Tensor) -> None:
-    """Add gradient.T @ rows to total; 16-bit factors still give float32 products.
+    """total += gradient.T @ rows, with float32 products also for 16-bit factors.
 
-    torch has no addmm of a float32 sum and 16-bit factors in every supported version, so the
-    product is made apart, in pieces that keep it small beside the sum.
+    Not every supported torch has an addmm of a float32 sum and 16-bit factors, so the product is
+    computed separately, in pieces that are small beside the sum.
     """
     if total.dtype == gradient.dtype:
         total.addmm_(gradient.t(), rows)
@@ -275,11 +275,11 @@ def _add_product(total: Tensor, gradient: Tensor, rows: Tensor) -> None:
 
 
 def _times(tensor: Tensor, factor: Tensor) -> Tensor:
-    """The tensor times a scalar on its device, in place. A second backward over the same graph is
-    refused by autograd, which sees that what was saved has changed.
+    """Multiply the tensor by a scalar on its device, in place. A second backward over the same
+    graph fails, because autograd detects that a saved tensor has changed.
 
     A plain product would first round the factor to the tensor's 16 bits, an error of up to 0.4 %
-    that all values share.
+    common to all values.
     """
     if tensor.dtype == factor.dtype:
         return tensor.mul_(factor)

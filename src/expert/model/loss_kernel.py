@@ -1,4 +1,4 @@
-"""A Triton kernel that turns rows of logits into their losses and, in place, their gradients."""
+"""A Triton kernel that turns rows of logits into losses and, in place, gradients."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Imported when a kernel is first wanted: CPU builds of torch come without Triton.
+# Imported on first use: CPU builds of torch come without Triton.
 tl: Any = None
 
 
 def triton_installed() -> bool:
-    """True where Triton can be imported."""
     return importlib.util.find_spec("triton") is not None
 
 
 def losses_and_gradients(
     logits: Tensor, labels: Tensor, *, scale: float, softcap: float | None
 ) -> Tensor:
-    """The float32 loss of every row; the logits are overwritten with its gradient to them."""
+    """The float32 loss of every row; overwrites the logits with their gradient."""
     rows, vocabulary = logits.shape
     assert logits.is_contiguous()
     assert labels.is_contiguous()
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    # Up to 32 elements a thread: registers stay free for several rows on one multiprocessor.
+    # Up to 32 elements per thread: leaves registers for several rows on one multiprocessor.
     block = min(8192, 1 << (vocabulary - 1).bit_length())
     warps = max(1, min(8, block // 256))
     _compiled_kernel()[(rows,)](
@@ -51,7 +50,7 @@ def _compiled_kernel() -> Any:
     return importlib.import_module("triton").jit(_row_kernel)
 
 
-# Triton reads the source of this function; it knows the module tl and no other name.
+# Compiled by Triton from its source, which may use no global name but tl.
 def _row_kernel(  # type: ignore[no-untyped-def]
     logits,
     labels,
@@ -62,13 +61,13 @@ def _row_kernel(  # type: ignore[no-untyped-def]
     CAPPED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program does one row: a pass for log-sum-exp, a pass that writes the gradient."""
+    """One program handles one row: one pass for log-sum-exp, one that writes the gradient."""
     row = tl.program_id(0)
     start_of_row = logits + row.to(tl.int64) * vocabulary
     columns = tl.arange(0, BLOCK)
     label = tl.load(labels + row)
 
-    if label < 0:  # a place without a label: no loss, no gradient
+    if label < 0:  # unlabelled: no loss, no gradient
         for start in range(0, vocabulary, BLOCK):
             here = start + columns
             zeros = tl.zeros([BLOCK], dtype=logits.dtype.element_ty)
@@ -76,7 +75,7 @@ def _row_kernel(  # type: ignore[no-untyped-def]
         tl.store(losses + row, 0.0)
     else:
         # Read before the second pass overwrites it: the reductions of the first pass are barriers
-        # that every thread has to reach between this load and the first store.
+        # for all threads between this load and the first store.
         at_label = tl.load(start_of_row + label).to(tl.float32) * scale
         if CAPPED:
             at_label = softcap * (2.0 * tl.sigmoid(2.0 * at_label / softcap) - 1.0)

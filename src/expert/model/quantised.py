@@ -1,4 +1,4 @@
-"""Base weights in 4 or 8 bits: NF4 with double quantisation, and int8 or FP8 by rows."""
+"""Base weights in 4 or 8 bits: NF4 with double quantisation, int8 or FP8 with a scale per row."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ _BLOCK = 64
 
 @contextmanager
 def bitsandbytes_as_needed(quantization: str) -> Iterator[None]:
-    """PEFT imports bitsandbytes wherever it is installed, and with it torch's compiler: 2 s of a
-    core before the first step. Where no layer is quantised by it, it is out of sight meanwhile."""
+    """Hide bitsandbytes from PEFT unless it is needed: PEFT imports it wherever it is installed,
+    and with it torch's compiler, which costs 2 s before the first step."""
     if quantization in ("int4", "int8") or "bitsandbytes" in sys.modules:
         yield
         return
     modules: dict[str, Any] = sys.modules
-    modules["bitsandbytes"] = None  # how Python marks what is not there
+    modules["bitsandbytes"] = None  # makes Python treat it as not installed
     try:
         yield
     finally:
         del sys.modules["bitsandbytes"]
         peft: Any = importlib.import_module("peft.import_utils")
         transformers: Any = importlib.import_module("transformers.utils.import_utils")
-        for known in (
+        for check in (
             peft.is_bnb_available,
             peft.is_bnb_4bit_available,
             transformers.is_bitsandbytes_available,
         ):
-            known.cache_clear()
+            check.cache_clear()
 
 
 def quantization_config(quantization: str, compute_dtype: torch.dtype) -> Any | None:
-    """What makes transformers quantise every linear layer but the head while it loads;
-    None where the base stays as it is."""
+    """The config for transformers to quantise all linear layers except the head while loading; None
+    if bitsandbytes is not used."""
     if quantization not in ("int4", "int8"):
         return None
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -68,14 +68,14 @@ def quantization_config(quantization: str, compute_dtype: torch.dtype) -> Any | 
 
 
 def settle_quantised(model: nn.Module, quantization: str) -> None:
-    """Make the quantised layers fit for training: the same arithmetic whether they train or not."""
+    """Make quantised layers compute the same in training and evaluation."""
     if quantization not in ("int4", "int8"):
         return
     bnb: Any = importlib.import_module("bitsandbytes")
     for name, layer in list(model.named_modules()):
         if isinstance(layer, bnb.nn.Linear4bit):
-            # In evaluation on a CPU with AVX512-BF16 the layer would repack its weight into a form
-            # that has no gradient, and training would continue with it.
+            # On a CPU with AVX512-BF16 the layer would repack its weight during evaluation into a
+            # form without gradients, and training would continue with that.
             layer.support_avx512bf16_for_cpu = False
             _refuse_uneven_rows(name, layer)
         elif isinstance(layer, bnb.nn.Linear8bitLt):
@@ -83,18 +83,18 @@ def settle_quantised(model: nn.Module, quantization: str) -> None:
 
 
 def _refuse_uneven_rows(name: str, layer: Any) -> None:
-    """bitsandbytes 0.50 reads NF4 back wrongly on a CPU where rows are not whole blocks: the error
-    of a 32 x 32 matrix is 20 to 37 % of its spread instead of 9 %."""
+    """bitsandbytes 0.50 dequantises NF4 wrongly on a CPU if rows are not whole blocks: the error of
+    a 32 x 32 matrix is 20 to 37 % of its standard deviation instead of 9 %."""
     if layer.weight.device.type == "cpu" and layer.in_features % _BLOCK:
         what = f"int4 on a CPU needs rows of whole {_BLOCK}s; {name} has rows of"
         raise ModelError(_WHERE, f"{what} {layer.in_features}", "use int8, or quantization: none")
 
 
-# Operators of their own, which the compiler does not look into: it would keep every unpacked weight
-# from the forward for the backward (8B, 2 bytes a weight: 13.8 GB more than NF4 on an H200).
+# Custom operators, opaque to torch.compile: otherwise it would save every dequantised weight from
+# the forward for the backward (8B, 2 bytes a weight: 13.8 GB more than NF4 on an H200).
 @torch.library.custom_op("expert::int8_linear", mutates_args=())
 def int8_linear(x: Tensor, rows_int8: Tensor, scales: Tensor) -> Tensor:
-    """x @ W.T with W kept in 8 bits; the full W lives only while it is multiplied."""
+    """x @ W.T with an 8-bit W, which is dequantised only during the product."""
     return F.linear(x, dequantised(rows_int8, scales, x.dtype))
 
 
@@ -107,7 +107,7 @@ def _gradient_of_input(gradient: Tensor, rows_int8: Tensor, scales: Tensor) -> T
 def int8_added(
     low: Tensor, second: Tensor, x: Tensor, rows_int8: Tensor, scales: Tensor, factor: float
 ) -> Tensor:
-    """x @ W.T + factor * low @ second.T, rounded once; all of them matrices."""
+    """x @ W.T + factor * low @ second.T, rounded once; all inputs are matrices."""
     weight = dequantised(rows_int8, scales, x.dtype)
     return start(low, second).addmm_(x, weight.t(), beta=factor)
 
@@ -156,21 +156,21 @@ int8_added.register_autograd(_added_backward, setup_context=_keep_factors)
 
 
 def dequantised(rows_int8: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight [out, in] of int8 rows and the largest magnitude of every row; or of FP8 codes and
-    their scales."""
+    """The weight [out, in] from int8 rows and the absmax of each row, or from FP8 codes and
+    scales."""
     if rows_int8.dtype == torch.uint8:
         return rows_int8.view(_FLOAT8).to(dtype).mul_(scales[:, None])
-    # The integers are exact in bfloat16; multiplied in place the product is rounded once, and no
-    # float32 copy of the weight is made.
+    # The integers are exact in bfloat16; multiplying in place rounds once and needs no float32 copy
+    # of the weight.
     return rows_int8.to(dtype).mul_(scales.float().div(127.0)[:, None])
 
 
 def _weight_only(layer: Any) -> nn.Module:
-    """An int8 layer that quantises weights alone, with the weights of `layer`.
+    """The same layer, quantising its weights only.
 
-    The layer of bitsandbytes quantises activations too: through float16, where bfloat16
-    activations can overflow; with a wait for the device where outliers are kept apart; and on a
-    CPU only in evaluation, so that training and evaluation would see different models.
+    bitsandbytes' layer also quantises activations: through float16, where bfloat16 activations can
+    overflow; with a device synchronisation for outliers; and on a CPU only in evaluation, so that
+    training and evaluation would see different models.
     """
     layer_class = weight_only_class()
     with torch.device("meta"):
@@ -185,7 +185,7 @@ def _weight_only(layer: Any) -> nn.Module:
 
 
 def int8_parts(layer: Any) -> tuple[Tensor, Tensor]:
-    """The rows of a layer's weight in 8 bits, and the largest magnitude or the scale of each."""
+    """The 8-bit rows of a layer's weight, and the absmax or scale of each row."""
     if isinstance(layer, Float8Linear):
         codes = layer.weight.data
         return (codes.view(torch.uint8) if codes.dtype == nf4.AS_FLOATS else codes), layer.scales
@@ -194,8 +194,8 @@ def int8_parts(layer: Any) -> tuple[Tensor, Tensor]:
 
 
 def make_plain(model: nn.Module, device: torch.device) -> None:
-    """Keep quantised weights as plain tensors, which can be spread over ranks, and the scales of
-    all of them on `device`."""
+    """Store quantised weights as plain tensors, which can be sharded, with their scales on
+    `device`."""
     bnb: Any = sys.modules.get("bitsandbytes")
     layers: Any = model.modules()
     for layer in layers:
@@ -213,8 +213,8 @@ def make_plain(model: nn.Module, device: torch.device) -> None:
 
 
 class Float8Linear(nn.Linear):
-    """A frozen linear layer with weights in FP8 (e4m3) and a scale for every row. The codes are
-    kept as bytes: PEFT makes adapters of the dtype of weights that are floating-point numbers."""
+    """A frozen linear layer with FP8 (e4m3) weights and a scale per row. The codes are stored as
+    bytes, because PEFT creates adapters in the dtype of floating-point weights."""
 
     scales: Tensor
 
@@ -238,8 +238,8 @@ class Float8Linear(nn.Linear):
 
 
 def to_float8(model: nn.Module, blocks: Sequence[nn.Module], device: torch.device | str) -> None:
-    """Bring a model to the device with the linear layers of its blocks in FP8, layer by layer: it
-    never has to be there as it was."""
+    """Move a model to the device, converting the linear layers of its blocks to FP8 one by one, so
+    that the full-precision model is never on it."""
     for block in blocks:
         for name, layer in list(block.named_modules()):
             if type(layer) is nn.Linear:
@@ -248,7 +248,7 @@ def to_float8(model: nn.Module, blocks: Sequence[nn.Module], device: torch.devic
 
 
 def weight_only_class() -> type[Any]:
-    """The layer's class: one of bitsandbytes', so that PEFT knows it; made once, when asked for."""
+    """A subclass of bitsandbytes' int8 layer, so that PEFT knows it; created on first use."""
     global _layer_class
     if _layer_class is None:
         parent: Any = importlib.import_module("bitsandbytes").nn.Linear8bitLt

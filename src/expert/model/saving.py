@@ -1,4 +1,4 @@
-"""What leaves a run: an adapter as PEFT reads it, a whole model, and tensors for checkpoints."""
+"""Saves trained results: an adapter in PEFT's format or a whole model; restores checkpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ADALORA = "adalora."
 
 
 def save_trained(loaded: LoadedModel, folder: Path) -> None:
-    """Write what a user takes away: adapter or model, soft prompts, tokenizer files."""
+    """Write the adapter or model, soft prompts and tokenizer files."""
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(loaded.module, CharGpt):
         save_char_gpt(loaded.module, folder, loaded.characters, loaded.weights)
@@ -41,19 +41,19 @@ def save_trained(loaded: LoadedModel, folder: Path) -> None:
 
 
 def _save_whole(loaded: LoadedModel, folder: Path) -> None:
-    """The model as transformers writes it. Of the base's generation settings only the ends are
-    kept: many bases name a temperature without sampling, which transformers refuses to save."""
+    """Save with transformers. Only the special tokens of the generation settings are kept: many
+    bases set a temperature without sampling, which transformers refuses to save."""
     transformers: Any = importlib.import_module("transformers")
     model = loaded.causal_lm
-    own = model.generation_config
+    original = model.generation_config
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    ends = {name: getattr(own, name, None) for name in names}
-    model.generation_config = transformers.GenerationConfig(**ends)
+    special_tokens = {name: getattr(original, name, None) for name in names}
+    model.generation_config = transformers.GenerationConfig(**special_tokens)
     try:
         with without_progress_bar():
             model.save_pretrained(folder, state_dict=_detached(loaded.weights))
     finally:
-        model.generation_config = own
+        model.generation_config = original
 
 
 def _save_adapter(loaded: LoadedModel, folder: Path) -> None:
@@ -62,9 +62,9 @@ def _save_adapter(loaded: LoadedModel, folder: Path) -> None:
     module: Any = loaded.module
     config = module.peft_config[ADAPTER]
     base, revision = base_reference(loaded.plan)
-    # AdaLoRA's pruned ranks are zeros and stay in the file. Cut out by the pattern they would save
-    # a third of it, but PEFT 0.21 renames the pattern of the running model while it saves and
-    # warns of it when it loads.
+    # AdaLoRA's pruned ranks stay in the file as zeros. Cutting them out by the pattern would save a
+    # third of it, but PEFT 0.21 renames the pattern of the running model while saving and warns
+    # when loading it.
     pattern = getattr(config, "rank_pattern", None)
     if loaded.ranks is not None:
         config.rank_pattern = None
@@ -107,8 +107,8 @@ def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_trainable(loaded: LoadedModel, tensors: Mapping[str, Tensor]) -> None:
-    """Restore what a checkpoint keeps of a model: all trainable tensors, and AdaLoRA's state.
-    Anything missing, left over or of another size is an error, and then nothing was changed."""
+    """Restore a checkpoint's trainable tensors and AdaLoRA state. Missing, extra or differently
+    sized tensors raise an error before anything is changed."""
     own = {name: value for name, value in tensors.items() if not name.startswith(_ADALORA)}
     wanted = dict(loaded.trainable)
     wrong = sorted(own.keys() ^ wanted.keys())
@@ -121,5 +121,5 @@ def load_trainable(loaded: LoadedModel, tensors: Mapping[str, Tensor]) -> None:
     for name, parameter in loaded.trainable:
         parameter.copy_(own[name])
     if loaded.ranks is not None:
-        memory = {name.removeprefix(_ADALORA): v for name, v in tensors.items() if name not in own}
-        loaded.ranks.load(memory)
+        state = {name.removeprefix(_ADALORA): v for name, v in tensors.items() if name not in own}
+        loaded.ranks.load(state)

@@ -1,4 +1,4 @@
-"""Virtual tokens in front of every document, trained as rows beside the embedding."""
+"""Soft prompts: trainable virtual tokens in front of every document."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from expert.model.errors import ModelError
 
 
 class SoftPrompts(nn.Module):
-    """All prompts of a run, laid one after the other in the order of the manifest."""
+    """All soft prompts of a run, concatenated in the order of the manifest."""
 
     def __init__(self, names: Sequence[str], prompts: Sequence[Tensor]) -> None:
         super().__init__()
@@ -28,19 +28,19 @@ class SoftPrompts(nn.Module):
 
     @property
     def tokens(self) -> int:
-        """Virtual tokens of all prompts together."""
+        """Virtual tokens of all prompts."""
         return sum(prompt.shape[0] for prompt in self.prompts)
 
     def rows(self) -> Tensor:
-        """[tokens, width] of all prompts, one after the other."""
+        """[tokens, width] of all prompts, concatenated."""
         return torch.cat(list(self.prompts))
 
     def embed(
         self, embedding: nn.Module, tokens: Tensor, positions: Tensor, soft_mask: Tensor
     ) -> Tensor:
-        """[rows, length, width]: the prompt where soft_mask says so, the embedding elsewhere."""
+        """[rows, length, width]: the prompt where soft_mask is set, the embedding elsewhere."""
         words: Tensor = embedding(tokens)
-        # Places after the prompt have larger positions; their row is not used.
+        # Positions after the prompt are larger; their row is not used.
         places = positions.clamp(max=self.tokens - 1)
         soft = F.embedding(places, self.rows()).to(words.dtype)
         return torch.where(soft_mask[..., None], soft, words)
@@ -54,13 +54,13 @@ def make_soft_prompts(
     dtype: torch.dtype,
     encode: Callable[[str], list[int]] | None,
 ) -> SoftPrompts | None:
-    """The prompts of the plan at their first values, which depend on the seed, the plan and the
-    embedding alone; None where there are none."""
+    """The plan's prompts with initial values that depend only on seed, plan and embedding; None if
+    there are none."""
     if not wanted:
         return None
     generator = torch.Generator().manual_seed(seed)
-    asked = [SoftPrompt.model_validate(dict(prompt)) for prompt in wanted]
-    names = [prompt.name for prompt in asked]
+    prompts = [SoftPrompt.model_validate(dict(prompt)) for prompt in wanted]
+    names = [prompt.name for prompt in prompts]
     if len(set(names)) < len(names):
         what = f"two prompts have the same name: {', '.join(names)}"
         raise ModelError("soft_prompts", what, "give every prompt a different name")
@@ -68,8 +68,8 @@ def make_soft_prompts(
         if name != Path(name).name or name in (".", ".."):
             what = f"{name!r} cannot be the name of a folder"
             raise ModelError("soft_prompts", what, "use letters, digits and dashes")
-    first = [_first_values(prompt, embedding, generator, encode) for prompt in asked]
-    return SoftPrompts(names, [values.to(dtype) for values in first])
+    values = [_first_values(prompt, embedding, generator, encode).to(dtype) for prompt in prompts]
+    return SoftPrompts(names, values)
 
 
 def _first_values(
@@ -78,8 +78,8 @@ def _first_values(
     generator: torch.Generator,
     encode: Callable[[str], list[int]] | None,
 ) -> Tensor:
-    """Float32 [tokens, width] on the embedding's device, as large as what the embedding gives the
-    model: some models (Gemma) scale their rows on the way."""
+    """Float32 [tokens, width] on the embedding's device, scaled like the embedding's output: some
+    models (Gemma) scale the stored rows."""
     weight: Tensor = embedding.weight  # type: ignore[assignment]
     count, (vocabulary, width) = prompt.tokens, weight.shape
     if prompt.init_method == "random":
@@ -104,13 +104,13 @@ def _embedded(embedding: nn.Module, ids: Tensor) -> Tensor:
 
 
 def _scale(embedding: nn.Module) -> Tensor:
-    """How much larger the embedding's rows come out than they are stored, over the first 64."""
+    """By how much the embedding scales its stored rows, measured on the first 64."""
     weight: Tensor = embedding.weight  # type: ignore[assignment]
     few = torch.arange(min(64, weight.shape[0]))
     stored = torch.linalg.vector_norm(weight[: len(few)].detach().float())
-    given = torch.linalg.vector_norm(_embedded(embedding, few))
-    # A padding row alone is zeros: nothing is known of the scale then.
-    return torch.where(stored > 0, given / stored, torch.ones_like(stored))
+    returned = torch.linalg.vector_norm(_embedded(embedding, few))
+    # If the only row is padding (zeros), the scale is unknown.
+    return torch.where(stored > 0, returned / stored, torch.ones_like(stored))
 
 
 def _spread(weight: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def _spread(weight: Tensor) -> Tensor:
 def save_soft_prompt(
     prompt_TD: Tensor, folder: Path, *, base: str, config: Any, revision: str | None = None
 ) -> None:
-    """Write one prompt as a PEFT prompt-tuning adapter; `config` is the base model's own."""
+    """Write one prompt as a PEFT prompt-tuning adapter; `config`: of the base model."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = prompt_TD.detach().float().cpu().contiguous()
     file = folder / "adapter_model.safetensors"

@@ -1,4 +1,4 @@
-"""The switches of the plan: set in one place, and listed with what is on, what is not, and why."""
+"""Sets torch's process-wide switches from the plan, and lists every switch with its reason."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ PRECISION = {
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """One line of the report."""
-
     name: str
     on: bool
     because: str = ""
@@ -42,59 +40,59 @@ class Switch:
 
 
 def set_switches(kernels: KernelPlan) -> None:
-    """Set what torch keeps for the whole process."""
     torch.set_float32_matmul_precision("high" if kernels.tf32 else "highest")
     torch.backends.cudnn.benchmark = kernels.cudnn_benchmark
     if kernels.deterministic:
-        # cuBLAS reads it when it starts, which is at the first product on the card.
+        # cuBLAS reads this when it starts, at the first matrix product on the GPU.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(kernels.deterministic)
     if not fixed_segments(kernels.device):
-        # The name in torch.cuda is deprecated from 2.11 on and the only one before.
+        # The name in torch.cuda is deprecated since 2.11, and the only one before.
         settle = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
         settle = settle or torch.cuda.memory._set_allocator_settings
         settle("expandable_segments:True")
 
 
 def fixed_segments(device: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Why the allocator's segments cannot grow; empty where they can.
+    """Why the allocator cannot use expandable segments; empty if it can.
 
-    Segments of a fixed size leave holes: LoRA runs that recompute held 4-27 % more than they used
-    on an H200, against 2-6 % with these, and that is what a small card runs out of.
+    Fixed segments fragment: LoRA runs with activation checkpointing reserved 4-27 % more than they
+    used on an H200, 2-6 % with expandable segments; small cards run out of memory from that.
     """
     if device != "cuda":
         return "no GPU"
     if sys.platform == "win32":
         return "not on Windows"
-    asked = next((name for name in ALLOCATOR_VARIABLES if environ.get(name)), None)
-    return f"{asked} is set" if asked else ""
+    variable = next((name for name in ALLOCATOR_VARIABLES if environ.get(name)), None)
+    return f"{variable} is set" if variable else ""
 
 
 def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
-    """Every switch of the run, one line each."""
     kernels = plan.kernels
     why = {decision.path: decision.because for decision in plan.decisions}
     loss = f"fused loss ({kernel_for(device)} kernel)" if kernels.fused_loss else "fused loss"
     lines = [
         Switch(name=f"{PRECISION[kernels.precision]} arithmetic", on=True),
-        _told("TF32 matmuls", kernels.tf32, why.get("kernels.tf32", "")),
+        _switch("TF32 matmuls", kernels.tf32, why.get("kernels.tf32", "")),
         Switch(name=ATTENTION[kernels.attention], on=kernels.attention != "eager"),
-        _told(loss, kernels.fused_loss, why.get("kernels.fused_loss", "")),
+        _switch(loss, kernels.fused_loss, why.get("kernels.fused_loss", "")),
         *_fused_blocks(plan, why.get("kernels.fused_blocks", "")),
-        _told("compile", kernels.compile, why.get("kernels.compile", "")),
-        _told("CUDA graphs", kernels.cuda_graphs, why.get("kernels.cuda_graphs", "")),
+        _switch("compile", kernels.compile, why.get("kernels.compile", "")),
+        _switch("CUDA graphs", kernels.cuda_graphs, why.get("kernels.cuda_graphs", "")),
         Switch(name=OPTIMIZERS[plan.optim.optimizer].title, on=True),
         _recomputation(plan, why.get("kernels.checkpointing", "")),
-        _told("cuDNN autotuning", kernels.cudnn_benchmark, why.get("kernels.cudnn_benchmark", "")),
+        _switch(
+            "cuDNN autotuning", kernels.cudnn_benchmark, why.get("kernels.cudnn_benchmark", "")
+        ),
         Switch(name="gradients set to none", on=True),
         *([Switch(name="deterministic kernels", on=True)] if kernels.deterministic else []),
-        _told("expandable memory segments", not (fixed := fixed_segments(device.type)), fixed),
-        _told(
+        _switch("expandable memory segments", not (fixed := fixed_segments(device.type)), fixed),
+        _switch(
             "pinned buffers, asynchronous copies",
             plan.loader.pin_memory and device.type == "cuda",
             "" if device.type == "cuda" else "no GPU",
         ),
-        _told("packing", plan.data.packing != "none", why.get("data.packing", "")),
+        _switch("packing", plan.data.packing != "none", why.get("data.packing", "")),
         Switch(
             name="gradient clipping",
             on=plan.optim.max_grad_norm > 0,
@@ -109,14 +107,14 @@ def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
 
 
 def _fused_blocks(plan: RunPlan, because: str) -> list[Switch]:
-    """Nothing to say of runs without LoRA and DoRA."""
+    """Only for LoRA and DoRA."""
     if plan.adapter.type not in ("lora", "dora"):
         return []
-    return [_told("fused blocks", plan.kernels.fused_blocks, because)]
+    return [_switch("fused blocks", plan.kernels.fused_blocks, because)]
 
 
-def _told(name: str, on: bool, because: str) -> Switch:
-    """A switch that is off says why; one that is on needs no reason."""
+def _switch(name: str, on: bool, because: str) -> Switch:
+    """A switch, with its reason if it is off."""
     return Switch(name=name, on=on, because="" if on else because)
 
 

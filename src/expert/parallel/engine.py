@@ -1,7 +1,7 @@
-"""What the training loop knows of a model on its devices: an `Engine`, and no more.
+"""The interface between the training loop and a model on its devices.
 
-One device, replicas (DDP) or shards (FSDP2) differ here alone. Every rank makes the same calls in
-the same order, so each of them may exchange numbers with the other ranks.
+Only the engine differs between one device, replicas (DDP) and shards (FSDP2). Every rank makes the
+same calls in the same order, so each call may communicate with the other ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from expert.core.world import World
 
 Groups = Mapping[str, Mapping[str, Tensor]]
-"""Tensors by group and name, as a checkpoint keeps them."""
+"""Tensors by group and name, as in a checkpoint."""
 
 
 class HasTargets(Protocol):
@@ -28,16 +28,16 @@ class HasTargets(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Applied:
-    """What an optimizer step did, still on the device."""
+    """The result of an optimizer step, still on the device."""
 
     grad_norm: Tensor
-    """Of the gradients of all ranks together."""
+    """Of the gradients of all ranks."""
     applied: Tensor
-    """1 where the weights were changed, 0 where the gradients were not finite."""
+    """1 if the weights were changed, 0 if the gradients were not finite."""
 
 
 class Engine(Protocol):
-    """A model that trains, with its optimizer, on one device or many."""
+    """A model and its optimizer on one or many devices."""
 
     @property
     def device(self) -> torch.device: ...
@@ -45,32 +45,32 @@ class Engine(Protocol):
     def world(self) -> World: ...
 
     def total(self, *counts: int) -> tuple[int, ...]:
-        """Each number of the host, summed over all ranks: what losses are divided by."""
+        """Sum host numbers over all ranks: what losses are divided by."""
 
     def summed(self, number: Tensor) -> Tensor:
-        """A number of the device, summed over all ranks; nothing waits for it."""
+        """Sum a device number over all ranks, without synchronising."""
 
     def accumulate(self, batch: Any, *, divisor: int) -> Tensor:
-        """Add the gradient of the batch's summed loss over `divisor`; returns this rank's sum."""
+        """Add the gradient of the batch's summed loss / `divisor`; returns this rank's loss sum."""
 
     def step(self, *, step: int, rate: float, max_norm: float) -> Applied:
-        """Change the weights by what all ranks accumulated, and forget it."""
+        """Step with the gradients of all ranks, and clear them."""
 
     def evaluate(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Summed loss and the number of targets predicted right, of this rank's batch."""
+        """Summed loss and number of correct targets of this rank's batch."""
 
     def discard(self) -> None:
-        """Forget gradients that were accumulated and not used."""
+        """Drop accumulated gradients."""
 
     def gradients(self) -> dict[str, Tensor]:
-        """What was accumulated and not used yet, by name."""
+        """The accumulated gradients, by name."""
 
     def tensors(self, *, everywhere: bool = False) -> dict[str, dict[str, Tensor]]:
-        """Everything that changes in training, by group and name; whole on the first rank, and on
-        the others where that is asked for."""
+        """Everything that changes in training, by group and name; whole on rank 0, and on all ranks
+        if `everywhere`."""
 
     def own_tensors(self) -> dict[str, dict[str, Tensor]]:
-        """The same as far as it lies on this rank."""
+        """The same, as far as it is on this rank."""
 
     def load(self, groups: Groups) -> None:
-        """Go back to what `tensors` gave, under whatever number of ranks."""
+        """Restore what `tensors` returned, for any number of ranks."""

@@ -1,12 +1,12 @@
-"""Forward and backward captured as CUDA graphs, once for each shape of batch, and replayed.
+"""Forward and backward passes captured as CUDA graphs, one per batch shape, and replayed.
 
-A small model on a fast card waits for its host: thousands of kernels are launched one by one, and
-each takes longer to launch than to run. A CUDA graph holds all launches of a pass. A captured pass
-reads and writes the memory it was captured with: batches are copied into it, gradients out of it.
+A small model on a fast GPU waits for the host: thousands of kernels each take longer to launch than
+to run. A CUDA graph launches all kernels of a pass. It reads and writes the memory it was captured
+with: batches are copied into it, gradients out of it.
 
-That memory is kept. A pass that is run beside it takes as much again, so that once a shape of batch
-is captured none of its batches is: one with fewer targets, as the last of an epoch, is replayed
-with positions that have no label, and one with more is captured without being run first.
+That memory stays allocated, and running the same pass without the graph would take as much again.
+So once a shape is captured, all its batches use graphs: one with fewer targets, as the last of an
+epoch, is replayed with unlabelled positions, and one with more is captured without a warm-up.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from torch import Tensor
 from expert.core.errors import ExpertError
 
 TENSORS = ("tokens", "labels", "positions", "boundaries", "soft_mask", "target_places")
-"""What a model reads of a batch, as far as it lies on the device."""
+"""The tensors of a batch that a model reads."""
 WARM_UPS = 2
-"""Passes of a shape before it is captured: kernels are compiled, chosen and given their workspace
-while they run for the first time, none of which can be captured."""
+"""Passes of a shape before it is captured: kernels are compiled, tuned and given workspace on first
+use, none of which can be captured."""
 MOST_GRAPHS = 8
-"""Shapes that are captured; each has its own gradients. All batches of a run have one shape."""
+"""Captured shapes; each has its own gradients. All batches of a run have one shape."""
 TARGETS_IN_STEPS_OF = 8192
-"""The number of target positions is known on the host and captured with the graph; positions
-without a label fill it up. 8192 is a chunk of the fused loss or less."""
+"""The number of targets is a host value and thus fixed in the graph; unlabelled positions fill it
+up. 8192 is at most one chunk of the fused loss."""
 OFTEN = 16
-"""Batches with fewer targets than were captured before these are captured too: the last batch of
+"""Batches with fewer targets than captured, after which these are captured too: the last batch of
 an epoch does not come as often."""
 FIT_TARGETS = 2
-"""Numbers of targets that a shape is captured for; a third one is all that a batch has room for."""
+"""Target counts captured per shape; a third capture has the most that a batch can have."""
 
 
 Made = list[Tensor | None]
@@ -45,40 +45,40 @@ Replay = Callable[[], None]
 
 
 class GraphsUnavailable(ExpertError):
-    """A pass that cannot be captured on this card."""
+    """A pass that cannot be captured on this GPU."""
 
 
 class Capture(Protocol):
-    """Captures a function that makes tensors: gives those tensors, and what computes them again in
-    place. They hold nothing useful before the first replay."""
+    """Captures a function that returns tensors: returns these tensors, and a function that computes
+    them again in place. Their values are undefined before the first replay."""
 
     def __call__(self, run: Callable[[], Made]) -> tuple[Made, Replay]: ...
 
 
 class CudaCapture:
-    """Captures CUDA graphs that share one pool of memory: no two are ever replayed at once.
+    """Captures CUDA graphs that share one memory pool: no two are ever replayed concurrently.
 
-    Other threads may use the card meanwhile: batches are copied to it beside the capture.
+    Other threads may use the GPU meanwhile: batches are copied to it during a capture.
     """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        # A pool that no graph uses any more is released, though a tensor still lies in it, and
-        # capturing into it again is an error (torch 2.11).
+        # A pool is released once no graph uses it, even if a tensor is still in it, and capturing
+        # into it again is an error (torch 2.11).
         self._keeps_pool: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, run: Callable[[], Made]) -> tuple[Made, Replay]:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        made: Made = []
+        outputs: Made = []
         failed: BaseException | None = None
         began = False
         try:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 began = True
                 try:
-                    made = run()
+                    outputs = run()
                 except BaseException as error:  # noqa: BLE001 - raised below
-                    failed = error  # memory ran out, say; the capture itself may still end well
+                    failed = error  # such as out of memory; the capture may still end normally
         except BaseException as error:  # noqa: BLE001 - raised below
             self._tidy_up(graph, stream, began=began)
             failed = failed or error
@@ -86,25 +86,25 @@ class CudaCapture:
             if failed is not None:
                 raise failed
         finally:
-            del failed  # the error knows this frame: with it here, its tensors would stay
+            del failed  # the error references this frame, which would keep its tensors alive
         self._keeps_pool = graph
-        return made, graph.replay
+        return outputs, graph.replay
 
     def _tidy_up(
         self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, *, began: bool
     ) -> None:
         """Repair what torch 2.11 leaves behind after a capture that could not be ended.
 
-        The stream of the capture stays the current one, the allocator keeps allocating from the
-        pool, and the generator believes that it is captured and refuses to draw. One short
-        capture that ends well frees the generator. Where memory ran out before the capture
-        `began`, nothing has been allocated from the pool yet.
+        The capture's stream stays the current one, the allocator keeps using the pool, and the
+        random generator believes it is being captured and refuses to draw. One short successful
+        capture resets the generator. If memory ran out before the capture `began`, nothing has been
+        allocated from the pool yet.
         """
         keep_for_good(graph)
         torch.cuda.set_stream(stream)
         device = torch.cuda.current_device()
         for name in ("_cuda_endAllocateToPool", "_cuda_releasePool") if began else ():
-            with suppress(RuntimeError, AttributeError):  # the capture got as far by itself
+            with suppress(RuntimeError, AttributeError):  # already done by the capture
                 getattr(torch._C, name)(device, self._pool)
         short = torch.cuda.CUDAGraph()
         keep_for_good(short)
@@ -114,30 +114,30 @@ class CudaCapture:
 
 
 def keep_for_good(graph: object) -> None:
-    """Never destroy a failed graph, not even when Python ends: the allocator may still ask it
-    whether memory belongs to it, and the destructor of one that could not begin aborts the process
+    """Never destroy a failed graph, not even at interpreter exit: the allocator may still ask it
+    whether it owns memory, and the destructor of a graph that could not begin aborts the process
     (torch 2.11, seen on an H200)."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
 
 
 def captured(run: Callable[[], Made], capture: Capture) -> tuple[Made, Replay]:
-    """What a function makes, captured; GraphsUnavailable where it cannot be."""
+    """Capture a function's results; GraphsUnavailable if that fails."""
     try:
         return capture(run)
     except (torch.OutOfMemoryError, ExpertError):
         raise
-    except Exception as error:  # of the model, of a compiler, of CUDA: it runs without a graph
-        raise GraphsUnavailable(f"cannot be recorded: {error}") from error
+    except Exception as error:  # from the model, a compiler or CUDA: continue without a graph
+        raise GraphsUnavailable(f"cannot be captured: {error}") from error
 
 
 class Passes(Protocol):
-    """What is captured: the engine's own forward and backward."""
+    """What is captured: the engine's forward and backward."""
 
     def forward(self, batch: Any) -> Tensor:
         """The summed loss."""
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the loss, where the parameters that compute have theirs."""
+        """Set the gradients of the computing parameters."""
 
     def computing(self) -> list[Tensor]:
         """The parameters that get gradients."""
@@ -145,14 +145,14 @@ class Passes(Protocol):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Captured:
-    """The passes of one shape, and the memory they read and write."""
+    """The passes of one batch shape, and the memory they read and write."""
 
     batch: SimpleNamespace
-    """Its `targets` are as many as the passes compute: a batch may have fewer."""
+    """Its `targets` is the number that the passes compute; a batch may have fewer."""
     divisor: Tensor
     loss: Tensor
     share: Tensor
-    """The loss over the divisor."""
+    """The loss divided by the divisor."""
     gradients: list[Tensor | None]
     forward: Replay
     backward: Replay
@@ -164,13 +164,13 @@ class Captured:
             for name in TENSORS
             if (tensor := getattr(batch, name)) is not None
         ]
-        for kept, tensor in pairs:
-            kept.copy_(tensor, non_blocking=True)
+        for target, tensor in pairs:
+            target.copy_(tensor, non_blocking=True)
         self.divisor.fill_(divisor)
 
 
 class CapturedPasses:
-    """The passes of every shape of batch so far."""
+    """The captured passes of every batch shape so far."""
 
     def __init__(self, passes: Passes, capture: Capture) -> None:
         self._passes, self._capture = passes, capture
@@ -178,22 +178,22 @@ class CapturedPasses:
         self._captured: dict[Hashable, list[Captured]] = {}
 
     def of(self, batch: Any) -> Captured | None:
-        """The captured passes for a batch; None while its shape is run without a graph."""
+        """The captured passes for a batch; None while its shape runs without a graph."""
         shape, targets = _shape(batch), _targets(batch)
         known = self._captured.get(shape)
         if known is None:
             if self._meet(shape) <= WARM_UPS or len(self._captured) >= MOST_GRAPHS:
                 return None
             known = self._captured[shape] = []
-        enough = [each for each in known if each.batch.targets >= targets]
-        best = min(enough, key=lambda each: int(each.batch.targets), default=None)
+        enough = [graph for graph in known if graph.batch.targets >= targets]
+        best = min(enough, key=lambda graph: int(graph.batch.targets), default=None)
         if best is not None and best.batch.targets > targets:
             often = self._meet((shape, targets)) > OFTEN and len(known) < FIT_TARGETS
             best = None if often else best
         if best is None:
-            # Other targets are more rounds of the same kernels, which have run: no warm-up.
+            # More targets are more iterations of kernels that have already run: no warm-up.
             most = int(batch.target_places.shape[0])
-            best = self._made(batch, targets if len(known) < FIT_TARGETS else most)
+            best = self._capture_passes(batch, targets if len(known) < FIT_TARGETS else most)
             known.append(best)
         return best
 
@@ -201,11 +201,11 @@ class CapturedPasses:
         self._met[what] = self._met.get(what, 0) + 1
         return self._met[what]
 
-    def _made(self, batch: Any, targets: int) -> Captured:
+    def _capture_passes(self, batch: Any, targets: int) -> Captured:
         passes = self._passes
         fixed = _fixed(batch, targets)
         divisor = torch.ones((), device=batch.tokens.device)
-        shares: list[Tensor] = []  # the newest, with all that its backward needs
+        shares: list[Tensor] = []  # the latest, with its autograd graph
 
         def forward() -> Made:
             loss = passes.forward(fixed)
@@ -216,8 +216,7 @@ class CapturedPasses:
             passes.backward(shares.pop())
             return _taken(passes.computing())
 
-        # The captured backward makes gradients of its own; those of the step under way are put
-        # back.
+        # The captured backward allocates its own gradients; those of the current step are restored.
         before = _taken(passes.computing())
         try:
             (loss, share), replay_forward = captured(forward, self._capture)
@@ -239,12 +238,12 @@ class CapturedPasses:
 
 
 def _taken(parameters: Iterable[Tensor]) -> Made:
-    """The gradients of parameters, which have none afterwards."""
-    found: Made = []
+    """Take the gradients from parameters, which have none afterwards."""
+    gradients: Made = []
     for parameter in parameters:
-        found.append(parameter.grad)
+        gradients.append(parameter.grad)
         parameter.grad = None
-    return found
+    return gradients
 
 
 def _shape(batch: Any) -> Hashable:
@@ -256,13 +255,13 @@ def _shape(batch: Any) -> Hashable:
 
 
 def _targets(batch: Any) -> int:
-    """As many as are captured: all of these positions are computed, some without a label."""
+    """The number of targets to capture: all of them are computed, some without a label."""
     steps: int = -(-max(1, batch.targets) // TARGETS_IN_STEPS_OF)
     return min(int(batch.target_places.shape[0]), steps * TARGETS_IN_STEPS_OF)
 
 
 def _fixed(batch: Any, targets: int) -> SimpleNamespace:
-    """A batch of this shape whose memory stays where it is."""
+    """A batch of this shape at a fixed address."""
     tensors = {
         name: None if (tensor := getattr(batch, name)) is None else tensor.clone()
         for name in TENSORS

@@ -1,7 +1,7 @@
-"""The processes of a run talk to each other: numbers, agreements, failures.
+"""Communication between the ranks of a run: numbers, decisions, failures.
 
-Every exchange has the same form, whatever it is for. So a rank that fails can take part in the
-exchange that the others are waiting in, wherever that is, and all of them learn of it there.
+Every exchange has the same format, whatever it is for. So a rank that fails can join the exchange
+in which the others are waiting, and all of them learn of the failure there.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from expert.parallel.meeting import NotAllCame, meet
 from expert.parallel.watch import LIMIT_SECONDS, NO_LIMIT, Watch
 
 HEAD = 4
-"""Numbers that are in every exchange."""
+"""Numbers in the header of every exchange."""
 NUMBERS = 6
-"""Room for numbers in an exchange."""
+"""Maximum number of payload numbers."""
 EXCHANGE_DAYS = 30
-"""No limit: a first rank may write a large checkpoint meanwhile. A rank that does not answer is
-found by the watch."""
+"""Practically unlimited: rank 0 may be writing a large checkpoint. The watch finds ranks that do
+not answer."""
 POLL_SECONDS = 0.2
 FAILED = 1
 SAVE = 1
-"""In the place of a signal's exit code: somebody asks for a checkpoint."""
+"""In the field of a signal's exit code: a checkpoint is requested."""
 
 Made = TypeVar("Made")
 
 
 class PeerFailed(ExpertError):
-    """Another rank failed; `failure` is what that means for the plan, None where nothing helps."""
+    """Another rank failed; `failure`: its meaning for the plan, None if no other plan helps."""
 
     exit_code = EXIT_RUN_FAILED
     of_another = True
@@ -57,20 +57,20 @@ class PeerFailed(ExpertError):
 
 TIMED_OUT = "Timed out waiting"
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", TIMED_OUT)
-"""What gloo and NCCL say when another process has ended or does not answer."""
+"""Parts of error messages of gloo and NCCL when another process has ended or does not answer."""
 
 
 class Group:
-    """All ranks of a run. One process alone is a group too, and its exchanges are its own numbers.
+    """All ranks of a run. A single process is a group too, and exchanges only with itself.
 
-    `signal` is the exit code that a signal to any rank asks for, as all ranks know it since the
-    last exchange: whoever decides by it decides the same everywhere.
+    `signal` is the exit code requested by a signal to any rank, as of the last exchange: the same
+    on all ranks, so that all decide alike.
     """
 
     def __init__(
         self, world: World = ALONE, *, talks: bool | None = None, watch: Watch | None = None
     ) -> None:
-        """`talks`: whether numbers go over the network; None: where there are several ranks."""
+        """`talks`: whether to use the network; None: if there are several ranks."""
         self.world = world
         self.talks = world.size > 1 if talks is None else talks
         self._requested: Callable[[], int | None] = lambda: None
@@ -83,7 +83,7 @@ class Group:
         self._found: Any = None
         self._any_found = False
         self._watch = watch
-        # Of its own, so that nothing said here meets a sum that another rank is in the middle of.
+        # A separate group, so that these messages never mix with a sum in progress.
         self._talk: Any = None
         if self.talks:
             long = datetime.timedelta(days=EXCHANGE_DAYS)
@@ -95,12 +95,12 @@ class Group:
         busy: Callable[[], float] = lambda: 0.0,
         wanted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """From now on tell the others what a signal to this rank asks for, how many seconds of a
-        step it was busy, and whether a checkpoint is `wanted`, which is asked once."""
+        """Report to the other ranks, from now on: requests by signals to this rank, the seconds of
+        a step it was busy, and whether a checkpoint is `wanted` (called once per exchange)."""
         self._requested, self._busy, self._wanted = requested, busy, wanted
 
     def rank_fields(self) -> dict[str, Any]:
-        """Which rank takes longest to compute its share of a step, and how long the middle one."""
+        """The rank that takes longest for its share of a step, and the median of all."""
         if not self.talks or not any(self._paces):
             return {}
         slowest = max(self._paces)
@@ -111,21 +111,21 @@ class Group:
         }
 
     def at(self, doing: str, extra: float = 0.0) -> None:
-        """From now on this rank is `doing` that, for those who would wait for it in vain."""
+        """Record what this rank is doing, for the watch."""
         if self._watch is not None:
             self._watch.at(doing, extra)
 
     def work(self, doing: str, extra: float = NO_LIMIT) -> AbstractContextManager[None]:
-        """Something for which the others wait longer than the limit, by `extra` seconds or as long
+        """Something for which the others wait longer than the limit: by `extra` seconds, or as long
         as this process lives."""
         return nullcontext() if self._watch is None else self._watch.work(doing, extra)
 
     def watch_over(
         self, folder: Path, told: Callable[[str], None], *, limit: float, computes: bool
     ) -> None:
-        """From now on write into that run folder what this process was in when the run hangs, and
-        give `told` the message before it ends. `limit`: seconds, for a process alone; 0: never;
-        `computes`: with the CPU."""
+        """If the run hangs, write stack traces to its folder and pass the message to `told` before
+        this process ends. `limit`: seconds, for a single process; 0: never; `computes`: on the
+        CPU."""
         if self._watch is None:
             return
         self._watch.report_to(folder / "ranks" if self.talks else folder, told)
@@ -137,36 +137,35 @@ class Group:
         return self._signal if self.talks else self._requested()
 
     def take_save(self) -> bool:
-        """Whether somebody has asked for a checkpoint since the last time: same on all ranks."""
+        """Whether a checkpoint was requested since the last call; the same on all ranks."""
         if not self.talks:
             return self._wanted()
         asked, self._save = self._save, False
         return asked
 
     def total(self, *numbers: int) -> tuple[int, ...]:
-        """Each number summed over all ranks."""
         if not self.talks:
             return numbers
         return tuple(map(sum, zip(*self.exchange(*numbers), strict=True)))
 
     def exchange(self, *numbers: int) -> list[tuple[int, ...]]:
-        """The numbers of every rank; raises PeerFailed where one of them has failed."""
+        """The numbers of every rank; raises PeerFailed if one of them has failed."""
         if not self.talks:
             if self._watch is not None:
                 self._watch.beat()
             return [numbers]
-        found = self._all(0, numbers)
-        if any(each[0] == FAILED for each in found):
+        messages = self._all(0, numbers)
+        if any(message[0] == FAILED for message in messages):
             raise PeerFailed(*self._first_failure(None))
-        return [each[HEAD : HEAD + len(numbers)] for each in found]
+        return [message[HEAD : HEAD + len(numbers)] for message in messages]
 
     def agree(self) -> None:
-        """Go on together, or raise PeerFailed."""
+        """Continue together, or raise PeerFailed."""
         self.exchange()
 
     def failed(self, failure: Any, text: str) -> Any:
-        """Tell the others that this rank failed; the failure that all of them answer: that of the
-        first rank which has one. Raises PeerFailed where that is one that nothing helps against."""
+        """Tell the other ranks that this one failed; returns the failure that all act on: that of
+        the lowest rank that has one. Raises PeerFailed if no other plan helps against it."""
         if not self.talks:
             return failure
         self._all(FAILED, ())
@@ -176,86 +175,85 @@ class Group:
         return agreed
 
     def made_by_first(self, make: Callable[[], Made]) -> Made:
-        """What the first rank makes, which may take hours; the others wait for it."""
+        """The result of `make` on rank 0, which may take hours; the others wait."""
         if not self.talks:
             return make()
         store, key = _store(), f"made by first {self._waits}"
         self._waits += 1
 
-        def tell(found: Any) -> None:
-            store.set(key, pickle.dumps(found))
+        def publish(result: Any) -> None:
+            store.set(key, pickle.dumps(result))
 
         if self.world.is_first:
             try:
                 made = make()
             except BaseException as error:
-                tell((None, f"{error}" or type(error).__name__))
+                publish((None, f"{error}" or type(error).__name__))
                 raise
-            tell((made, ""))
+            publish((made, ""))
             return made
         try:
             while not store.check([key]):
                 time.sleep(POLL_SECONDS)
             made, failed = pickle.loads(store.get(key))
         except (dist.DistNetworkError, dist.DistStoreError) as error:
-            raise PeerFailed(0, None, "it ended without a word") from error
+            raise PeerFailed(0, None, "it ended without a message") from error
         if failed:
             raise PeerFailed(0, None, failed)
         return made
 
     def gather(self, mine: Any) -> list[Any]:
-        """What every rank has made."""
         if not self.talks:
             return [mine]
         self.agree()
         return self._gathered(mine)
 
     def first_of(self, mine: Any) -> Any:
-        """What the lowest rank has that has anything but None; all ranks ask together. The others
-        learn of it in the next exchange, whatever that is for, so it is given when they ask again.
-        """
+        """The value of the lowest rank that has one (not None); all ranks call this together. Ranks
+        learn in the next exchange, of any kind, that there is a value, so the call after that
+        returns it."""
         if not self.talks:
             return mine
         self._found = mine if self._found is None else self._found
         if not self._any_found:
             return None
-        given, self._found = self._found, None
-        return next(each for each in self.gather(given) if each is not None)
+        value, self._found = self._found, None
+        return next(gathered for gathered in self.gather(value) if gathered is not None)
 
     def end_all(self, text: str) -> None:
-        """Tell the others to end, wherever they are: for a failure in the middle of something that
-        they cannot do without this rank, and would wait in."""
+        """Tell the other ranks to end, whatever they are doing: for failures during something that
+        they cannot finish without this rank."""
         if self._watch is not None:
             self._watch.end_all(f"rank {self.world.rank} failed: {text}")
 
     def lost(self, error: BaseException) -> PeerFailed | None:
-        """What is said where another rank has gone in the middle of an exchange or a sum."""
+        """The error to report if `error` means that another rank is gone."""
         chain: list[BaseException | None] = [error, error.__cause__]
         if not self.talks or not any(map(_is_of_a_peer, chain)):
             return None
-        told = self._watch.why_ended() if self._watch is not None else ""
-        if not told and self._watch is not None and any(TIMED_OUT in str(each) for each in chain):
+        why = self._watch.why_ended() if self._watch is not None else ""
+        if not why and self._watch is not None and any(TIMED_OUT in str(part) for part in chain):
             waited, doing = span(self._watch.limit), self._watch.doing
-            told = f"rank {self.world.rank} has waited {waited} for the sums of the others, {doing}"
-            self._watch.end_all(told, silent=True)
-        return PeerFailed(None, None, told or "it has ended or does not answer any more")
+            why = f"rank {self.world.rank} has waited {waited} for the sums of the others, {doing}"
+            self._watch.end_all(why, silent=True)
+        return PeerFailed(None, None, why or "it has ended or does not answer any more")
 
     def leave_together(self) -> None:
-        """Wait until the first rank has nothing left to write or show: it may keep the store, and
-        who started the ranks may end all of them when one has ended."""
+        """Wait until rank 0 has finished writing: it may host the store, and the launcher may end
+        all ranks when one has ended."""
         with self.work("leaving"):
             self.made_by_first(lambda: None)
             self.agree()
 
     def close(self) -> None:
-        """No longer look at the store. A thread that is in there when the interpreter ends would
-        abort the process."""
+        """Stop using the store. A thread inside it when the interpreter ends would abort the
+        process."""
         if self._watch is not None:
             self._watch.close()
 
     def _all(self, status: int, numbers: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """An exchange as it is: status, signal, pace, whether it has found something, and numbers
-        of every rank."""
+        """A raw exchange: status, signal, pace, whether something was found, and numbers of every
+        rank."""
         assert len(numbers) <= NUMBERS
         pace = round(self._busy() * 1e6)
         asked = self._requested() or (SAVE if self._wanted() else 0)
@@ -265,40 +263,42 @@ class Group:
         got = [torch.empty_like(sent) for _ in range(self.world.size)]
         with self._waiting():
             dist.all_gather(got, sent, group=self._talk)
-        found = [tuple(each.tolist()) for each in got]
-        asked = max(each[1] for each in found)
+        messages = [tuple(fields.tolist()) for fields in got]
+        asked = max(fields[1] for fields in messages)
         self._signal = asked if asked > SAVE else None
         self._save = self._save or asked == SAVE
-        self._paces = [each[2] / 1e6 for each in found]
-        if any(each[0] == FAILED for each in found):
-            self._found = None  # it was about a plan that is over
-        self._any_found = any(each[3] for each in found) and not any(each[0] for each in found)
-        return found
+        self._paces = [fields[2] / 1e6 for fields in messages]
+        if any(fields[0] == FAILED for fields in messages):
+            self._found = None  # it concerned a plan that is over
+        self._any_found = any(fields[3] for fields in messages) and not any(
+            fields[0] for fields in messages
+        )
+        return messages
 
     def _first_failure(self, mine: tuple[int, Any, str] | None) -> tuple[int, Any, str]:
-        """What failed, the same on every rank: of several failures the lowest rank's."""
+        """The failure of the lowest rank, the same on every rank."""
         first: tuple[int, Any, str] = next(
-            each for each in self._gathered(mine) if each is not None
+            failure for failure in self._gathered(mine) if failure is not None
         )
         return first
 
     def _gathered(self, mine: Any) -> list[Any]:
-        found: list[Any] = [None] * self.world.size
+        values: list[Any] = [None] * self.world.size
         with self._waiting():
-            dist.all_gather_object(found, mine, group=self._talk)
-        return found
+            dist.all_gather_object(values, mine, group=self._talk)
+        return values
 
     def _waiting(self) -> AbstractContextManager[None]:
         return nullcontext() if self._watch is None else self._watch.waiting()
 
 
 def open_alone(device: torch.device) -> None:
-    """A process group of this process alone, where it has none: shards want one, even of one."""
+    """Open a process group of this process alone, unless there is one: FSDP needs a group."""
     if dist.is_initialized():
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    made: Any = dist
-    made.init_process_group(backend, rank=0, world_size=1, store=made.HashStore())
+    distributed: Any = dist
+    distributed.init_process_group(backend, rank=0, world_size=1, store=distributed.HashStore())
     atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
 
 
@@ -320,11 +320,11 @@ def open_group(
     limit: float = LIMIT_SECONDS,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Group]:
-    """The group of this run's ranks, by the addresses in the environment; one rank needs none.
+    """Open the group of this run's ranks, by the addresses in the environment.
 
-    Tensors of a card go over NCCL, unless ranks share a card, which NCCL refuses; gloo takes them
-    through the host then. Everything else goes over gloo. `limit`: seconds after which a rank that
-    does not come or does not answer counts as lost; `tell` is given what is being waited for.
+    GPU tensors use NCCL, unless ranks share a GPU, which NCCL refuses: then gloo, through the host.
+    Everything else uses gloo. `limit`: seconds after which a rank that does not come or answer is
+    considered lost; `tell` gets messages about what is being waited for.
     """
     if world.size == 1:
         with contextlib.closing(Group(world, watch=Watch(world, None))) as group:
@@ -332,13 +332,13 @@ def open_group(
         return
     backend = "gloo"
     if device == "cuda":
-        # One card is seen where a cluster gives each process its own; or ranks share one.
+        # One GPU is visible if the cluster gives each process its own, or if ranks share it.
         cards = torch.cuda.device_count()
         torch.cuda.set_device(world.local_rank % cards)
         backend = "gloo" if share_card else "cpu:gloo,cuda:nccl"
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    # The store of torch elastic outlives its ranks: those of a restart must not find the addresses
-    # of the ones before.
+    # torch elastic's store outlives its ranks: after a restart, ranks must not find the addresses
+    # of the previous ones.
     name = f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     store = meet(world, meeting_point(), limit=limit, kept=kept, name=name, tell=tell)
     try:
@@ -352,10 +352,10 @@ def open_group(
         watch = Watch(world, store, limit=limit, kept_by_first=kept)
         group = Group(world, watch=watch)
     except RuntimeError as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         fix = "set GLOO_SOCKET_IFNAME to the interface that joins the machines"
         raise NotAllCame(
-            f"all ranks have come, but cannot talk to each other: {said}  ({fix})"
+            f"all ranks have come, but cannot talk to each other: {reason}  ({fix})"
         ) from error
     watch.start()
     try:

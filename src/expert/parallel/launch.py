@@ -1,6 +1,6 @@
-"""Which world this process belongs to, what its processes must share, and where each one writes.
+"""This process's place in the world, what all ranks must share, and where each rank writes.
 
-Nothing here imports torch: the command line asks before anything is loaded.
+Imports no torch: the command line uses it before anything is loaded.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from expert.core.version import __version__
 from expert.core.world import ALONE, World
 
 RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-"""What torchrun tells each process about itself."""
+"""Set by torchrun for each process."""
 MEETING_NAMES = ("MASTER_ADDR", "MASTER_PORT")
 LAUNCH_FOLDER = "EXPERT_LAUNCH_FOLDER"
-"""Set by `expert train --gpus` for the processes that it starts: their logs and messages."""
+"""Set by `expert train --gpus` for its ranks: the folder of their logs and messages."""
 PARENT_PIPE = "EXPERT_LAUNCH_PIPE"
-"""A descriptor that is closed when the process that started this one has ended."""
+"""A file descriptor that is closed when the parent process has ended."""
 LAST_FAILURE = "EXPERT_LAST_FAILURE"
-"""Set for ranks that are started again: the file in which those before them left why they ended."""
+"""Set for restarted ranks: the file in which the previous ones recorded why they ended."""
 FAILURE_FILE = "ranks/failure.json"
-"""That file, in a run folder."""
+"""That file in a run folder."""
 RANK_TIMEOUT = "EXPERT_RANK_TIMEOUT"
-"""Set by users: seconds after which a rank that does not answer counts as lost."""
+"""Set by users: seconds after which a rank that does not answer is considered lost."""
 LEAST_TIMEOUT = 5.0
 RUN_FILE = "run"
-"""In that folder: the run folder, once the first process has made it."""
+"""In LAUNCH_FOLDER: the path of the run folder, once rank 0 has created it."""
 PORTS = (15_000, 31_999)
-"""For Slurm jobs: below the ports that Linux gives to outgoing connections."""
+"""For Slurm jobs: below Linux' ports for outgoing connections."""
 CODE_DIGITS = 12
 
 
 class WorldError(ExpertError):
-    """Processes that cannot train together, with all reasons at once."""
+    """Processes that cannot train together, with all reasons."""
 
     def __init__(self, head: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -56,7 +56,7 @@ class WorldError(ExpertError):
 
 @dataclass(frozen=True)
 class MeetingPoint:
-    """Where the processes of a world find each other."""
+    """Where the ranks find each other."""
 
     address: str
     port: int
@@ -66,15 +66,15 @@ class MeetingPoint:
 
 
 def world_from_environment(env: Mapping[str, str] = os.environ) -> World:
-    """The world that torchrun, or several tasks of a Slurm step, have put this process into; ALONE
-    where nobody has. Raises where the variables are incomplete or contradict each other."""
+    """The world set up by torchrun or by the tasks of a Slurm step; otherwise ALONE. Raises if the
+    variables are incomplete or contradictory."""
     if any(env.get(name) for name in RANK_NAMES):
         return _of_torchrun(env)
     return _of_slurm(env) if _slurm_tasks(env) > 1 else ALONE
 
 
 def started_by(env: Mapping[str, str] = os.environ) -> str:
-    """Who has started this process as one of several, in words; "" where it is alone."""
+    """What started this process as one of several ranks; "" if it is alone."""
     if world_from_environment(env).size == 1:
         return ""
     if LAUNCH_FOLDER in env:
@@ -83,8 +83,8 @@ def started_by(env: Mapping[str, str] = os.environ) -> str:
 
 
 def meeting_point(env: Mapping[str, str] = os.environ) -> MeetingPoint:
-    """Address and port of the first process: what the environment names, else the first host of
-    the Slurm step and a port that follows from its job."""
+    """Address and port of rank 0: from the environment, else the first host of the Slurm step and a
+    port derived from its job."""
     address, port = (env.get(name) for name in MEETING_NAMES)
     hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
     address = address or first_host(hosts)
@@ -94,12 +94,12 @@ def meeting_point(env: Mapping[str, str] = os.environ) -> MeetingPoint:
 
 
 def last_failure(env: Mapping[str, str] = os.environ) -> Path | None:
-    """Where ranks before these left why they ended, in a run that had saved nothing."""
+    """The file in which previous ranks recorded why they ended, if the run had saved nothing."""
     return Path(env[LAST_FAILURE]) if env.get(LAST_FAILURE) else None
 
 
 def rank_timeout(default: float, env: Mapping[str, str] = os.environ) -> float:
-    """Seconds after which a rank that does not answer counts as lost."""
+    """Seconds after which a rank that does not answer is considered lost."""
     text = env.get(RANK_TIMEOUT, "")
     try:
         seconds = float(text) if text else default
@@ -112,7 +112,7 @@ def rank_timeout(default: float, env: Mapping[str, str] = os.environ) -> float:
 
 
 def first_host(hosts: str) -> str:
-    """The first of Slurm's list of hosts, such as `node[03-05,9],login`."""
+    """The first host of a Slurm list such as `node[03-05,9],login`."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hosts.strip())
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
 
@@ -121,7 +121,7 @@ def _of_torchrun(env: Mapping[str, str]) -> World:
     numbers, problems = _numbers(env, RANK_NAMES)
     absent = [name for name in RANK_NAMES if not env.get(name)]
     if numbers.get("WORLD_SIZE") == 1 and not problems and numbers.get("RANK", 0) == 0:
-        absent = []  # platforms set these for a single process too
+        absent = []  # some platforms set these for a single process
     for name in absent:
         problems.append(f"{name} is missing, but {_those_set(env)}  (start it with torchrun)")
     rank, size = numbers.get("RANK", 0), numbers.get("WORLD_SIZE", 1)
@@ -143,8 +143,8 @@ def _of_slurm(env: Mapping[str, str]) -> World:
             problems.append(f"{name} is missing, although this is a step of several tasks")
     size, on_each = _slurm_tasks(env), _slurm_tasks_on_each(env)
     if len(set(on_each)) > 1:
-        each = ", ".join(map(str, on_each))
-        problems.append(f"machines have unlike numbers of tasks: {each}  (srun --ntasks-per-node)")
+        counts = ", ".join(map(str, on_each))
+        problems.append(f"tasks per machine differ: {counts}  (srun --ntasks-per-node)")
     local_size = on_each[0] if on_each else size
     rank, local_rank = numbers.get("SLURM_PROCID", 0), numbers.get("SLURM_LOCALID", 0)
     world = World(rank, size, local_rank, local_size)
@@ -163,26 +163,26 @@ def _of_slurm(env: Mapping[str, str]) -> World:
 
 def _contradictions(world: World, names: Sequence[str]) -> list[str]:
     rank, size, local_rank, local_size = names
-    found = []
+    problems = []
     if world.rank >= world.size:
-        found.append(f"{rank}={world.rank}, but {size}={world.size}")
+        problems.append(f"{rank}={world.rank}, but {size}={world.size}")
     if world.local_rank >= world.local_size:
-        found.append(f"{local_rank}={world.local_rank}, but {local_size}={world.local_size}")
+        problems.append(f"{local_rank}={world.local_rank}, but {local_size}={world.local_size}")
     if world.size % world.local_size:
-        found.append(
+        problems.append(
             f"{size}={world.size} is not a multiple of {local_size}={world.local_size}: every "
-            "machine must have as many processes"
+            "machine must have the same number of processes"
         )
-    elif not found and world.rank % world.local_size != world.local_rank:
-        found.append(
+    elif not problems and world.rank % world.local_size != world.local_rank:
+        problems.append(
             f"{rank}={world.rank} and {local_rank}={world.local_rank}, with {world.local_size} on "
             "each machine: ranks must be numbered machine by machine  (srun --distribution=block)"
         )
-    return found
+    return problems
 
 
 def _numbers(env: Mapping[str, str], names: Sequence[str]) -> tuple[dict[str, int], list[str]]:
-    """The variables that are whole numbers, and what is wrong with the others that are set."""
+    """The variables that are whole numbers, and what is wrong with others that are set."""
     numbers, problems = {}, []
     for name in names:
         text = env.get(name, "")
@@ -202,13 +202,13 @@ def _those_set(env: Mapping[str, str]) -> str:
 
 
 def _slurm_tasks(env: Mapping[str, str]) -> int:
-    """Tasks of the step this process was started in by srun; 0 in a batch script or outside."""
+    """Tasks of the srun step this process is in; 0 in a batch script or outside of Slurm."""
     tasks = env.get("SLURM_STEP_NUM_TASKS", "")
     return int(tasks) if tasks.isdigit() else 0
 
 
 def _slurm_tasks_on_each(env: Mapping[str, str]) -> list[int]:
-    """Tasks on each machine, of Slurm's `4(x2),3`."""
+    """Tasks on each machine, from Slurm's `4(x2),3`."""
     named = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
     text = next((env[name] for name in named if env.get(name)), "")
     parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
@@ -226,30 +226,30 @@ def _port_of_job(env: Mapping[str, str]) -> int:
 
 
 def differences(facts: Sequence[Mapping[str, str]]) -> list[str]:
-    """What the ranks of a world do not share, a line each; `facts` in the order of ranks."""
-    names = dict.fromkeys(name for each in facts for name in each)
-    found = []
+    """What differs between ranks, one line each; `facts` in the order of ranks."""
+    names = dict.fromkeys(name for rank_facts in facts for name in rank_facts)
+    lines = []
     for name in names:
         who: dict[str, list[int]] = {}
-        for rank, each in enumerate(facts):
-            who.setdefault(each.get(name, "unknown"), []).append(rank)
+        for rank, rank_facts in enumerate(facts):
+            who.setdefault(rank_facts.get(name, "unknown"), []).append(rank)
         if len(who) > 1:
-            told = "; ".join(
+            values = "; ".join(
                 f"{value or 'none'} on {named_ranks(ranks)}" for value, ranks in who.items()
             )
-            found.append(f"{name}: {told}")
-    return found
+            lines.append(f"{name}: {values}")
+    return lines
 
 
 def refuse_differences(facts: Sequence[Mapping[str, str]]) -> None:
-    """Raise where ranks differ in what they must share."""
+    """Raise if ranks differ in what they must share."""
     problems = differences(facts)
     if problems:
         raise WorldError("the ranks do not have the same code, data or manifest", problems)
 
 
 def own_facts(*, manifest: str, overrides: Sequence[str] = ()) -> dict[str, str]:
-    """What this rank has, by what it is called. `manifest`: its text."""
+    """What this rank has and all ranks must share. `manifest`: its text."""
     from importlib.metadata import version
 
     return {
@@ -263,7 +263,7 @@ def own_facts(*, manifest: str, overrides: Sequence[str] = ()) -> dict[str, str]
 
 
 def code_hash() -> str:
-    """The beginning of a sha256 over all Python files of the package."""
+    """The start of a sha256 over all Python files of the package."""
     package = Path(__file__).parents[1]
     whole = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
@@ -273,8 +273,8 @@ def code_hash() -> str:
 
 
 def card_of(world: World, cards: int) -> int:
-    """Which of the visible cards this rank computes on. Slurm can show each task its own card
-    alone: it is then the first; `shared_cards` finds ranks that would share one."""
+    """The index of the visible GPU for this rank. Slurm may show each task only its own GPU, which
+    is then the first; `shared_cards` finds ranks that share one."""
     if cards >= world.local_size:
         return world.local_rank
     if cards == 1:
@@ -284,8 +284,8 @@ def card_of(world: World, cards: int) -> int:
 
 
 def shared_cards(cards: Sequence[str]) -> list[str]:
-    """Ranks that would compute on one card, a line for each card; `cards` in the order of ranks:
-    host and UUID, "" for a rank on the CPU."""
+    """Ranks that would share a GPU, one line for each; `cards` in the order of ranks: host and
+    UUID, "" for a rank on the CPU."""
     who: dict[str, list[int]] = {}
     for rank, card in enumerate(cards):
         if card:
@@ -312,10 +312,10 @@ def rank_log(run: Path, rank: int) -> Path:
 
 
 def log_into(run: Path, world: World, env: Mapping[str, str] = os.environ) -> None:
-    """From now on this rank writes into the run folder; the first rank keeps its terminal, and
-    tells whoever started it which run folder that is.
+    """Redirect this rank's output into the run folder; rank 0 keeps its terminal, and passes the
+    run folder on to the launcher.
 
-    What a rank wrote before, into the log that `expert train --gpus` gave it, comes first.
+    Earlier output, in the log of `expert train --gpus`, is copied first.
     """
     folder = Path(env[LAUNCH_FOLDER]) if env.get(LAUNCH_FOLDER) else None
     if world.is_first:
@@ -344,9 +344,9 @@ def first_log(folder: Path, rank: int) -> Path:
 
 
 def follow_parent(env: Mapping[str, str] = os.environ) -> None:
-    """Ask this process to save and stop when `expert train --gpus`, which started it, has died.
+    """Stop this process with SIGTERM when `expert train --gpus`, which started it, has died.
 
-    Nobody else would: a rank is not in the process group of the terminal.
+    Nothing else would: a rank is not in the terminal's process group.
     """
     if not env.get(PARENT_PIPE):
         return
@@ -355,7 +355,7 @@ def follow_parent(env: Mapping[str, str] = os.environ) -> None:
     def wait() -> None:
         try:
             left = os.read(descriptor, 1)  # nothing is ever written to it
-        except OSError:  # not inherited: this is not a process that was started so
+        except OSError:  # not inherited
             return
         if not left:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""The processes of a world find each other at the address of the first one, or say who is missing.
+"""Rendezvous of the ranks at the address of rank 0, with a message about who is missing.
 
-The meeting itself is torch's store, which the first rank keeps, or who started the ranks. Each rank
-signs in there and shows that it is still alive; the first one decides when all have come.
+It uses torch's store, hosted by rank 0 or by the launcher. Each rank signs in there and keeps
+sending heartbeats; rank 0 decides when all have come.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ POLL_SECONDS = 0.1
 TELL_AFTER_SECONDS = 5.0
 TELL_AGAIN_SECONDS = 60.0
 STRANGER_SECONDS = 20.0
-"""A store answers at once: what has not done so by then is something else."""
+"""A store answers immediately: what has not done so by then is another program."""
 PRESENT_SECONDS = 3.0
-"""A process that waits shows itself all the time; one that has not for so long has ended."""
+"""Waiting processes send heartbeats; one that has sent none for this long has ended."""
 AFTER_FIRST_SECONDS = 10.0
-"""The first rank says who is missing; the others wait so much longer, then say it themselves."""
+"""Rank 0 reports who is missing; other ranks wait this much longer, then report it themselves."""
 STORE_DAYS = 30
 ADDRESS_IN_USE = "EADDRINUSE"
 COMPLETE, REFUSED, READ, ARRIVALS = "complete", "refused", "read", "arrivals"
 
 Tell = Callable[[str], None]
 _kept: list[Any] = []
-"""Stores that this process keeps for the others, until it ends."""
+"""Stores hosted by this process until it ends."""
 
 
 class NotAllCame(ExpertError):
-    """Processes of a world that did not find each other in time."""
+    """The ranks did not find each other in time."""
 
     exit_code = EXIT_RUN_FAILED
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """Who has come."""
+    """A process that has signed in."""
 
     rank: int
     size: int
-    """Of the world, as this process knows it."""
+    """World size according to this process."""
     host: str
     pid: int
 
@@ -66,11 +66,11 @@ class Arrival:
 def meet(
     world: World, point: MeetingPoint, *, limit: float, kept: bool, name: str, tell: Tell
 ) -> Any:
-    """The store, once all ranks have come. Raises where they do not within `limit` seconds, and
-    where those that came cannot be one world; every rank raises the same.
+    """Wait until all ranks have come; returns the store. Raises on all ranks if some do not come
+    within `limit` seconds, or if those that came do not form a world.
 
-    `kept`: the first rank keeps the store; else it is there already. `name`: of this start, where
-    the store has seen others.
+    `kept`: rank 0 hosts the store; otherwise it exists already. `name`: of this start, in a store
+    that outlives restarts.
     """
     ends = time.monotonic() + limit
     opened = _open(world, point, limit=limit, ends=ends, keep=kept and world.is_first, tell=tell)
@@ -79,7 +79,7 @@ def meet(
         _Meeting(world, point, store, limit=limit, ends=ends, tell=tell).wait()
     except (dist.DistNetworkError, dist.DistStoreError):
         text = f"rank 0 has ended while this rank, {world.rank}, waited for the others"
-        raise NotAllCame(f"{text}  (it says why)") from None
+        raise NotAllCame(f"{text}  (see its output)") from None
     return store
 
 
@@ -89,31 +89,31 @@ def meet(
 def _open(
     world: World, point: MeetingPoint, *, limit: float, ends: float, keep: bool, tell: Tell
 ) -> Any:
-    """The store, reached by its address from every rank, also from the one that keeps it.
+    """Connect to the store by its address, also from the rank that hosts it.
 
-    torch's own constructor never comes back from something that listens and is not a store, so it
-    has a thread and a limit. It would end the process where a store cannot reach itself.
+    torch's constructor never returns if another program listens there, so it runs in a thread with
+    a timeout. It would end the process if a store cannot reach itself.
     """
     if keep:
-        _kept.append(_made_here(point))
+        _kept.append(_hosted(point))
     _reach(world, point, limit=limit, ends=ends, tell=tell)
-    made: list[Any] = []
+    clients: list[Any] = []
 
     def reach() -> None:
-        with contextlib.suppress(RuntimeError):  # torch's errors of the network
-            made.append(_client(point))
+        with contextlib.suppress(RuntimeError):  # torch's network errors
+            clients.append(_client(point))
 
     thread = threading.Thread(target=reach, daemon=True)
     thread.start()
     thread.join(min(limit, STRANGER_SECONDS))
-    if made:
-        return made[0]
-    text = f"something else answers at {_named(point)}"
+    if clients:
+        return clients[0]
+    text = f"another program is listening at {_named(point)}"
     fix = "give all ranks the MASTER_ADDR and MASTER_PORT of rank 0, and a port that is free"
     raise WorldError(f"rank {world.rank} cannot meet the others", [f"{text}  ({fix})"])
 
 
-def _made_here(point: MeetingPoint) -> Any:
+def _hosted(point: MeetingPoint) -> Any:
     try:
         return TCPStore(
             "127.0.0.1", point.port, is_master=True, wait_for_workers=False, multi_tenant=True
@@ -134,7 +134,7 @@ def _client(point: MeetingPoint) -> Any:
 
 
 def _reach(world: World, point: MeetingPoint, *, limit: float, ends: float, tell: Tell) -> None:
-    """Wait until something listens there: the first rank may come later than this one."""
+    """Wait until something listens there: rank 0 may start later than this rank."""
     waits = _Waits(tell)
     while True:
         try:
@@ -158,7 +158,7 @@ def _named(point: MeetingPoint) -> str:
 
 
 class _Waits:
-    """Says after a while what is being waited for, and again each minute."""
+    """Reports after a while what is being waited for, and again every minute."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell, self._next = tell, time.monotonic() + TELL_AFTER_SECONDS
@@ -173,22 +173,22 @@ class _Waits:
 
 
 def problems_of(present: Sequence[Arrival], size: int) -> list[str]:
-    """Why those that are there cannot be a world of `size`."""
+    """Why these processes cannot form a world of `size`."""
     problems = []
-    for rank in sorted({each.rank for each in present}):
-        same = [each for each in present if each.rank == rank]
+    for rank in sorted({arrival.rank for arrival in present}):
+        same = [arrival for arrival in present if arrival.rank == rank]
         if len(same) > 1:
-            where = " and ".join(f"process {each.pid} on {each.host}" for each in same)
-            fix = "each needs a RANK, or --node-rank, of its own"
-            problems.append(f"rank {rank} is there {len(same)} times: {where}  ({fix})")
-    for each in present:
-        if each.size != size:
-            problems.append(f"{each} has WORLD_SIZE={each.size}, but that of rank 0 is {size}")
+            where = " and ".join(f"process {arrival.pid} on {arrival.host}" for arrival in same)
+            fix = "give each process its own RANK or --node-rank"
+            problems.append(f"rank {rank} was started {len(same)} times: {where}  ({fix})")
+    for arrival in present:
+        if arrival.size != size:
+            problems.append(f"{arrival} has WORLD_SIZE={arrival.size}, but it is {size} on rank 0")
     return problems
 
 
 class _Meeting:
-    """The arrivals in a store, as one rank sees them."""
+    """The arrivals in a store, as seen by one rank."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class _Meeting:
         """By this process."""
         self._arrivals: dict[int, Arrival] = {}
         self._shown: dict[int, tuple[bytes, float, float]] = {}
-        """Of each arrival: its last beat, when that was seen, and when the first was."""
+        """Of each arrival: its last heartbeat, when that was seen, and when the first was."""
 
     def wait(self) -> None:
         own = Arrival(self._world.rank, self._world.size, socket.gethostname(), os.getpid())
@@ -242,15 +242,15 @@ class _Meeting:
                 self._shown[number] = (beat, now, first)
 
     def _present(self) -> dict[int, Arrival]:
-        """Arrivals that have not gone since, by their numbers."""
+        """Arrivals that are still alive, by number."""
         since = time.monotonic() - PRESENT_SECONDS
-        return {n: each for n, each in self._arrivals.items() if self._shown[n][1] >= since}
+        return {n: arrival for n, arrival in self._arrivals.items() if self._shown[n][1] >= since}
 
     def _decide(self) -> None:
         present, size = self._present(), self._world.size
-        ranks = [each.rank for each in present.values()]
+        ranks = [arrival.rank for arrival in present.values()]
         problems = problems_of(list(present.values()), size)
-        # One of two that say they are the same rank may have ended: it shows in a moment.
+        # If two processes claim the same rank, one may have ended: that shows in a moment.
         settled = time.monotonic() - PRESENT_SECONDS
         if problems and all(self._shown[number][2] < settled for number in present):
             self._refuse({"problems": problems})
@@ -260,8 +260,8 @@ class _Meeting:
             self._refuse({"missing": self._who_is_missing(present)})
 
     def _refuse(self, why: dict[str, Any]) -> None:
-        """Tell everyone, and wait a moment for all to read it: the store ends with this rank."""
-        if self._store.check([REFUSED]):  # by another process that says it is the first
+        """Tell all ranks, and wait for them to read it: the store ends with this rank."""
+        if self._store.check([REFUSED]):  # by another process that claims to be rank 0
             return
         self._refused = True
         self._store.set(REFUSED, json.dumps(why))
@@ -279,17 +279,17 @@ class _Meeting:
         raise NotAllCame(why["missing"])
 
     def _check_part(self, own: Arrival, number: int) -> None:
-        """Raise where the others have started without this process."""
+        """Raise if the others have started without this process."""
         numbers = json.loads(self._store.get(COMPLETE))
         if number in numbers:
             return
-        there = [self._arrivals[each] for each in numbers]
-        problems = problems_of([*there, own], there[0].size)
-        head = f"the {counted(len(there), 'rank')} at {_named(self._point)} are complete without it"
+        ranks = [self._arrivals[arrived] for arrived in numbers]
+        problems = problems_of([*ranks, own], ranks[0].size)
+        head = f"the {counted(len(ranks), 'rank')} at {_named(self._point)} are complete without it"
         raise WorldError(f"{own}: {head}", problems or ["they have started already"])
 
     def _absent(self, present: dict[int, Arrival]) -> str:
-        came = {each.rank for each in present.values()}
+        came = {arrival.rank for arrival in present.values()}
         absent = [rank for rank in range(self._world.size) if rank not in came]
         return named_ranks(absent) if absent else ""
 
@@ -302,8 +302,8 @@ class _Meeting:
         absent = self._absent(present)
         head = f"{absent} did not come to {_named(self._point)} within {span(self._limit)}"
         lines = [
-            f"  - {each} is here and waits"
-            for each in sorted(present.values(), key=lambda a: a.rank)
+            f"  - {arrival} is waiting here"
+            for arrival in sorted(present.values(), key=lambda a: a.rank)
         ]
         fix = (
             f"  (start {absent} with the same MASTER_ADDR and MASTER_PORT; no firewall may close "

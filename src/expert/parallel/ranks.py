@@ -1,9 +1,9 @@
-"""Starts the ranks of one machine with torch elastic, and watches them until all have ended.
+"""Starts the ranks on one machine with torch elastic, and watches them until all have ended.
 
-Rendezvous, the store, ranks and the count of restarts are torch elastic's. Starting, watching and
-ending processes is this file's, because torch's own agent answers the first exit code that is not
-zero with a SIGTERM to the others, which interrupts a checkpoint that is being saved, waits 30
-seconds for ranks that can never end, and drops exit codes.
+Rendezvous, store, rank numbers and the restart count come from torch elastic. Starting, watching
+and ending processes is done here, because torch's agent answers the first failure with a SIGTERM to
+the other ranks, which interrupts a checkpoint being saved, waits 30 seconds for ranks that can
+never end, and drops exit codes.
 """
 
 from __future__ import annotations
@@ -60,32 +60,30 @@ from expert.parallel.launch import (
 
 SECONDS_BETWEEN_LOOKS = 0.05
 SECONDS_TO_NOTICE = 8.0
-"""After a rank has died the others lose it, write what they have to, and end. Then they are
-killed: a rank that waits for the dead one on a GPU waits for ever."""
+"""After a rank has died, the others notice, record what they must, and end. Then they are killed:
+a rank waiting on a GPU for the dead one would wait forever."""
 SECONDS_TO_TELL = 1.5
-"""A rank that has failed because of another one may end before that one has."""
+"""A rank that failed because of another one may end before that one."""
 SECONDS_TO_LEAVE = 60.0
-"""After the first rank has ended, or a rank because it was asked to, the others have nothing left
-to save."""
+"""Once rank 0 has ended, or any rank that was asked to stop, the others have nothing left to
+save."""
 STOPPED = (EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_HANGUP, EXIT_WARNED)
 RESTARTED = (EXIT_INTERNAL, EXIT_RUN_FAILED, EXIT_HUNG)
-"""What may go better the next time. A wrong command line or a full disk does not."""
+"""Failures that may not happen again, unlike a wrong command line or a full disk."""
 _LAST_LINES = 200
 _IS_ERROR = re.compile(r"error|exception|fatal|killed", re.IGNORECASE)
 
 Command = Callable[[Path | None], list[str]]
-"""The command of a rank; with the run folder that it resumes, after a restart."""
+"""The command of a rank; after a restart, with the run folder to resume."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How the ranks ended."""
-
     exit_code: int
     run: Path | None
-    """The run folder, where the first rank has made one."""
+    """The run folder, if rank 0 has created one."""
     failed: bool = False
-    """A rank has failed; else all ended as they should, or were asked to stop."""
+    """A rank failed; otherwise all ended normally or were asked to stop."""
 
 
 def start_ranks(
@@ -96,11 +94,11 @@ def start_ranks(
     max_restarts: int = 0,
     tell: Callable[[str], None],
 ) -> Ended:
-    """Start that many ranks on this machine and wait until all have ended.
+    """Start the ranks on this machine and wait until all have ended.
 
-    The first rank has this terminal; the others write to files. `env`: added to their environment.
-    `tell` is given what a person has to know, as soon as it is known: above all which rank has
-    failed, before other ranks say that they have lost it.
+    Rank 0 has this terminal; the others write to files. `env`: added to their environment. `tell`
+    gets messages for the user immediately, above all which rank failed, before other ranks report
+    that they lost it.
     """
     folder = Path(tempfile.mkdtemp(prefix="expert-ranks-"))
     agent = None
@@ -111,14 +109,14 @@ def start_ranks(
         return Ended(exit_code=agent.exit_code, run=agent.run_folder(), failed=agent.failed)
     finally:
         if agent is None or agent.exit_code == EXIT_OK or agent.run_folder() is not None:
-            shutil.rmtree(folder, ignore_errors=True)  # else the only logs are there
+            shutil.rmtree(folder, ignore_errors=True)  # otherwise the only logs are in it
 
 
 def _spec(ranks: int, max_restarts: int) -> WorkerSpec:
     name = uuid.uuid4().hex
     meeting = RendezvousParameters(
         backend="c10d",
-        endpoint="127.0.0.1:0",  # a free port, kept by this process: no other can take it
+        endpoint="127.0.0.1:0",  # a free port, held by this process
         run_id=name,
         min_nodes=1,
         max_nodes=1,
@@ -137,7 +135,7 @@ def _spec(ranks: int, max_restarts: int) -> WorkerSpec:
 
 @dataclass
 class _Attempt:
-    """The processes of one start, by rank, and how far they are."""
+    """The processes of one start by rank, and their exit codes."""
 
     folder: Path
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -145,7 +143,7 @@ class _Attempt:
     failed: int | None = None
     """The rank that failed first."""
     ends_at: float | None = None
-    """When those that are left are killed."""
+    """When the remaining ones are killed."""
     killed: set[int] = field(default_factory=set)
 
     @property
@@ -153,7 +151,7 @@ class _Attempt:
         return [rank for rank in self.processes if rank not in self.codes]
 
     def kill(self) -> None:
-        """End what is left, with all that it has started."""
+        """Kill the remaining ranks and their child processes."""
         for rank in self.left:
             self.killed.add(rank)
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -164,7 +162,7 @@ class _Attempt:
 
 
 class _Agent(SimpleElasticAgent):
-    """torch elastic's agent with processes of its own."""
+    """torch elastic's agent, with its own handling of processes."""
 
     def __init__(
         self,
@@ -179,10 +177,10 @@ class _Agent(SimpleElasticAgent):
         self._attempts: list[_Attempt] = []
         self._asked: int | None = None
         self._pipe = os.pipe()
-        """Its second end is closed when this process dies, however that is."""
+        """Its write end closes when this process dies, however that happens."""
         self.exit_code = EXIT_RUN_FAILED
 
-    # --- torch elastic calls these
+    # --- called by torch elastic
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         run, number = self.run_folder(), len(self._attempts)
@@ -211,7 +209,7 @@ class _Agent(SimpleElasticAgent):
                 **({LAST_FAILURE: str(run / FAILURE_FILE)} if run is not None else {}),
             }
             attempt.processes[rank] = self._started(words, env, first_log(attempt.folder, rank))
-            if self._asked is not None:  # while the ranks before it were started
+            if self._asked is not None:  # while previous ranks were being started
                 self._send(attempt, [rank], self._asked)
         return {rank: process.pid for rank, process in attempt.processes.items()}
 
@@ -239,12 +237,12 @@ class _Agent(SimpleElasticAgent):
     # --- processes
 
     def _started(self, words: list[str], env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-        """A rank in a session of its own: a Ctrl-C in the terminal reaches this process alone,
-        which passes it on once."""
+        """Start a rank in its own session: a Ctrl-C in the terminal reaches only this process,
+        which forwards it once."""
         options: dict[str, Any] = {"pass_fds": (self._pipe[0],), "start_new_session": True}
         if env["RANK"] == "0":
             return subprocess.Popen(words, env=env, **options)
-        env |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}  # its last words are kept
+        env |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}  # keeps its last output
         with log.open("ab") as stream:
             return subprocess.Popen(
                 words,
@@ -256,7 +254,7 @@ class _Agent(SimpleElasticAgent):
             )
 
     def stop(self, number: int) -> None:
-        """Ask every rank once to save and stop; to save only where SIGUSR1 means that."""
+        """Forward a signal to every rank: to save and stop, or only to save (SIGUSR1)."""
         if number != WARNING:
             self._asked = number
         if self._attempts:
@@ -279,18 +277,18 @@ class _Agent(SimpleElasticAgent):
     # --- how they end
 
     def _look_for_failure(self, attempt: _Attempt) -> None:
-        """Report the rank that failed first, as soon as one has: others soon say that they have
+        """Report the rank that failed first as soon as one has: others will soon report that they
         lost it."""
         failed = {r: c for r, c in attempt.codes.items() if c != EXIT_OK and not _was_asked(c)}
         if attempt.failed is not None or not failed:
             return
         now = time.monotonic()
         attempt.ends_at = attempt.ends_at or now + SECONDS_TO_NOTICE
-        told = {rank: recorded_failure(self._error_file(attempt, rank)) for rank in failed}
+        notes = {rank: recorded_failure(self._error_file(attempt, rank)) for rank in failed}
 
         def order(rank: int) -> tuple[bool, bool, float, int]:
-            note = told[rank]
-            # A rank that hangs has nothing to say for itself.
+            note = notes[rank]
+            # A rank that hangs leaves no message of its own.
             of_another = note is not None and note.of_another and note.blamed is None
             return failed[rank] >= 0, of_another, note.time if note else 0.0, rank
 
@@ -303,17 +301,17 @@ class _Agent(SimpleElasticAgent):
 
     def _nothing_left_to_do(self, attempt: _Attempt) -> bool:
         if self._asked is not None:
-            return 0 in attempt.codes  # it may take long to save
+            return 0 in attempt.codes  # saving may take long
         return 0 in attempt.codes or any(map(_was_asked, attempt.codes.values()))
 
     def _result(self, attempt: _Attempt, group: WorkerGroup) -> RunResult:
         own = {r: code for r, code in sorted(attempt.codes.items()) if r not in attempt.killed}
         if attempt.failed is not None:
             self.exit_code = code_of_all(own[attempt.failed])
-        else:  # of the first rank that has one
+        else:  # the first that is not zero
             self.exit_code = code_of_all(next(filter(None, own.values()), EXIT_OK))
         for rank in sorted(attempt.killed) if attempt.failed is None else ():
-            self._tell(f"rank {rank} did not end by itself and was killed")
+            self._tell(f"rank {rank} did not exit and was killed")
         if self.exit_code == EXIT_OK:
             ranks = [worker.global_rank for worker in group.workers]
             return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
@@ -330,7 +328,7 @@ class _Agent(SimpleElasticAgent):
         return RunResult(state=WorkerState.FAILED, failures=failures)
 
     def _allow_restart(self, attempt: _Attempt) -> None:
-        """Leave the restart to torch elastic, or take its last one away."""
+        """Leave the restart to torch elastic, or prevent it."""
         limit = self._worker_group.spec.max_restarts
         code = attempt.codes[attempt.failed] if attempt.failed is not None else self.exit_code
         if self._asked is not None or (code >= 0 and self.exit_code not in RESTARTED):
@@ -342,17 +340,17 @@ class _Agent(SimpleElasticAgent):
 
     def _failure_in_words(self, attempt: _Attempt, rank: int) -> str:
         code, log = attempt.codes[rank], self._log_of(attempt, rank)
-        told = recorded_failure(self._error_file(attempt, rank))
-        blamed = told.blamed if told is not None else None
-        if told is not None and blamed is not None and blamed in attempt.left:
-            return f"{told.message}{_where(self._log_of(attempt, blamed))}"
-        message = told.message if told is not None else _last_error(log)
+        note = recorded_failure(self._error_file(attempt, rank))
+        blamed = note.blamed if note is not None else None
+        if note is not None and blamed is not None and blamed in attempt.left:
+            return f"{note.message}{_where(self._log_of(attempt, blamed))}"
+        message = note.message if note is not None else _last_error(log)
         head = f"rank {rank} {how_it_ended(code)}"
         if code == -signal.SIGKILL and not message:
             message = "the system ends processes like this when its memory is full: see dmesg"
-        shown = told is not None and not told.of_another
-        if rank == 0 and (shown or (told is None and code >= 0)):
-            return head  # its own words are in this terminal
+        shown = note is not None and not note.of_another
+        if rank == 0 and (shown or (note is None and code >= 0)):
+            return head  # its message is already in this terminal
         return f"{f'{head}: {message}'.rstrip(': ')}{_where(log)}"
 
     def _error_file(self, attempt: _Attempt, rank: int) -> Path:
@@ -368,13 +366,13 @@ class _Agent(SimpleElasticAgent):
         return bool(self._attempts) and self._attempts[-1].failed is not None
 
     def run_folder(self) -> Path | None:
-        """The newest run folder that a first rank has made."""
+        """The newest run folder created by a rank 0."""
         named = (_named_run(attempt) for attempt in reversed(self._attempts))
         return next((run for run in named if run is not None), None)
 
 
 def code_of_all(code: int) -> int:
-    """The documented exit code for that of a rank; below zero is a signal."""
+    """The documented exit code for that of a rank; negative ones are signals."""
     if code < 0:
         return 128 - code if 128 - code in STOPPED else EXIT_RUN_FAILED
     return code if code in EXIT_MEANINGS else EXIT_RUN_FAILED
@@ -396,10 +394,10 @@ def _where(log: Path) -> str:
 
 
 def _last_error(log: Path) -> str:
-    """The last line of a log that speaks of an error, else its last line."""
+    """The last line of a log that mentions an error, else its last line."""
     try:
         lines = read_bytes(log).decode("utf-8", "replace").splitlines()[-_LAST_LINES:]
     except OSError:
         return ""
-    said = [line.strip() for line in lines if line.strip()]
-    return next((line for line in reversed(said) if _IS_ERROR.search(line)), (said or [""])[-1])
+    lines = [line.strip() for line in lines if line.strip()]
+    return next((line for line in reversed(lines) if _IS_ERROR.search(line)), (lines or [""])[-1])

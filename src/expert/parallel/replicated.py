@@ -1,9 +1,9 @@
-"""The engine of one whole model on each of many devices: gradients are summed over the ranks.
+"""The engine for a whole model on each of many devices: gradients are summed over the ranks.
 
 torch's DistributedDataParallel sums them bucket by bucket while they are computed. Here they are
-summed at once, after every rank has said that it has its own: a rank that ran out of memory can
-then still tell the others, which would otherwise wait for its buckets for ever. What is summed are
-gradients in float32, once a step: 168 MB for the 42 M weights of LoRA of rank 16 on 8B.
+summed all together, after every rank has reported that it has its own: a rank that runs out of
+memory can then still tell the others, which would otherwise wait for its buckets forever. Gradients
+are summed in float32, once per step: 168 MB for the 42 M weights of rank-16 LoRA on 8B.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from expert.parallel.group import Group
 from expert.parallel.single_device import SingleDevice
 
 TOGETHER = 2**25
-"""Numbers that travel at once: 128 MiB of float32, and as much memory for the time being."""
+"""Numbers per all-reduce: 128 MiB of float32, and as much temporary memory."""
 
 
 class Replicated(SingleDevice):
-    """An Engine whose ranks hold the same weights and see different rows."""
+    """An Engine whose ranks have the same weights and see different rows."""
 
     def __init__(self, *parts: Any, group: Group, **options: Any) -> None:
         super().__init__(*parts, **options)
@@ -46,46 +46,46 @@ class Replicated(SingleDevice):
         return super().step(step=step, rate=rate, max_norm=max_norm)
 
     def sum_gradients(self) -> None:
-        """Every rank has the gradients of all, afterwards."""
+        """Give every rank the summed gradients."""
         sum_over_ranks(self._learner.to_sum_over_ranks())
 
 
 def take_from_first(
     weights: Iterable[tuple[str, Tensor]], world: World, device: torch.device
 ) -> None:
-    """Every rank starts with the weights of the first, however its own were drawn."""
+    """Copy the weights of rank 0 to every rank."""
     with torch.no_grad():
         for _, weight in weights:
-            sent = weight.detach().to(device)  # NCCL sends nothing that lies in the host's memory
+            sent = weight.detach().to(device)  # NCCL cannot send from host memory
             dist.broadcast(sent, src=0)
             if not world.is_first:
                 weight.copy_(sent)
 
 
 def sum_over_ranks(tensors: Sequence[Tensor]) -> None:
-    """Each tensor becomes its sum over all ranks; small ones travel together."""
+    """Replace each tensor by its sum over all ranks; small ones are sent together."""
     for piece in pieces([tensor.numel() for tensor in tensors], TOGETHER):
-        some = [tensors[index] for index in piece]
-        if len(some) == 1 and some[0].is_contiguous():
-            dist.all_reduce(some[0])
+        chunk = [tensors[index] for index in piece]
+        if len(chunk) == 1 and chunk[0].is_contiguous():
+            dist.all_reduce(chunk[0])
             continue
-        flat = torch.cat([tensor.reshape(-1) for tensor in some])
+        flat = torch.cat([tensor.reshape(-1) for tensor in chunk])
         dist.all_reduce(flat)
-        parts = torch.split(flat, [tensor.numel() for tensor in some])
+        parts = torch.split(flat, [tensor.numel() for tensor in chunk])
         torch._foreach_copy_(
-            some, [part.view_as(tensor) for part, tensor in zip(parts, some, strict=True)]
+            chunk, [part.view_as(tensor) for part, tensor in zip(parts, chunk, strict=True)]
         )
 
 
 def pieces(sizes: Sequence[int], most: int) -> list[range]:
-    """Runs of neighbours whose sizes add up to at most `most`; a larger one is a run alone."""
-    found: list[range] = []
+    """Ranges of neighbours whose sizes sum to at most `most`; a larger one is alone."""
+    ranges: list[range] = []
     start, total = 0, 0
     for index, size in enumerate(sizes):
         if total + size > most and index > start:
-            found.append(range(start, index))
+            ranges.append(range(start, index))
             start, total = index, 0
         total += size
     if start < len(sizes):
-        found.append(range(start, len(sizes)))
-    return found
+        ranges.append(range(start, len(sizes)))
+    return ranges

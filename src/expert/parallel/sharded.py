@@ -1,8 +1,8 @@
-"""The engine of one model whose weights are spread over many devices, on torch's FSDP2.
+"""The engine of a model whose weights are sharded over many devices with torch's FSDP2.
 
-A block's weights are gathered when it computes and let go afterwards. Where all weights train, so
-are their gradients and the optimizer's state spread: each rank steps its own part. Adapters are
-small: every rank has them whole, and their gradients are summed as replicas' are.
+A block's weights are gathered while it computes and freed afterwards. If all weights are trained,
+gradients and optimizer state are sharded too: each rank steps its own part. Adapters are small:
+every rank has them whole, and their gradients are summed as in data-parallel training.
 """
 
 from __future__ import annotations
@@ -34,19 +34,17 @@ MODEL = "model"
 
 @dataclass(frozen=True, eq=False)
 class Sharding:
-    """How the weights of a model are spread."""
-
     mesh: DeviceMesh
     device: torch.device
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The ranks that hold one model together."""
+        """The ranks that together hold one copy of the model."""
         return self.mesh.get_group(self.mesh.ndim - 1)
 
     @property
     def place(self) -> int:
-        """Which part this rank holds."""
+        """Index of the part that this rank holds."""
         return self.mesh.get_local_rank(self.mesh.ndim - 1)
 
     @property
@@ -54,27 +52,27 @@ class Sharding:
         return self.mesh.size(self.mesh.ndim - 1)
 
     def part_of(self, whole: Tensor) -> Tensor:
-        """This rank's part of a whole tensor: rows, cut as torch.chunk cuts them."""
-        found = whole.chunk(self.parts, 0)
-        return found[self.place] if self.place < len(found) else whole[:0]
+        """This rank's part of a whole tensor: rows, split as by torch.chunk."""
+        parts = whole.chunk(self.parts, 0)
+        return parts[self.place] if self.place < len(parts) else whole[:0]
 
     def whole(self, part: Tensor, like: Tensor) -> Tensor:
-        """All parts of a tensor that is spread as `like` is; every rank of the group asks."""
+        """Gather a tensor that is sharded like `like`; all ranks of the group must call this."""
         # Not DTensor.full_tensor(), which ends the process with gloo and CUDA (torch 2.11).
         rows = -(-like.shape[0] // self.parts)
         shape = (rows, *like.shape[1:])
         padded = torch.zeros(shape, dtype=part.dtype, device=self.device)
         padded[: len(part)] = part.detach()
-        found = padded.new_empty((rows * self.parts, *like.shape[1:]))
-        # What torch 2.13 calls deprecated is the only name that 2.11 has.
+        gathered = padded.new_empty((rows * self.parts, *like.shape[1:]))
+        # The only name in torch 2.11; deprecated in 2.13.
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        gather(found, padded, group=self.group)
-        return found[: like.shape[0]]
+        gather(gathered, padded, group=self.group)
+        return gathered[: like.shape[0]]
 
 
 def sharding_for(world: World, device: torch.device, *, holders: int | None = None) -> Sharding:
-    """Spread over all ranks, or over `holders` neighbours at a time, which hold the weights between
-    them: those of one machine, so that what is gathered for each block goes over its fast link."""
+    """Shard over all ranks, or over groups of `holders` neighbouring ranks: those of one machine,
+    so that gathering each block uses its fast link."""
     copies = world.size // (holders or world.size)
     shape = (copies, world.size // copies) if copies > 1 else (world.size,)
     names = ("copies", "holders") if copies > 1 else ("holders",)
@@ -90,11 +88,10 @@ def shard(
     offload: bool = False,
     gathered_as: torch.dtype | None = None,
 ) -> None:
-    """Spread the weights of every block, and then what is left of the model: embedding and head.
+    """Shard the weights of every block, and then the rest of the model: embedding and head.
 
-    `whole`: parameters that every rank keeps. `offload`: parts wait in the memory of the host.
-    `gathered_as`: float32 weights travel and compute in this precision; gradients are added up in
-    float32 in any case.
+    `whole`: parameters that every rank keeps. `offload`: parts stay in host memory. `gathered_as`:
+    float32 weights are sent and computed in this precision; gradients are always summed in float32.
     """
     precision = MixedPrecisionPolicy(
         param_dtype=gathered_as, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -103,27 +100,27 @@ def shard(
     if offload:
         policy = CPUOffloadPolicy(pin_memory=sharding.device.type == "cuda")
     for unit in (*blocks, model):
-        made: Any = fully_shard(
+        sharded: Any = fully_shard(
             unit,
             mesh=sharding.mesh,
             mp_policy=precision,
             offload_policy=policy,
             ignored_params=whole,
         )
-        # Losses are divided by the targets of all ranks, so their gradients are only added up.
-        made.set_gradient_divide_factor(1.0)
-        made.set_force_sum_reduction_for_comms(True)
+        # Losses are already divided by the targets of all ranks, so gradients are only summed.
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
 
 
 def move_the_rest(tensors: Iterable[Tensor], device: torch.device) -> None:
-    """What is not spread goes to the device; what is offloaded stays where it is."""
+    """Move what is not sharded to the device; what is offloaded stays."""
     for tensor in tensors:
         if not isinstance(tensor, DTensor):
             tensor.data = tensor.data.to(device)
 
 
 class Parts:
-    """The parameters that this rank steps: its part of those that are spread, and the others."""
+    """The parameters that this rank steps: its parts of sharded ones, and the others."""
 
     def __init__(self, named: Named, sharding: Sharding) -> None:
         self.sharding = sharding
@@ -138,7 +135,7 @@ class Parts:
             self.named.append((name, own))
 
     def take_gradients(self) -> None:
-        """Gradients of spread weights, added up over the ranks already, go to the parts."""
+        """Assign gradients of sharded weights, already summed over the ranks, to the parts."""
         for parameter, own in self._spread.values():
             own.grad = None if parameter.grad is None else parameter.grad.to_local()
 
@@ -147,14 +144,14 @@ class Parts:
             parameter.grad = own.grad = None
 
     def to_sum(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Of the gradients, in the order of `named`, and what comes behind them: those that are
-        not added up yet."""
+        """Of the gradients, in the order of `named`, and anything after them: those that are not
+        summed over the ranks yet."""
         pairs = zip(gradients, self.named, strict=False)
         waiting = [gradient for gradient, (name, _) in pairs if name not in self._spread]
         return [*waiting, *gradients[len(self.named) :]]
 
     def total_norm(self, norms: Tensor) -> Tensor:
-        """The norm of all gradients, of the norms of this rank's."""
+        """The norm of all gradients from this rank's norms."""
         first = self.sharding.place == 0
         counts = [name in self._spread or first for name, _ in self.named]
         squares = (norms.double() ** 2 * norms.new_tensor(counts, dtype=torch.float64)).sum()
@@ -162,20 +159,20 @@ class Parts:
         return squares.sqrt().to(norms.dtype)
 
     def gathered(self, groups: Groups, keep: bool) -> dict[str, dict[str, Tensor]]:
-        """Tensors by group and name, whole and in the memory of the host; empty unless `keep`."""
-        found: dict[str, dict[str, Tensor]] = {}
+        """Gather whole tensors by group and name in host memory; empty unless `keep`."""
+        gathered: dict[str, dict[str, Tensor]] = {}
         for group, tensors in groups.items():
-            found[group] = {}
+            gathered[group] = {}
             for name, tensor in tensors.items():
                 spread = self._like(group, name, tensor)
                 if spread is not None:
                     tensor = self.sharding.whole(tensor, spread)
                 if keep:
-                    found[group][name] = tensor if spread is None else tensor.cpu()
-        return found
+                    gathered[group][name] = tensor if spread is None else tensor.cpu()
+        return gathered
 
     def cut(self, groups: Groups) -> dict[str, dict[str, Tensor]]:
-        """Whole tensors to this rank's parts."""
+        """This rank's parts of whole tensors."""
         return {
             group: {
                 name: tensor
@@ -187,14 +184,14 @@ class Parts:
         }
 
     def _like(self, group: str, name: str, tensor: Tensor) -> Any | None:
-        """The spread weight that a tensor belongs to and is cut like; None: it is whole."""
+        """The sharded weight that a tensor belongs to; None if it is not sharded."""
         owner = name if group == MODEL else name.rpartition(".")[0]
-        found = self._spread.get(owner)
-        return found[0] if found is not None and tensor.ndim else None
+        sharded = self._spread.get(owner)
+        return sharded[0] if sharded is not None and tensor.ndim else None
 
 
 class Sharded(Replicated):
-    """An Engine whose ranks hold a part of the weights each and see different rows."""
+    """An Engine whose ranks each hold a part of the weights and see different rows."""
 
     def __init__(self, *parts: Any, shards: Parts, **options: Any) -> None:
         super().__init__(*parts, **options)
@@ -218,7 +215,7 @@ class Sharded(Replicated):
         return self._shards.gathered(self._learner.tensors(), keep=keep)
 
     def whole(self, weight: Any) -> Tensor:
-        """All of a weight, in the memory of the host; every rank asks."""
+        """A whole weight in host memory; all ranks must call this."""
         if not isinstance(weight, DTensor):
             whole: Tensor = weight
             return whole

@@ -1,4 +1,4 @@
-"""The engine of one model on one card or CPU."""
+"""The engine of one model on one GPU or CPU."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Phase = Callable[[str], AbstractContextManager[Any]]
 
 
 class Model(Protocol):
-    """A model that trains: sums of losses over the target tokens of a batch."""
+    """A trainable model: summed losses over the target tokens of a batch."""
 
     def loss_sum(self, batch: Any) -> Tensor: ...
     def evaluate(self, batch: Any) -> tuple[Tensor, Tensor]: ...
 
 
 class Learner(Protocol):
-    """Gradients to weights: the optimizer with all that belongs to it."""
+    """From gradients to weights: the optimizer and everything around it."""
 
     def computing(self) -> list[Tensor]: ...
     def backpropagate(self, loss: Tensor) -> None: ...
@@ -39,7 +39,7 @@ class Learner(Protocol):
 
 
 class SingleDevice:
-    """One model, one device: an Engine whose sums over ranks are its own numbers."""
+    """An Engine for one model on one device; sums over ranks are its own numbers."""
 
     world: World = ALONE
 
@@ -54,7 +54,7 @@ class SingleDevice:
         after_step: Callable[[int], None] = lambda step: None,
         capture: Capture | None = None,
     ) -> None:
-        """`capture`: passes are captured with it and replayed; None: they are run each time."""
+        """`capture`: used to capture passes for replay; None: run them each time."""
         self.device = device
         self._model, self._learner = model, learner
         self._autocast, self._phase, self._after_step = autocast, phase, after_step
@@ -85,12 +85,12 @@ class SingleDevice:
             return captured.loss.clone()
 
     def forward(self, batch: HasTargets) -> Tensor:
-        """The summed loss of a batch, in the precision of the run."""
+        """The summed loss of a batch, in the run's precision."""
         with self._precision():
             return self._model.loss_sum(batch)
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of a loss where the parameters that compute have theirs."""
+        """Set the gradients of the computing parameters."""
         self._learner.backpropagate(loss)
 
     def computing(self) -> list[Tensor]:
@@ -100,7 +100,7 @@ class SingleDevice:
     def step(self, *, step: int, rate: float, max_norm: float) -> Applied:
         with self._phase("optimizer"):
             applied = self._learner.step(rate=rate, max_norm=max_norm)
-            self._after_step(step)  # AdaLoRA looks at the gradients once more
+            self._after_step(step)  # AdaLoRA needs the gradients once more
             self._learner.discard()
         return applied
 

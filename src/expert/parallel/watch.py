@@ -1,11 +1,10 @@
-"""Finds a run that makes no progress, and ends it instead of letting everybody wait.
+"""Detects a run that hangs, and ends it.
 
-A process alone says what it does whenever that changes; one that says nothing for too long hangs.
+A single process records what it is doing; if that does not change for too long, it hangs.
 
-Every rank leaves a sign of life in the store: what it does, and for how long. The first rank looks
-at all signs, the others at that of the first. A process that is stopped, a machine that has gone
-and a network that is cut leave no sign; a rank that is stuck does, and is found by the others
-waiting for it in vain.
+Every rank publishes a heartbeat in the store: what it is doing, and for how long. Rank 0 checks all
+heartbeats, the others check rank 0's. A stopped process, a lost machine or a cut network sends
+none; a stuck rank still does, and is found because the others wait for it.
 """
 
 from __future__ import annotations
@@ -32,75 +31,75 @@ from expert.core.world import World, record_failure
 from expert.parallel.launch import LAUNCH_FOLDER
 
 LIMIT_SECONDS = 600.0
-"""The longest that others wait for a rank in the middle of training: it may be compiling."""
+"""How long ranks wait for another one during training, which may be compiling."""
 SILENT_SHARE = 0.2
-"""Of the limit: so long may a rank leave no sign. One that writes a checkpoint may take the whole
-limit, because nothing else runs in a process while some libraries copy."""
+"""Fraction of the limit without a heartbeat. A rank that writes a checkpoint may take the whole
+limit, because some libraries block all threads while they copy."""
 SLOWER = 10.0
-"""Ranks have equal shares of a step: none takes so many times what a step has ever taken here."""
+"""Ranks have equal shares of a step: none takes this many times the longest step so far."""
 SAVED_BYTES_PER_SECOND = 10e6
-"""A slow network folder; what a checkpoint may take is reckoned by it."""
+"""A slow network folder, to estimate how long a checkpoint may take."""
 NO_LIMIT = -1.0
 FIRST_TIMES, FIRST_SECONDS = 10, 1800.0
-"""What a process alone does for the first time may take so many times the limit, but no longer than
-that where the limit itself is shorter: kernels are loaded and compiled then."""
+"""In a single process, a first occurrence may take this many times the limit, but not more than
+these seconds (if the limit is shorter): kernels are loaded and compiled then."""
 LONGEST_TIMES = 2
-"""Of what it has done before; that and the limit is the longest that it may take again."""
+"""A later occurrence may take the limit plus this many times the longest one so far."""
 BUSY_SHARE = 0.5
-"""Of one core: a process that computes with the CPU and takes more is at work."""
+"""Of one core: a process computing on the CPU that uses more than this is working."""
 PULSE_SECONDS = 0.25
 PULSES = 40
-"""In the limit, where that is short."""
+"""Per limit, if that is short."""
 TELL_SECONDS = 2.0
 SPREAD_SECONDS = 1.0
-"""Who ends first takes the others out of whatever they are in: they write that down before."""
+"""The first rank to end interrupts the others, which need time to record what they were doing."""
 PAUSE_SECONDS = 1.0
-"""A thread that looks so much later than it wanted to has not been running."""
+"""A thread that wakes up this much late was not running."""
 STACKS = "stacks.txt"
 ENDED = "ended"
-"""The store's key under which a rank says why all must end."""
+"""The store's key for why all ranks must end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sign:
-    """What a rank says of itself."""
+    """What a rank publishes about itself."""
 
     doing: str = "getting ready"
     seconds: float = 0.0
-    """That it has been doing it, or waiting in it."""
+    """For how long it has been doing or waiting for this."""
     extra: float = NO_LIMIT
-    """Seconds that it may take longer than the limit."""
+    """Seconds it may take beyond the limit."""
     exchanges: int = 0
-    """That it has entered so far; all ranks enter the same ones."""
+    """Number of exchanges entered so far; all ranks enter the same ones."""
     waits: bool = False
-    """In an exchange, for the others."""
+    """For the others, in an exchange."""
     longest: float = 0.0
-    """Seconds between any two exchanges before."""
+    """Longest time between two exchanges so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """Why all ranks have to end."""
+    """Why all ranks must end."""
 
     text: str
     by: int
-    """The rank that says so, and ends in its own way."""
+    """The rank that reports this, and ends in its own way."""
     silent: bool = False
-    """A rank does not answer: stacks show what each of the others was in."""
+    """A rank does not answer, so all others write their stack traces."""
     blamed: int | None = None
-    """That rank, where it is known."""
+    """That rank, if known."""
 
 
 Found = tuple[int | None, str]
-"""The rank that does not answer, where it is known, and that in words."""
+"""The rank that does not answer, if known, and a message."""
 
 
 def unanswered(
     signs: Mapping[int, Sign], silent: Mapping[int, float], *, limit: float, size: int
 ) -> Found | None:
-    """Who does not answer; None while all do. `silent`: seconds since a rank has left a new sign;
+    """Which rank does not answer; None if all do. `silent`: seconds since a rank's last heartbeat;
     `size`: of the world, of which `signs` may be a part."""
-    for rank, seconds in sorted(silent.items(), key=lambda each: -each[1]):
+    for rank, seconds in sorted(silent.items(), key=lambda item: -item[1]):
         sign = signs[rank]
         patience = limit + max(sign.extra, 0.0) if sign.extra else limit * SILENT_SHARE
         if seconds > patience:
@@ -137,12 +136,12 @@ def _stuck(signs: Mapping[int, Sign], limit: float, size: int) -> Found | None:
 
 
 class Watch:
-    """The signs of this rank, and its look at the others'."""
+    """Publishes this rank's heartbeats and checks the others'."""
 
     def __init__(
         self, world: World, store: Any, *, limit: float = LIMIT_SECONDS, kept_by_first: bool = False
     ) -> None:
-        """`kept_by_first`: the store is part of the first rank, not of who started the ranks."""
+        """`kept_by_first`: rank 0 hosts the store, not the launcher."""
         self.world, self.limit, self._kept_by_first = world, limit, kept_by_first
         self._own = store
         self._pulse = min(PULSE_SECONDS, limit / PULSES)
@@ -153,24 +152,24 @@ class Watch:
         self._ended: End | None = None
         self._over, self._wake, self._left_sign = (threading.Event() for _ in range(3))
         self._threads: list[threading.Thread] = []
-        self._told: Callable[[str], None] = lambda text: None
+        self._report: Callable[[str], None] = lambda text: None
         self._folder: Path | None = None
         self._longest: dict[str, float] = {}
         self._computes, self._computed, self._idle_since = False, 0.0, 0.0
 
-    # --- what this rank does
+    # --- this rank
 
     def at(self, doing: str, extra: float = 0.0) -> None:
-        """From now on this rank is `doing` that; it may take `extra` seconds beyond the limit."""
+        """Record what this rank is doing; it may take `extra` seconds beyond the limit."""
         self._set(doing=doing, extra=extra)
 
     def beat(self) -> None:
-        """A part of what is being done is done."""
+        """Record progress in the current activity."""
         self._set()
 
     @contextlib.contextmanager
     def work(self, doing: str, extra: float = NO_LIMIT) -> Iterator[None]:
-        """Something that takes long, and is followed by what was done before."""
+        """Do something that takes long, then return to the previous activity."""
         before = self._now[0]
         self.at(doing, extra)
         self._leave_sign()
@@ -191,7 +190,7 @@ class Watch:
             self._set(waits=False)
 
     def _leave_sign(self) -> None:
-        """Let the others know at once: it may be long before another thread runs here."""
+        """Publish a heartbeat now: it may be long before another thread runs here."""
         if self._threads and self._own is not None:
             self._left_sign.clear()
             self._wake.set()
@@ -208,48 +207,48 @@ class Watch:
     def doing(self) -> str:
         return self._now[0].doing
 
-    # --- what the others do
+    # --- the others
 
     def start(self) -> None:
         signs = [("signs-of-life", self._exchange_signs)] if self._own is not None else []
-        for name, does in (*signs, ("watch", self._look)):
-            thread = threading.Thread(target=does, name=name, daemon=True)
+        for name, run in (*signs, ("watch", self._look)):
+            thread = threading.Thread(target=run, name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
 
-    def report_to(self, folder: Path, told: Callable[[str], None]) -> None:
-        """Where stacks are written when a rank does not answer, and who is told why all end."""
-        self._folder, self._told = folder, told
+    def report_to(self, folder: Path, report: Callable[[str], None]) -> None:
+        """Set the folder for stack traces, and what gets the message before all ranks end."""
+        self._folder, self._report = folder, report
 
     def watch_alone(self, limit: float, *, computes: bool) -> None:
-        """Find this process hanging: without progress for so many seconds. `computes`: with the
-        CPU, so that one that takes time of it is at work."""
+        """Detect that this process hangs: no progress for `limit` seconds. `computes`: on the CPU,
+        so that using it counts as progress."""
         self.limit, self._computes = limit, computes
         self._pulse = min(PULSE_SECONDS, limit / PULSES)
         if not self._threads:
             self.start()
 
     def close(self) -> None:
-        """No longer look at the store. A thread that is in there when the interpreter ends would
-        abort the process."""
+        """Stop using the store. A thread inside it when the interpreter ends would abort the
+        process."""
         self._over.set()
         self._wake.set()
         for thread in self._threads:
             thread.join(TELL_SECONDS)
 
     def end_all(self, text: str, *, silent: bool = False) -> None:
-        """Tell the others to end, wherever they are."""
-        _tell(self._own, End(text=text, by=self.world.rank, silent=silent))
+        """Tell the other ranks to end, whatever they are doing."""
+        _publish_end(self._own, End(text=text, by=self.world.rank, silent=silent))
 
     def why_ended(self) -> str:
-        """What a rank has said about the end of all; "" where none has."""
+        """Why all ranks end, as published by a rank; "" if none has."""
         if self._ended is None:
-            with contextlib.suppress(RuntimeError):  # torch's errors of the network and the store
-                self._ended = _told(self._own)
+            with contextlib.suppress(RuntimeError):  # torch's network and store errors
+                self._ended = _published_end(self._own)
         return self._ended.text if self._ended is not None else ""
 
     def _exchange_signs(self) -> None:
-        """Blocks where the process that keeps the store is stopped; `_look` never does."""
+        """Blocks if the process that hosts the store is stopped; `_look` never does."""
         try:
             store = self._own.clone()
             while not self._over.is_set():
@@ -257,22 +256,22 @@ class Watch:
                 self._wake.clear()
                 self._exchange_once(store)
         except (RuntimeError, ValueError):
-            return  # the run is over, or nobody keeps the store any more: `_look` tells which
+            return  # the run is over or the store is gone: `_look` finds out which
 
     def _exchange_once(self, store: Any) -> None:
-        said = json.dumps(asdict(self._own_sign()))
-        store.set(f"sign {self.world.rank}", said)
+        heartbeat = json.dumps(asdict(self._own_sign()))
+        store.set(f"sign {self.world.rank}", heartbeat)
         self._left_sign.set()
         others = range(1, self.world.size) if self.world.is_first else (0,)
-        there = [r for r in others if r in self._heard or store.check([f"sign {r}"])]
-        for rank, got in zip(
-            there, store.multi_get([f"sign {rank}" for rank in there]), strict=True
+        present = [r for r in others if r in self._heard or store.check([f"sign {r}"])]
+        for rank, value in zip(
+            present, store.multi_get([f"sign {rank}" for rank in present]), strict=True
         ):
-            text = got.decode()
+            text = value.decode()
             if self._heard.get(rank, ("", 0.0))[0] != text:
                 self._heard[rank] = (text, time.monotonic())
                 self._signs[rank] = Sign(**json.loads(text))
-        self._ended = self._ended or _told(store)
+        self._ended = self._ended or _published_end(store)
         self._store_answered = time.monotonic()
 
     def _own_sign(self) -> Sign:
@@ -280,7 +279,7 @@ class Watch:
         return replace(sign, seconds=time.monotonic() - max(since, self._awake_since))
 
     def _forget_pause(self) -> None:
-        """A pause of this process, or of the whole machine, is no silence of the others."""
+        """A pause of this process or of the machine is not a silence of the others."""
         now = time.monotonic()
         if now - self._looked_at > self._pulse + PAUSE_SECONDS:
             self._awake_since = self._store_answered = now
@@ -299,17 +298,17 @@ class Watch:
                 blamed, text = found
                 end = End(text=text, by=self.world.rank, silent=True, blamed=blamed)
                 if self._own is not None:
-                    # Who keeps the store may be the one that does not answer.
+                    # The host of the store may be the one that does not answer.
                     _within(TELL_SECONDS, partial(self._tell_others, end))
                     time.sleep(SPREAD_SECONDS)
                 self._leave(end)
 
     def _tell_others(self, end: End) -> None:
-        _tell(self._own.clone(), end)
+        _publish_end(self._own.clone(), end)
 
     @property
     def _is_saving(self) -> bool:
-        """What this rank is writing is finished first: it is what all continue from."""
+        """Saving is finished first: all ranks continue from that checkpoint."""
         return self._now[0].extra > 0
 
     def _found(self) -> Found | None:
@@ -322,18 +321,18 @@ class Watch:
         if without > self.limit * SILENT_SHARE:
             if self._kept_by_first:
                 return 0, f"rank 0 does not answer: no sign of life for {span(without)}"
-            # Who started the ranks may be stopped, as by Ctrl-Z, while they train.
+            # The launcher may be stopped, as by Ctrl-Z, while the ranks train.
             if own.waits and own.seconds > self.limit:
                 text = f"no sign of life for {span(without)}; this rank was {own.doing}"
                 return None, f"the machine of rank 0 does not answer: {text}"
             return None
-        # A sign is read late where the store is slow: that is not the rank's silence.
+        # With a slow store, heartbeats are read late: that is not the rank's silence.
         silent = {rank: now - at - without for rank, (_, at) in list(self._heard.items())}
         signs = {**self._signs, self.world.rank: own}
         return unanswered(signs, silent, limit=self.limit, size=self.world.size)
 
     def _hangs(self) -> Found | None:
-        """Whether this process, alone, has done the same for too long."""
+        """Whether this single process has been doing the same for too long."""
         sign, since = self._now
         now, computed = time.monotonic(), time.process_time()
         if self._computes and computed - self._computed > BUSY_SHARE * self._pulse:
@@ -352,27 +351,26 @@ class Watch:
     # --- the end
 
     def _leave(self, end: End) -> None:
-        """End this process, whatever its main thread is in."""
-        told, code = end.text, EXIT_HUNG if end.silent else EXIT_RUN_FAILED
+        """End this process, whatever its main thread is doing."""
+        message, code = end.text, EXIT_HUNG if end.silent else EXIT_RUN_FAILED
         if self._folder is not None and end.silent:
             path = self._write_stacks(self._folder, end.text)
-            told += f"\n  what each rank was in: {path.parent}/rank-N.{STACKS}"
+            message += f"\n  stack traces of each rank are in {path.parent}/rank-N.{STACKS}"
             if self._own is None:
-                told = f"{end.text}\n  what it was in: {path}"
-        record_failure(told, exit_code=code, of_another=self._own is not None, blamed=end.blamed)
-        _within(TELL_SECONDS, lambda: self._told(end.text))
-        for process in multiprocessing.active_children():  # one that is stopped would stay
+                message = f"{end.text}\n  stack traces are in {path}"
+        record_failure(message, exit_code=code, of_another=self._own is not None, blamed=end.blamed)
+        _within(TELL_SECONDS, lambda: self._report(end.text))
+        for process in multiprocessing.active_children():  # a stopped one would stay
             process.kill()
         show_cursor()
-        if (
-            not self.world.is_first or LAUNCH_FOLDER not in os.environ
-        ):  # else shown by who started it
+        # The launcher shows the message of rank 0.
+        if not self.world.is_first or LAUNCH_FOLDER not in os.environ:
             with contextlib.suppress(OSError):
-                os.write(2, f"{told}\n".encode())
+                os.write(2, f"{message}\n".encode())
         os._exit(code)
 
     def _write_stacks(self, folder: Path, text: str) -> Path:
-        """Where they lie: in that folder, or where its disk does not answer in a temporary one."""
+        """Write them to the folder, or to a temporary one if its disk does not answer."""
         path = folder / (STACKS if self._own is None else f"rank-{self.world.rank}.{STACKS}")
         with tempfile.TemporaryFile("w+", encoding="utf-8") as stream:
             faulthandler.dump_traceback(stream, all_threads=True)
@@ -394,21 +392,21 @@ class Watch:
 
 
 def _kind(sign: Sign) -> str:
-    """What is done, without the number of the step that it is done for."""
+    """The activity without the step number."""
     return sign.doing.partition(" ")[0]
 
 
-def _within(seconds: float, does: Callable[[], None]) -> None:
-    """Do something that may never end, for no longer than that."""
-    thread = threading.Thread(target=does, daemon=True)
+def _within(seconds: float, run: Callable[[], None]) -> None:
+    """Run something that may hang, for at most this long."""
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
 
 
-def _tell(store: Any, end: End) -> None:
-    with contextlib.suppress(RuntimeError):  # nobody is left to be told
+def _publish_end(store: Any, end: End) -> None:
+    with contextlib.suppress(RuntimeError):  # no rank is left
         store.set(ENDED, json.dumps(asdict(end)))
 
 
-def _told(store: Any) -> End | None:
+def _published_end(store: Any) -> End | None:
     return End(**json.loads(store.get(ENDED))) if store.check([ENDED]) else None

@@ -1,7 +1,7 @@
-"""What compiling took on this machine, kept for later plans.
+"""Compile times measured on this machine, stored for later plans.
 
-torch keeps what it compiled in a folder. A later run with the same card, model, versions and shape
-of step finds it there and compiles in a few seconds, as long as the folder exists.
+torch keeps compiled code in a folder. A later run with the same card, model, versions and shape of
+step finds it there and compiles in a few seconds, as long as the folder exists.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class Compilation(BaseModel):
 
     card: str
     model: str
-    """Sizes and what is trained of it: what the code that is compiled follows from."""
+    """Sizes and what is trained: everything the compiled code depends on."""
     step: str
-    """Rows and tokens at once."""
+    """Rows and tokens of a micro-batch."""
     versions: dict[str, str | None]
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     warm: bool
     """torch had compiled all of it before."""
     cache: str
-    """Folder in which torch keeps it."""
+    """torch's cache folder."""
     measured_on: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileSeconds:
-    """Seconds of compiling to be expected, and from when they are known; None: from nowhere."""
+    """The expected compile time, and when it was measured; None: never."""
 
     seconds: float
     warm: bool = False
@@ -60,25 +60,25 @@ def compilations_file(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def read_compilations(path: Path) -> tuple[Compilation, ...]:
-    """Every readable record, oldest first; a file that is absent or damaged has none."""
+    """Every readable record, oldest first; none if the file is missing or damaged."""
     return tuple(read_records(path, Compilation))
 
 
 def cache_folder() -> str:
-    """Where torch keeps what it compiles."""
+    """torch's cache folder for compiled code."""
     asked = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if asked:
         return asked
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container may have a user without a name
+    except (KeyError, OSError):  # a container may have an unnamed user
         user = str(os.getuid()) if hasattr(os, "getuid") else "user"
     name = re.sub(r'[\\/:*?"<>|]', "_", user)
     return str(Path(tempfile.gettempdir()) / f"torchinductor_{name}")
 
 
 def model_word(work: Workload) -> str:
-    """The sizes of a model and what is trained of it, in one word."""
+    """The sizes of a model and what is trained, as one string."""
     trained = "+".join(sorted(work.targets)) or "all"
     what = (work.adapter, str(work.rank), trained, work.quantization, work.precision)
     recomputed = "recomputed" if work.recomputed_blocks else "kept"
@@ -96,18 +96,18 @@ def installed_versions() -> dict[str, str | None]:
 def expected_compile(
     known: Sequence[Compilation], work: Workload, card: str, *, cold: float, warm: float
 ) -> CompileSeconds:
-    """Seconds of compiling `work` on this machine; `cold` and `warm`: what it usually takes."""
+    """Expected time to compile `work` on this machine; `cold` and `warm`: the usual times."""
     if not known:
         return CompileSeconds(seconds=cold)
     versions, model, step = installed_versions(), model_word(work), step_word(work)
-    mine = [each for each in known if each.card == card and each.versions == versions]
-    mine = [each for each in mine if each.model == model]
-    same = [each for each in mine if each.step == step and Path(each.cache).is_dir()]
+    mine = [record for record in known if record.card == card and record.versions == versions]
+    mine = [record for record in mine if record.model == model]
+    same = [record for record in mine if record.step == step and Path(record.cache).is_dir()]
     if same:
-        found = [each for each in same if each.warm]
-        seconds = found[-1].seconds if found else min(warm, same[-1].seconds)
+        cached = [record for record in same if record.warm]
+        seconds = cached[-1].seconds if cached else min(warm, same[-1].seconds)
         return CompileSeconds(seconds=seconds, warm=True, measured_on=same[-1].measured_on)
-    before = [each for each in mine if not each.warm]
+    before = [record for record in mine if not record.warm]
     if before:
         return CompileSeconds(seconds=before[-1].seconds, measured_on=before[-1].measured_on)
     return CompileSeconds(seconds=cold)
@@ -116,8 +116,8 @@ def expected_compile(
 def remember_compilation(
     path: Path, work: Workload, card: str, *, seconds: float, warm: bool
 ) -> None:
-    """Add what compiling took; an older record of the same kind is replaced."""
-    made = Compilation(
+    """Add a compile time; an older record of the same kind is replaced."""
+    record = Compilation(
         card=card,
         model=model_word(work),
         step=step_word(work),
@@ -128,7 +128,7 @@ def remember_compilation(
         measured_on=datetime.date.today().isoformat(),
     )
 
-    def place(one: Compilation) -> object:
-        return one.card, one.model, one.step, one.versions, one.warm
+    def place(entry: Compilation) -> object:
+        return entry.card, entry.model, entry.step, entry.versions, entry.warm
 
-    remember_record(path, made, place, most=KEPT)
+    remember_record(path, record, place, most=KEPT)

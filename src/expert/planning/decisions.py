@@ -1,4 +1,4 @@
-"""A settled value with its reason, and a remark on the plan."""
+"""A decision of the plan with its reason, and a remark on the plan."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ Source = Literal["manifest", "preset", "machine", "measurement", "fallback"]
 
 
 class Decision(BaseModel):
-    """One line of the plan: what was settled, why, and on whose authority."""
+    """One line of the plan: the value, the reason, and its source."""
 
     model_config = ConfigDict(frozen=True)
 
     path: str
-    """Where the value is in the plan."""
+    """The path of the value in the plan."""
     value: Any
-    """The settled value; None where it cannot be known, and then `because` says why."""
+    """None if it is unknown; `because` then says why."""
     because: str
     source: Source
 
 
 class Remark(BaseModel):
-    """A consequence to know before starting, a key that was overruled, or a better choice."""
+    """A warning, an overruled key, or advice."""
 
     model_config = ConfigDict(frozen=True)
 

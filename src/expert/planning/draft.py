@@ -1,4 +1,4 @@
-"""A plan in the making: everything the choices look at, and the decisions made so far."""
+"""A plan in the making: the inputs of every choice, and the decisions so far."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ KEPT = "kept from the run being resumed"
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What a resumed run keeps on any machine, because it changes what is computed although it was
-    chosen for the machine the run started on. None: it is chosen again."""
+    """Choices that a resumed run keeps on any machine: they were made for the machine it started on
+    but change the results. None: chosen again."""
 
     examples_per_update: int | None = None
     quantization: str | None = None
@@ -38,7 +38,7 @@ class Kept:
 
 @dataclass(kw_only=True)
 class PlanDraft:
-    """What was asked, on what model, with what data, on what card; and what is settled of it."""
+    """The manifest, model, data and card, and the decisions so far."""
 
     manifest: Manifest
     folder: Path
@@ -49,15 +49,15 @@ class PlanDraft:
     rates: tuple[MeasuredRate, ...]
     calibrations: Calibrations
     plain_text: bool | None = None
-    """Whether the rows are texts without answers; None where nobody knows yet."""
+    """Whether the rows are texts without answers; None if not known yet."""
     compilations: tuple[Compilation, ...] = ()
-    """What compiling took on this machine."""
+    """Compile times measured on this machine."""
     kept: Kept = Kept()
     cluster: Cluster = ONE_PROCESS
     best: MeasuredRate | None = None
-    """What a benchmark found fastest for this card, model and shape."""
+    """The fastest in a benchmark of this card, model and shape."""
     decisions: dict[str, Decision] = field(default_factory=dict)
-    """By path, in the order they were made; each is settled once."""
+    """By path, in the order they were made; each path is settled once."""
     remarks: list[Remark] = field(default_factory=list)
 
     # --- decisions ---------------------------------------------------------------------------
@@ -65,38 +65,38 @@ class PlanDraft:
     def settle(self, path: str, value: Any, because: str, source: Source = "machine") -> Any:
         """Record a value and return it."""
         assert path not in self.decisions, f"{path} is settled twice"
-        value = list(value) if isinstance(value, tuple) else value  # as JSON would have it
+        value = list(value) if isinstance(value, tuple) else value  # as in JSON
         self.decisions[path] = Decision(path=path, value=value, because=because, source=source)
         return value
 
     def settle_again(self, path: str, value: Any, because: str) -> None:
-        """Replace a value by what a later choice needs."""
+        """Replace a value because of a later choice."""
         del self.decisions[path]
         self.settle(path, value, because)
 
     def choose(
         self, path: str, key: str, value: Any, because: str, source: Source = "machine"
     ) -> Any:
-        """Settle a key of training.config: as the manifest sets it, else this value for "auto"."""
+        """Settle a key of training.config: the manifest's value, or this one for "auto"."""
         asked = getattr(self.config, key)
         if asked != "auto":
             return self.settle(path, asked, SET, "manifest")
         return self.settle(path, value, because, source)
 
     def pass_on(self, path: str, key: str, value: object = ...) -> None:
-        """Settle a key of training.config that needs no choice."""
+        """Settle a key of training.config that leaves no choice."""
         is_set = key in self.config.model_fields_set
         settled = getattr(self.config, key) if value is ... else value
         because = SET if is_set else "the default"
         self.settle(path, settled, because, "manifest" if is_set else "preset")
 
     def unknown(self, reason: str, *paths: str) -> None:
-        """Record that values cannot be known yet, and why."""
+        """Record that values are unknown, and why."""
         for path in paths:
             self.settle(path, None, f"unknown: {reason}")
 
     def __getitem__(self, path: str) -> Any:
-        """A value that is settled already."""
+        """A value that is already settled."""
         return self.decisions[path].value
 
     def warn(self, path: str, text: str) -> None:
@@ -109,7 +109,7 @@ class PlanDraft:
         self.remarks.append(Remark(kind="advice", path=path, text=text))
 
     def tree(self) -> dict[str, Any]:
-        """The settled values as nested objects, by the steps of their paths."""
+        """The settled values as nested objects."""
         root: dict[str, Any] = {}
         for decision in self.decisions.values():
             *parents, leaf = decision.path.split(".")
@@ -119,7 +119,7 @@ class PlanDraft:
             here[leaf] = decision.value
         return root
 
-    # --- what was asked ----------------------------------------------------------------------
+    # --- the manifest ------------------------------------------------------------------------
 
     @property
     def config(self) -> TrainingConfig:
@@ -140,7 +140,7 @@ class PlanDraft:
 
     @property
     def keeps_every_checkpoint(self) -> bool:
-        """Whoever asks for one every few epochs, and for no limit, wants to find them all."""
+        """True if one is saved every few epochs and no limit is set: the user wants them all."""
         asked = self.config.model_fields_set
         every = "save_every_epochs" in asked and self.config.save_every_epochs > 1
         return every and "save_total_limit" not in asked
@@ -160,7 +160,7 @@ class PlanDraft:
 
     @property
     def overlong(self) -> tuple[Literal["cut", "split", "drop"], str, Source]:
-        """What happens to rows that are too long, why, and on whose authority."""
+        """What happens to overlong rows, why, and the source of that choice."""
         asked = self.config.overlong
         if asked != "auto":
             return asked, SET, "manifest"
@@ -175,7 +175,7 @@ class PlanDraft:
         return "cut", "rows with answers: a part without its prompt has another meaning", "preset"
 
     def parts_of_a_row(self, length: int) -> int:
-        """Into how many a row is split on average, as far as a mean tells."""
+        """Into how many parts a row is split on average."""
         splits = self.overlong[0] == "split" or self.config.packing == "concat"
         mean = self.survey.mean_tokens
         return math.ceil(mean / length) if splits and mean and not self.is_char_model else 1
@@ -184,7 +184,7 @@ class PlanDraft:
         """Mean tokens of a document in sequences of this length."""
         return min(self.survey.mean_tokens or length, length)
 
-    # --- the card, and what was measured on it -----------------------------------------------
+    # --- the card and its measurements -------------------------------------------------------
 
     @property
     def on_gpu(self) -> bool:
@@ -192,12 +192,12 @@ class PlanDraft:
 
     @property
     def card_key(self) -> str:
-        """What measurements call this card."""
+        """The card's name in measurements."""
         return self.target.card.slug if self.target.card else self.target.name
 
     @property
     def model_key(self) -> str:
-        """What measurements call this model."""
+        """The model's name in measurements."""
         return basename(self.model.name).lower()
 
     @property
@@ -205,7 +205,7 @@ class PlanDraft:
         return self.resolved.shape.parameters if self.resolved.shape is not None else None
 
     def rate_key(self, quantization: str) -> dict[str, Any]:
-        """What a rate must have been measured with to be one of a run like this."""
+        """What a measured rate must match to be of a run like this."""
         return {
             "card": self.card_key,
             "model": self.model_key,
@@ -218,25 +218,25 @@ class PlanDraft:
 
     @property
     def row_tokens(self) -> float | None:
-        """Mean tokens of a row; all blocks of a corpus are of one length."""
+        """Mean tokens of a row; the blocks of a corpus have one length."""
         if self.is_char_model:
             return float(self["data.max_seq_length"])
         return self.survey.mean_tokens
 
     @property
     def card_words(self) -> str:
-        """`NVIDIA T4 (7.5)` for reasons."""
+        """`NVIDIA T4 (7.5)`, for use in reasons."""
         capability = self.target.capability
         if capability is None:
             return self.target.name
         return f"{self.target.name} ({capability[0]}.{capability[1]})"
 
     def has_capability(self, least: tuple[int, int]) -> bool:
-        """True on a card of at least this capability, and on one nobody named."""
+        """True on a card of at least this capability, and on an unnamed card."""
         return self.on_gpu and (self.target.capability is None or self.target.capability >= least)
 
     def measured(self, path: str) -> tuple[Any, str] | None:
-        """What a benchmark found fastest for a value of the plan, and when; None where none did."""
+        """The fastest value in a benchmark, and when it was measured; None without one."""
         if self.best is None or path not in self.best.settings:
             return None
         gain = self.best.gains.get(path)

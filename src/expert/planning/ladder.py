@@ -1,7 +1,7 @@
-"""The settings of `expert benchmark`: from what most people start with to all that a plan can do.
+"""The settings of `expert benchmark`: from a common baseline to everything a plan can do.
 
-A setting is a few keys of training.config. It is added to the settings before it that were kept,
-and changes one thing. Another kernel joins with one more entry of `SETTINGS`.
+A setting is a few keys of training.config. It changes one thing on top of the settings kept so far.
+To benchmark another kernel, add an entry to `SETTINGS`.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from typing import Any
 
 from expert.planning.run_plan import RunPlan
 
-# Micro-batch size where the manifest sets none: what transformers' Trainer takes by default.
+# Micro-batch size if the manifest sets none: the default of transformers' Trainer.
 USUAL_ROWS_AT_ONCE = 8
-# How far the loss on the held-out rows may be from that of the setting below, as a share of it.
+# Relative tolerance for the held-out loss against that of the previous setting.
 # float32 in another order: sums differ in the last bits, 1.2e-7 each, and grow step by step;
 # 6e-8 was seen after 14 steps of the built-in model on a CPU (eager or SDPA, plain or fused loss,
-# rate 2e-4). A high rate makes more of it, hence the room; other rows or a wrong mask show in
+# rate 2e-4). A high rate amplifies this, hence the margin; other rows or a wrong mask show in
 # percent. 16 bits: one rounding of bfloat16 is 2**-8, 0.4 %.
 TOLERANCE_FP32 = 0.001
 TOLERANCE_16_BITS = 0.01
-# A setting that needs this much more memory than the one below costs memory: less is the estimate's
-# own error (the worst of 96 peaks was off by 5.1 %). Below half of the budget memory is plentiful.
+# From this factor on a setting counts as using more memory: less is the error of the estimate (the
+# worst of 96 peaks was off by 5.1 %). Below half of the budget memory is plentiful.
 MORE_MEMORY = 1.1
 PLENTY = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """What the settings depend on: the device, the model and the rows."""
+    """What the settings depend on: device, model and rows."""
 
     on_gpu: bool
     characters: bool
-    """The built-in character model: its corpus is cut into blocks."""
+    """The built-in character model, whose corpus is cut into blocks."""
     rows_at_once: int
-    """Micro-batch size of the manifest."""
+    """Micro-batch size in rows."""
     rows_per_sequence: float
-    """Rows that a packed sequence holds on average."""
+    """Mean rows in a packed sequence."""
     sequences_per_update: int
-    """Packed sequences that hold the rows of a step."""
+    """Packed sequences per step."""
     packed: bool
     """Whether the settings so far pack the rows."""
     not_late: str = ""
-    """Why rows cannot be tokenised on the fly; empty where they can."""
+    """Why rows cannot be tokenised on the fly, or ""."""
     windows: bool = False
 
 
@@ -58,14 +58,14 @@ class Setting:
     adds: str
     """The change, in words."""
     settings: Mapping[str, Any]
-    """Keys of training.config; a function of the ground where a value depends on it."""
+    """Keys of training.config; values may be functions of the ground."""
     about: tuple[str, ...]
-    """Values of the plan that it is about: where none changes, the first says why."""
+    """Plan values it should change; if none changes, the first gives the reason."""
     needs: Callable[[Ground], str] = lambda ground: ""
-    """Why it cannot be tried on this ground; empty where it can."""
+    """Why it cannot be tried on this ground, or ""."""
 
     def values(self, ground: Ground) -> dict[str, Any]:
-        """Its settings on this ground."""
+        """Its keys and values on this ground."""
         return {
             key: value(ground) if callable(value) else value for key, value in self.settings.items()
         }
@@ -82,7 +82,7 @@ def _compiles(ground: Ground) -> str:
 
 
 def _sequences_at_once(ground: Ground) -> int:
-    """As many packed sequences as hold the rows of a micro-batch before."""
+    """As many packed sequences as hold the rows of the earlier micro-batch."""
     sequences = round(ground.rows_at_once / ground.rows_per_sequence)
     return max(1, min(ground.sequences_per_update, sequences))
 
@@ -123,7 +123,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="loader",
-        adds="batches made ahead, in page-locked memory where there is a card",
+        adds="batches prepared ahead, in pinned memory if there is a GPU",
         settings={
             "dataloader_num_workers": "auto",
             "dataloader_persistent_workers": "auto",
@@ -134,10 +134,10 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="packing",
-        adds="several rows to a sequence, no padding, copies on a stream of their own",
+        adds="several rows to a sequence, no padding, copies on a separate stream",
         settings={
             "packing": True,
-            "tokenize": "ahead",  # what is packed must be known beforehand
+            "tokenize": "ahead",  # packing needs the lengths in advance
             "group_by_length": "auto",
             "micro_batch_size": _sequences_at_once,
         },
@@ -177,7 +177,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="fused blocks",
-        adds="blocks with LoRA by kernels of our own instead of compiled ones",
+        adds="fused kernels instead of compiled blocks with LoRA",
         settings={"fused_blocks": "auto", "torch_compile": "auto"},
         about=("kernels.fused_blocks",),
     ),
@@ -209,7 +209,7 @@ def together(
     values: Mapping[str, Any],
     ground_of: Callable[[Mapping[str, Any]], Ground],
 ) -> Setting:
-    """Several settings as one, on top of what was kept."""
+    """Several settings as one, on top of those kept."""
     settings: dict[str, Any] = {}
     names = []
     for setting in chosen:
@@ -220,7 +220,7 @@ def together(
     return Setting(name=THE_REST, adds=f"{', '.join(names)}, together", settings=settings, about=())
 
 
-# What of a plan decides how fast the same step is made.
+# Plan values that affect the speed of a step.
 _DECIDES = (
     *("model.quantization", "optim.optimizer", "batch.micro_batch"),
     *("data.packing", "data.group_by_length", "data.tokenize"),
@@ -231,23 +231,23 @@ _DECIDES = (
     "kernels.fused_blocks",
     *("kernels.checkpointing", "kernels.recomputed_blocks", "kernels.cudnn_benchmark"),
 )
-# These alone change nothing that is worth measuring.
+# These alone are not worth a measurement.
 _BESIDE = ("loader.prefetch", "loader.persistent_workers", "kernels.loss_scaling")
 
 
 def as_overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys of training.config as `--set` takes them."""
+    """Keys of training.config in the syntax of `--set`."""
     return tuple(f"training.config.{key}={json.dumps(value)}" for key, value in values.items())
 
 
 def changes(before: RunPlan, after: RunPlan) -> dict[str, tuple[Any, Any]]:
-    """What differs in another plan, by path: the value before and after."""
-    found = {path: (value_at(before, path), value_at(after, path)) for path in _DECIDES}
-    return {path: pair for path, pair in found.items() if pair[0] != pair[1]}
+    """The differences to another plan, by path: the value before and after."""
+    pairs = {path: (value_at(before, path), value_at(after, path)) for path in _DECIDES}
+    return {path: pair for path, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def not_here(setting: Setting, before: RunPlan, after: RunPlan) -> str:
-    """Why a setting would change nothing of this plan; empty where it does."""
+    """Why a setting would not change this plan, or ""."""
     if any(path not in _BESIDE for path in changes(before, after)):
         return ""
     path = setting.about[0]
@@ -262,30 +262,30 @@ def value_at(plan: RunPlan, path: str) -> Any:
 
 
 def tolerance(before: RunPlan, after: RunPlan) -> tuple[float, str]:
-    """How far two losses of the same rows may be apart, and why so far."""
+    """How far two losses on the same rows may differ, and why."""
     if {before.kernels.precision, after.kernels.precision} == {"fp32"} and not after.kernels.tf32:
         return TOLERANCE_FP32, "the same rows in float32"
     return TOLERANCE_16_BITS, "the same rows in 16 bits"
 
 
 def not_comparable(before: RunPlan, after: RunPlan) -> str:
-    """Why the weights of two settings differ even where both compute right; empty: they should not.
+    """Why the weights of two settings differ although both compute correctly, or "".
 
     Weights trained on other rows may be far apart: after ten steps of expert-json with other seeds
-    the loss was between 0.35 and 0.61. Such a setting is judged by its own loss: its weights must
-    have the same loss computed in its own way as in the way all are judged.
+    the loss was between 0.35 and 0.61. Such a setting is judged by its own weights: their loss must
+    be the same computed with the setting and with the common evaluation.
     """
     if "data.packing" in changes(before, after):
         return "other rows share a step"
-    # Random numbers of the device take part, which other kernels draw differently.
+    # Other kernels draw the device's random numbers differently.
     drops = after.adapter.dropout or (after.model.architecture or {}).get("dropout")
     return "dropout draws other numbers" if drops else ""
 
 
 def cost_of(before: RunPlan, after: RunPlan) -> str:
-    """What a setting costs besides time, as `needs …` or `computes …`; empty where it is free.
+    """What a setting costs besides time, as `needs …` or `computes …`; "" if nothing.
 
-    A setting that is no faster is kept only without such a cost.
+    A setting that is no faster is kept only if it costs nothing.
     """
     bits = {"fp32": 32, "fp16": 16, "bf16": 16}
     if bits[after.kernels.precision] < bits[before.kernels.precision]:
@@ -299,8 +299,8 @@ def cost_of(before: RunPlan, after: RunPlan) -> str:
 
 
 def fit_together(*plans: RunPlan) -> bool:
-    """Whether runs of all these plans fit on the device at the same time, each with a context of
-    its own; where that is unknown, they do on a CPU only."""
+    """Whether runs of all these plans fit on the device together, each with its own context; if
+    unknown, only on a CPU."""
     peaks = [plan.memory.peak_bytes for plan in plans]
     known = [peak for peak in peaks if peak is not None]
     if len(known) < len(peaks):
@@ -309,15 +309,16 @@ def fit_together(*plans: RunPlan) -> bool:
 
 
 def plan_hash(plan: RunPlan) -> str:
-    """SHA-256 of the values of the plan, without reasons and remarks."""
+    """SHA-256 of the plan's values, without reasons and remarks."""
     settled = plan.model_dump(mode="json", exclude={"decisions", "remarks"})
     return hashlib.sha256(json.dumps(settled, sort_keys=True).encode()).hexdigest()
 
 
 def find_setting(name: str) -> Setting | None:
-    """The setting of this name, however it is written; None for an unknown one."""
+    """The setting with this name, ignoring case and punctuation, or None."""
 
     def plain(text: str) -> str:
         return "".join(filter(str.isalnum, text.lower()))
 
-    return next((each for each in (BASELINE, *SETTINGS) if plain(each.name) == plain(name)), None)
+    settings = (BASELINE, *SETTINGS)
+    return next((entry for entry in settings if plain(entry.name) == plain(name)), None)

@@ -1,4 +1,4 @@
-"""From a manifest and a target to a RunPlan: every "auto" settled, without loading a weight."""
+"""Turns a manifest and a target into a RunPlan: settles every "auto", without loading weights."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PADDED_WORKERS = 2
 
 
 class UnknownModel(ExpertError):
-    """A --model that the manifest does not have."""
+    """A --model that is not in the manifest."""
 
 
 def make_plan(
@@ -80,11 +80,11 @@ def make_plan(
 ) -> RunPlan:
     """Settle everything the manifest leaves open for this target.
 
-    Without measurements, what benchmarks found is left out: a benchmark measures for itself.
-    `survey`: what is known of the rows; without one, files are looked at. `plain_text`: whether the
-    rows are texts without answers, where that is known. `kept`: of a run that is resumed. `ranks`:
-    processes of all `nodes` together, each with a device like the target; `link`: what connects
-    them (planning/machine/links.py).
+    Without measurements, benchmark results are ignored: a benchmark measures for itself. `survey`:
+    what is known about the rows; without one, the files are examined. `plain_text`: whether the
+    rows are texts without answers, if known. `kept`: choices of a resumed run. `ranks`: processes
+    on all `nodes` together, each with a device like the target; `link`: what connects them
+    (planning/machine/links.py).
     """
     spec = choose_model(manifest, model)
     dataset, is_char_model = manifest.training.dataset, spec.name == CHAR_GPT
@@ -123,13 +123,13 @@ def _warn_of_damaged_measurements(draft: PlanDraft, environ: Mapping[str, str]) 
         if state_of(file := file_of(environ)) == "damaged":
             draft.warn(
                 "measurements",
-                f"{file}: has other bytes than were written: what was measured before is not used  "
+                f"{file}: changed after it was written: its measurements are not used  "
                 f"(remove {hash_file(file).name} if you changed it yourself)",
             )
 
 
 def _settle_all(draft: PlanDraft) -> None:
-    """Every choice, each after those it depends on."""
+    """Make every choice, each after those it depends on."""
     settle_model(draft)
     rank, targets = settle_adapter(draft)
     choose_precision(draft)
@@ -177,7 +177,7 @@ def _settle_all(draft: PlanDraft) -> None:
 
 
 def choose_model(manifest: Manifest, name: str | None) -> BaseModelSpec:
-    """The base model named, by its whole name or its last part; the first one by default."""
+    """The base model with this full name or last part; the first one by default."""
     if name is None:
         return manifest.base_models[0]
     for spec in manifest.base_models:
@@ -193,7 +193,7 @@ def choose_model(manifest: Manifest, name: str | None) -> BaseModelSpec:
 def _workload(
     draft: PlanDraft, *, rank: int, targets: frozenset[str], places: int
 ) -> Workload | None:
-    """One sequence, as far as it is settled; None where the model's sizes are not known."""
+    """One sequence as settled so far; None if the model's sizes are unknown."""
     if draft.resolved.shape is None:
         return None
     base = base_quantization(draft)
@@ -230,7 +230,7 @@ def _settle_loader(draft: PlanDraft) -> None:
 
 
 def _settle_workers(draft: PlanDraft) -> int:
-    """Processes that make batches: none for packed tokens, which a thread lays out faster."""
+    """Processes that make batches: none for packed tokens, where a thread is faster."""
     asked, cores, path = draft.config.dataloader_num_workers, draft.target.cores, "loader.workers"
     streaming = draft.dataset.streaming
     workers, because = 0, "a thread feeds memory-mapped tokens; processes would only copy them"
@@ -253,12 +253,12 @@ def _settle_workers(draft: PlanDraft) -> int:
 
 
 def folder_name(name: str) -> str:
-    """A name as one plain folder: no separators, nothing hidden, nothing that climbs."""
+    """A name as a single plain folder: no separators, not hidden, no parent folder."""
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "expert"
 
 
 def _settle_data(draft: PlanDraft) -> None:
-    """The rows, those for validation, and the token cache."""
+    """The rows, the validation rows, and the token cache."""
     data, config = draft.dataset, draft.config
     dataset = data.model_dump(mode="json", exclude_none=True)
     draft.settle("data.dataset", dataset, "training.dataset of the manifest", "manifest")
@@ -289,7 +289,7 @@ def _settle_data(draft: PlanDraft) -> None:
 
 
 def _settle_device(draft: PlanDraft) -> None:
-    """The device, and whether it and the disk have room."""
+    """The device, and whether it and the disk have enough space."""
     target, path = draft.target, "kernels.device"
     draft.settle(path, target.device, target.name)
     if draft.config.device == "cpu" and draft.on_gpu:

@@ -1,4 +1,4 @@
-"""What will happen: every value settled, each with its reason. From here on nobody reads "auto"."""
+"""The plan of a run: every value settled with its reason. From here on there is no "auto"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from expert.planning.decisions import Decision, Remark, Source
 
 
 class Slice(BaseModel):
-    """A part of the plan, for the part of the program that needs it."""
+    """A section of the plan."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -57,7 +57,7 @@ class KernelPlan(Slice):
     cuda_graphs: bool = False
     fused_blocks: bool = False
     loss_chunk: int | None = None
-    """Rows of logits that the fused loss holds at once; None: by the vocabulary alone."""
+    """Rows of logits per chunk of the fused loss; None: by the vocabulary alone."""
 
 
 class DataPlan(Slice):
@@ -71,11 +71,11 @@ class DataPlan(Slice):
     cache: str | None
     tokenize: Literal["ahead", "late"] = "ahead"
     sequence_length: int | None = None
-    """Tokens of a packed sequence: max_seq_length, or less. Plans of older runs do not have it."""
+    """Length of a packed sequence: max_seq_length or less. Not in plans of older runs."""
     trim: bool = False
-    """Batches are as wide as their fullest sequence, not all of one width."""
+    """Batches are trimmed to their fullest sequence instead of having one width."""
     flat: bool = False
-    """Sequences of a batch lie end to end, without padding between them."""
+    """Sequences of a batch lie end to end, without padding."""
 
 
 class BatchPlan(Slice):
@@ -85,7 +85,7 @@ class BatchPlan(Slice):
     accumulation: int | None
     eval_batch: int
     tokens_per_step: int | None = None
-    """From batch_tokens: a step has as many rows as hold them."""
+    """From batch_tokens: a step has as many rows as hold this many tokens."""
 
 
 class LoaderPlan(Slice):
@@ -119,13 +119,13 @@ class LengthPlan(Slice):
     seconds: float | None
     seconds_at_peak: float | None
     tokens_per_second: float | None = None
-    """Measured before for a run like this one; the time is computed from it."""
+    """Measured in a run like this one; determines `seconds`."""
     flops_per_token: float | None = None
     peak_flops: float | None = None
     expected_seconds: tuple[float, float] | None = None
-    """From the command to the end of the run: at best and at worst."""
+    """From the command to the end of the run, at best and at worst."""
     expected_parts: dict[str, tuple[float, float]] | None = None
-    """What that is the sum of: prepare, start, compile, train, evaluate."""
+    """Its parts: prepare, start, compile, train, evaluate."""
 
 
 class WatchPlan(Slice):
@@ -148,7 +148,7 @@ class WatchPlan(Slice):
     tracker_project: str | None = None
     tracker_run_name: str | None = None
     hang_seconds: float = 600.0
-    """Without progress; 0: never."""
+    """Time without progress before the run is stopped; 0: never."""
     on_sigusr1: Literal["save", "stop"] = "save"
 
 
@@ -166,41 +166,41 @@ class MemoryPlan(Slice):
     parts: dict[str, int] | None
     fits: bool | None
     workload: dict[str, Any] | None = None
-    """What was estimated: memory.calibration makes a Workload of it again."""
+    """The estimated workload; memory.calibration restores a Workload from it."""
 
 
 class ParallelPlan(Slice):
-    """How the processes of a run share its work; `micro_batch`, `accumulation` and memory are those
-    of one of them."""
+    """How the processes of a run share its work; `micro_batch`, `accumulation` and memory are per
+    process."""
 
     engine: Engine = "single"
     ranks: int = 1
-    """Processes of all machines together, each with a device of its own."""
+    """Processes on all machines together, each with its own device."""
     nodes: int = 1
     link: str | None = None
-    """Between the cards of a machine, where it is known."""
+    """Between the cards of a machine, if known."""
     network: str | None = None
-    """Between machines, where it is known."""
+    """Between machines, if known."""
     shard_ranks: int = 1
-    """Ranks that hold one copy of the weights between them: those of a machine, or all."""
+    """Ranks that hold one copy of the weights together: those of a machine, or all."""
     host_link: str | None = None
-    """Between a card and the memory of its machine, where something is offloaded to it."""
+    """Between a card and host memory, if something is offloaded."""
     offload: bool = False
-    """Shards of weights and optimizer state wait in the memory of the host."""
+    """Shards of weights and optimizer state are kept in host memory."""
     host_bytes: int | None = None
-    """Memory of each machine that they take there."""
+    """Host memory for them on each machine."""
     sent_bytes: int | None = None
-    """That a card sends in a step."""
+    """Sent by a card per step."""
     communication_seconds: float | None = None
-    """That sending them takes; part of it while the card computes."""
+    """Time to send them, part of it while the card computes."""
     rank_tokens_per_second: tuple[float, float] | None = None
-    """Of one rank while it computes, from the slowest to the fastest to be expected."""
+    """Of one computing rank, from the slowest to the fastest expected."""
     alone_tokens_per_second: tuple[float, float] | None = None
-    """Of one card that computes whole steps alone, where it can."""
+    """Of one card computing whole steps alone, if it can."""
     tokens_per_second: tuple[float, float] | None = None
     """Of all ranks together, communication included."""
     efficiency: tuple[float, float] | None = None
-    """Share of what so many single cards would reach."""
+    """Relative to the same number of single cards."""
 
     def share_of(self, sequences: int) -> int:
         """Sequences of a step that the busiest rank computes."""
@@ -234,42 +234,42 @@ class RunPlan(BaseModel):
     memory: MemoryPlan
     disk: DiskPlan
     parallel: ParallelPlan = ParallelPlan()
-    """Plans of older runs do not have it."""
+    """Not in plans of older runs."""
     decisions: tuple[Decision, ...]
     remarks: tuple[Remark, ...]
 
     def with_values(self, values: Mapping[str, Any], because: str, source: Source) -> RunPlan:
-        """The plan with other values by path, and the decisions that say why.
+        """The plan with other values by path, and a decision with the reason for each.
 
         ValueError for a path that the plan does not have."""
         unknown = sorted(values.keys() - plan_paths())
         if unknown:
             raise ValueError(f"the plan has no {', '.join(unknown)}")
         tree = self.model_dump()
-        made = {}
+        changed = {}
         for path, value in values.items():
             slice_name, key = path.split(".")
             tree[slice_name][key] = value
-            made[path] = Decision(path=path, value=value, because=because, source=source)
-        kept = [made.pop(decision.path, decision) for decision in self.decisions]
-        return RunPlan.model_validate({**tree, "decisions": [*kept, *made.values()]})
+            changed[path] = Decision(path=path, value=value, because=because, source=source)
+        decisions = [changed.pop(decision.path, decision) for decision in self.decisions]
+        return RunPlan.model_validate({**tree, "decisions": [*decisions, *changed.values()]})
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Its warnings, each with the key that it is about; a max_steps that the epochs end before
-        is one, since the run is shorter than asked for."""
-        found = (r for r in self.remarks if r.kind == "warning" or r.path == "length.max_steps")
-        return tuple(f"{each.path}: {each.text}" for each in found)
+        """The warnings, each with its key; including a max_steps that the epochs do not reach,
+        since the run is shorter than requested."""
+        remarks = (r for r in self.remarks if r.kind == "warning" or r.path == "length.max_steps")
+        return tuple(f"{remark.path}: {remark.text}" for remark in remarks)
 
     @property
     def fits(self) -> bool:
-        """False only where the estimate says that it cannot run; unknown counts as yes."""
+        """False only if the estimate says that it cannot run; unknown counts as True."""
         return self.memory.fits is not False
 
 
 @cache
 def plan_paths() -> frozenset[str]:
-    """Every value of a plan by its path, such as `batch.micro_batch`."""
+    """The path of every plan value, such as `batch.micro_batch`."""
     slices = {name: field.annotation for name, field in RunPlan.model_fields.items()}
     return frozenset(
         f"{name}.{key}"

@@ -1,4 +1,4 @@
-"""A plan settled by its data: counts that were estimates until the rows were prepared or read."""
+"""Settles a plan by its data: counts that were estimates until the rows were prepared or read."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from expert.planning.run_plan import LengthPlan, RunPlan
 
 @dataclass(frozen=True, kw_only=True)
 class PackedCounts:
-    """Training rows as they were packed, and the steps they make."""
+    """Packed training rows, and the steps they make."""
 
     rows: int
     sequences: int
     length: int
-    """Tokens that a sequence has room for."""
+    """Places in a sequence."""
     tokens: int
-    """Of all sequences together."""
+    """In all sequences together."""
     sequences_per_step: int
     steps_per_epoch: int
     steps: int
-    """In all epochs of the plan."""
+    """Over all epochs of the plan."""
 
 
 def settled_by_rows(plan: RunPlan, counted: PackedCounts, known: Calibrations) -> RunPlan:
-    """The plan with the counts of rows that are prepared; `known`: what earlier runs on the card
-    found out about memory."""
+    """The plan with the counts of the prepared rows; `known`: memory measured by earlier runs on
+    the card."""
     total = counted.steps
     plan = _with_remark_on_max_steps(plan, total)
     if plan.length.max_steps:
@@ -70,8 +70,8 @@ def _doubts(plan: RunPlan) -> list[Remark]:
 
 
 def settled_by_stream(plan: RunPlan, sequences: int) -> RunPlan:
-    """The plan with the sequences of a step that the first rows of a stream make: a batch with
-    room for more of them would be empty there."""
+    """The plan with the sequences per step from the first rows of a stream: larger micro-batches
+    would be partly empty."""
     values = _batches_of(plan, sequences, plan.batch.micro_batch)
     return _with_communication(
         plan.with_values(values, "the first rows of the stream", "measurement")
@@ -79,7 +79,7 @@ def settled_by_stream(plan: RunPlan, sequences: int) -> RunPlan:
 
 
 def _with_communication(plan: RunPlan) -> RunPlan:
-    """The plan of several ranks with what they send in the steps that there are."""
+    """A plan of several ranks with the traffic of its actual steps."""
     work, parallel, length = workload_of(plan), plan.parallel, plan.length
     if parallel.engine == "single":
         return plan
@@ -105,12 +105,12 @@ def _with_communication(plan: RunPlan) -> RunPlan:
 
 
 def _with_time_of(plan: RunPlan, before: LengthPlan) -> RunPlan:
-    """The plan with the time of the tokens that there are, where an earlier count was another."""
+    """The plan with its expected time scaled to the actual number of tokens."""
     old, new = _tokens_of(before), _tokens_of(plan.length)
     parts = plan.length.expected_parts
     if not parts or not old or not new or old == new:
         return plan
-    decision = next(each for each in plan.decisions if each.path == "length.expected_seconds")
+    decision = next(entry for entry in plan.decisions if entry.path == "length.expected_seconds")
     now = scaled(parts, new / old)
     values = {
         "length.expected_seconds": sum_of(now),
@@ -126,8 +126,8 @@ def _tokens_of(length: LengthPlan) -> float | None:
 
 
 def _with_remark_on_max_steps(plan: RunPlan, steps: int) -> RunPlan:
-    """The plan with a warning about max_steps by the steps that the epochs really make, instead of
-    an estimate of them."""
+    """The plan with the max_steps warning based on the actual steps of the epochs instead of an
+    estimate."""
     limit, epochs = plan.length.max_steps, plan.length.epochs
     others = tuple(remark for remark in plan.remarks if remark.path != MAX_STEPS)
     if limit and limit > steps:
@@ -136,8 +136,8 @@ def _with_remark_on_max_steps(plan: RunPlan, steps: int) -> RunPlan:
 
 
 def _batches_of(plan: RunPlan, sequences: int, most: int) -> dict[str, int]:
-    """How a rank's sequences of a step are divided into batches of at most `most`; as the manifest
-    says where it does, but no batch has room for more than there are."""
+    """How a rank's sequences of a step are divided into micro-batches of at most `most`; the
+    manifest's size is kept, but never exceeds the number of sequences."""
     share = plan.parallel.share_of(sequences)
     micro = min(plan.batch.micro_batch, share)
     if _source_of(plan, "batch.micro_batch") != "manifest":
@@ -150,15 +150,14 @@ def _batches_of(plan: RunPlan, sequences: int, most: int) -> dict[str, int]:
 
 
 def _source_of(plan: RunPlan, path: str) -> str:
-    """Who settled a value of the plan."""
-    return next((each.source for each in plan.decisions if each.path == path), "machine")
+    """The source of a plan value."""
+    return next((entry.source for entry in plan.decisions if entry.path == path), "machine")
 
 
 def with_an_end(plan: RunPlan) -> RunPlan:
-    """The plan with a schedule that can be followed where the last step is not known.
+    """The plan with a schedule that works if the last step is unknown.
 
-    A constant rate replaces a schedule that nobody asked for; one that was asked for is kept, and
-    needs max_steps.
+    A constant rate replaces a default schedule; one from the manifest is kept and needs max_steps.
     """
     if plan.length.total_steps is not None:
         return plan
@@ -173,8 +172,9 @@ def with_an_end(plan: RunPlan) -> RunPlan:
         if needs and _source_of(plan, path) == "manifest"
     ]
     if asked:
-        what, fix = "needs to know the last update, and a stream has none", "set training.config."
-        raise ManifestError(plan.expert, [Problem(path, what, f"{fix}max_steps") for path in asked])
+        what = "needs the total number of steps, which a stream does not have"
+        fix = "set training.config.max_steps"
+        raise ManifestError(plan.expert, [Problem(path, what, fix) for path in asked])
     values: dict[str, Any] = {}
     if needs_end:
         values |= {"optim.scheduler": "constant", "optim.scheduler_options": {}}

@@ -1,4 +1,4 @@
-"""How many rows and tokens there are, from a look at the files without a tokenizer."""
+"""Estimates rows and tokens from the files, without a tokenizer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.file_formats import ALL_ENDINGS, ENDINGS
 
 # Bytes of a JSONL file per token, measured with SmolLM2's tokenizer: 3.6 on JSON answers, 4.0 on
-# SQL questions. It only sizes a plan; preparing the data counts exactly.
+# SQL questions. Only for planning; preparing the data counts exactly.
 FILE_BYTES_PER_TOKEN = 3.8
-# More than this is judged by parts that are spread over it: counting lines runs at about 1 GB/s.
+# Larger files are sampled in parts spread over them: counting lines runs at about 1 GB/s.
 _COUNTED_BYTES = 64 * 2**20
 _PARTS = 16
 _LINES = {*ENDINGS["jsonl"], *ENDINGS["csv"]}
@@ -37,19 +37,19 @@ class PackedRows:
 
     @property
     def rows_each(self) -> float:
-        """Rows of a sequence on average."""
+        """Mean rows per sequence."""
         return self.rows / max(1, self.sequences)
 
 
 def sequences_for(examples: int, *, rows: int, sequences: int) -> int:
-    """Of the sequences that hold all rows, as many as hold so many examples on average, at least
-    one: packing changes no batch size."""
+    """How many of the sequences hold `examples` rows on average, at least one: packing does not
+    change the batch size."""
     return max(1, round(examples * sequences / rows)) if rows else 1
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Training rows and tokens; None with the reason where they cannot be known yet."""
+    """Training rows and tokens; None with the reason if not known yet."""
 
     rows: int | None
     tokens: int | None
@@ -57,16 +57,16 @@ class Survey:
     tokens_from: str = f"from the file size: {FILE_BYTES_PER_TOKEN} bytes per token"
     """How the tokens were counted."""
     longest_tokens: int | None = None
-    """Of the longest row, where all of them were counted."""
+    """Length of the longest row, if all were counted."""
     packed: PackedRows | None = None
-    """Where they have been packed."""
+    """If they have been packed."""
 
     @property
     def mean_tokens(self) -> float | None:
         return self.tokens / self.rows if self.rows and self.tokens else None
 
     def of_first(self, most: int | None) -> Survey:
-        """The same where at most so many rows are used, the first; None: all of them."""
+        """The survey of the first `most` rows; None: all."""
         if most is None or self.rows is None or self.rows <= most:
             return self
         tokens = self.tokens and round(self.tokens * most / self.rows)
@@ -74,7 +74,7 @@ class Survey:
 
 
 def survey_data(spec: DatasetSpec, folder: Path, *, characters: bool) -> Survey:
-    """Look at the training files; `characters`: a token is a character, not a word piece."""
+    """Examine the training files; `characters`: a token is a character, not a word piece."""
     try:
         return _survey(spec, folder, characters)
     except OSError as error:
@@ -101,22 +101,22 @@ def _survey(spec: DatasetSpec, folder: Path, characters: bool) -> Survey:
         if spec.max_chars and characters:
             return Survey(None, spec.max_chars, f"max_chars of {path}")
         return Survey(None, None, f"the corpus {path} has not been read yet")
-    found = local_path(path, folder)
-    if not found.exists():
+    file = local_path(path, folder)
+    if not file.exists():
         kind = "is not there" if looks_local(path, folder) else "is a hub id, not downloaded yet"
         return Survey(None, None, f"{path} {kind}")
-    if characters and found.is_file():
-        size = found.stat().st_size
+    if characters and file.is_file():
+        size = file.stat().st_size
         return Survey(None, min(size, spec.max_chars or size), f"size of {path}")
-    return survey_file(found).of_first(spec.max_samples)
+    return survey_file(file).of_first(spec.max_samples)
 
 
 def portable(path: str) -> Path:
-    """A path as this machine writes it; Windows separators and ~ are understood everywhere."""
-    found = Path(path.replace("\\", "/"))
-    with contextlib.suppress(RuntimeError):  # ~somebody who is not here is not found later
-        found = found.expanduser()
-    return found
+    """A path in this machine's syntax; Windows separators and ~ work everywhere."""
+    local = Path(path.replace("\\", "/"))
+    with contextlib.suppress(RuntimeError):  # ~user of an unknown user: not found later
+        local = local.expanduser()
+    return local
 
 
 def local_path(path: str, folder: Path) -> Path:
@@ -125,14 +125,14 @@ def local_path(path: str, folder: Path) -> Path:
 
 
 def looks_local(path: str, folder: Path) -> bool:
-    """Whether a path that does not exist was meant as a file rather than as a hub id."""
+    """Whether a missing path was meant as a file rather than a hub id."""
     has_suffix = PureWindowsPath(path).suffix.lower() in ALL_ENDINGS
     is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+(::.*)?", path) and not has_suffix
     return not is_hub_id or (folder / path.split("/")[0]).is_dir()
 
 
 def has_a_row_a_line(path: Path) -> bool:
-    """Whether the lines of a file can be counted for rows: by its name, and not where it begins as
+    """Whether the rows of a file can be counted by its lines: by its name, and unless it begins as
     a JSON array or in another encoding."""
     if path.suffix.lower() not in _LINES or path.is_dir():
         return False
@@ -142,7 +142,7 @@ def has_a_row_a_line(path: Path) -> bool:
 
 
 def survey_file(path: Path) -> Survey:
-    """Count the lines of a file; other formats are counted when they are prepared."""
+    """Count the lines of a file; other formats are counted when prepared."""
     if not path.exists():
         return Survey(None, None, f"{path.name} is not there")
     if not has_a_row_a_line(path):
@@ -151,6 +151,8 @@ def survey_file(path: Path) -> Survey:
     size = path.stat().st_size
     texts = [whole_lines(path, part) for part in parts_to_look_at([size])]
     counted, lines = sum(map(len, texts)), sum(map(count_lines, texts))
+    if size and not counted:
+        return Survey(None, None, f"rows of {path.name} are too long to be counted in advance")
     if path.suffix.lower() == ".csv":
         lines = max(0, lines - 1)
     if not lines:
@@ -169,7 +171,7 @@ def survey_file(path: Path) -> Survey:
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of bytes in one of several files."""
+    """A range of bytes in one of several files."""
 
     file: int
     start: int
@@ -179,7 +181,7 @@ class Part:
 
 
 def parts_to_look_at(sizes: Sequence[int]) -> list[Part]:
-    """Every file whole, or parts that are spread evenly over all of them where they are large."""
+    """Every file whole, or parts spread evenly over all files if they are large."""
     total = sum(sizes)
     if total <= _COUNTED_BYTES:
         return [Part(file, 0, size, size) for file, size in enumerate(sizes) if size]
@@ -197,22 +199,22 @@ def parts_to_look_at(sizes: Sequence[int]) -> list[Part]:
 
 
 def whole_lines(path: Path, part: Part) -> bytes:
-    """The lines that are whole within a part of a file; a line that its edge cuts is left out."""
+    """The lines that lie completely within a part of a file."""
     with open_regular(path) as stream:
         stream.seek(part.start)
         text = stream.read(part.stop - part.start)
-    first = text.find(b"\n") + 1 if part.start else 0
+    first = text.find(b"\n") + 1 or len(text) if part.start else 0
     last = len(text) if part.stop == part.size else text.rfind(b"\n") + 1
     return text[first:last]
 
 
 def count_lines(text: bytes) -> int:
-    """Lines of a text, with or without a line break behind the last one."""
+    """Lines of a text, with or without a final line break."""
     return text.count(b"\n") + bool(text and not text.endswith(b"\n"))
 
 
 def how_lines_were_counted(paths: Sequence[Path], *, exact: bool) -> str:
-    """What there is to say about a number of rows that is one of lines."""
+    """How the rows were counted by lines, in words."""
     spread = f"estimated from the lines of {_COUNTED_BYTES // 2**20} MiB spread over the file"
     how = "lines counted" if exact else spread
     if any(path.suffix.lower() == ".csv" for path in paths):

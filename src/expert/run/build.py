@@ -1,4 +1,4 @@
-"""From a plan to something that trains: model, kernels, optimizer, engine."""
+"""Builds what a plan trains: model, kernels, optimizer, engine."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ if TYPE_CHECKING:
 
 ADALORA = "adalora"
 CONTEXT_GROWTH = 64 * 2**20
-"""Kernels that are loaded later than a probe looked: contexts differed by up to 92 MiB."""
+"""For kernels loaded after the context was measured: contexts differed by up to 92 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """A model on its device with all that changes it."""
+    """A model on its device, with its engine."""
 
     loaded: LoadedModel
     engine: Engine
     timeline: Timeline
 
     def tensors(self, *, everywhere: bool = False) -> dict[str, dict[str, Tensor]]:
-        """Everything a checkpoint keeps, by group and name: on the first rank, or `everywhere`."""
+        """All tensors of a checkpoint by group and name, on the first rank or `everywhere`."""
         groups = self.engine.tensors(everywhere=everywhere)
         if self.loaded.ranks is not None:
             groups[ADALORA] = self.loaded.ranks.tensors()
         return groups
 
     def whole(self) -> LoadedModel:
-        """The model with weights that can be saved: all of them on the first rank, and none on the
-        others, which may be on the same machine."""
+        """The model with all weights gathered on the first rank for saving; the other ranks, which
+        may share its machine, keep none."""
         if not self.loaded.is_spread:
             return self.loaded
         first, engine = self.engine.world.is_first, cast("Any", self.engine)
-        gathered: dict[int, Any] = {}  # weights that are tied stay one
+        gathered: dict[int, Any] = {}  # by id: tied weights stay one tensor
         for tensor in self.loaded.weights.values():
             if id(tensor) not in gathered:
                 whole = engine.whole(tensor)  # every rank takes part
@@ -65,14 +65,14 @@ class Built:
         return replace(self.loaded, weights=weights if first else {})
 
     def load(self, groups: Groups) -> None:
-        """Go back to what `tensors` gave."""
+        """Restore what `tensors` returned."""
         self.engine.load(groups)
         if self.loaded.ranks is not None:
             self.loaded.ranks.load(dict(groups[ADALORA]))
 
 
 def device_of(plan: RunPlan) -> torch.device:
-    """Where the plan trains; a card that torch cannot use is an error that says so."""
+    """The device of the plan; raises if torch cannot use the card."""
     import torch
 
     if plan.kernels.device == "cuda":
@@ -87,7 +87,7 @@ def device_of(plan: RunPlan) -> torch.device:
 
 
 class DoesNotRun(ExpertError):
-    """Something of the plan that this card cannot do; `failure` is what it means for the plan."""
+    """A part of the plan that this card cannot run; `failure` decides the next plan."""
 
     def __init__(self, failure: KernelUnavailable | PrecisionUnsupported) -> None:
         self.failure = failure
@@ -95,7 +95,7 @@ class DoesNotRun(ExpertError):
 
 
 def check_precision(plan: RunPlan, device: torch.device) -> None:
-    """Raise DoesNotRun where the card cannot compute in the plan's precision."""
+    """Raise DoesNotRun if the card cannot compute in the plan's precision."""
     import torch
 
     if device.type != "cuda" or plan.kernels.precision != "bf16":
@@ -105,9 +105,9 @@ def check_precision(plan: RunPlan, device: torch.device) -> None:
 
 
 def check_attention(plan: RunPlan, loaded: LoadedModel, device: torch.device) -> None:
-    """Raise DoesNotRun where the card cannot run flash attention for heads like the model's.
+    """Raise DoesNotRun if the card cannot run flash attention for the model's head sizes.
 
-    Only that kernel depends on the card; a compiler that flex lacks is told when it is called.
+    Only that kernel depends on the card; a compiler missing for flex is noticed when it is called.
     """
     from expert.model.attention import attention_works
     from expert.model.chargpt import CharGpt
@@ -125,7 +125,7 @@ def check_attention(plan: RunPlan, loaded: LoadedModel, device: torch.device) ->
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     groups = getattr(config, "num_key_value_heads", None) or heads
     reason = attention_works(kind, device, DTYPES[plan.kernels.precision], width, heads, groups)
-    if reason and "out of memory" not in reason:  # that is for the first batch to find out
+    if reason and "out of memory" not in reason:  # that shows with the first batch
         raise DoesNotRun(KernelUnavailable(kernel="attention", reason=reason))
 
 
@@ -137,7 +137,7 @@ def build(
     allow_remote_code: bool = False,
     group: Group | None = None,
 ) -> Built:
-    """Load the model, set the plan's switches, and put the optimizer behind an engine."""
+    """Load the model, set the plan's switches, and create the optimizer and the engine."""
     from expert.model.load import DTYPES
     from expert.model.switches import set_switches
     from expert.parallel.group import Group
@@ -150,7 +150,7 @@ def build(
     cap_memory(plan, device)
     check_precision(plan, device)
     sharded, group = plan.parallel.engine in SPLITS_WEIGHTS, group or Group()
-    # What is spread is read into the memory of the host: it need not fit one device.
+    # Sharded weights are loaded into host memory: they need not fit one device.
     loaded = _load(plan, encoder, "cpu" if sharded else device, allow_remote_code)
     check_attention(plan, loaded, device)
     shards = None
@@ -159,7 +159,7 @@ def build(
     if sharded:
         loaded, shards = _spread(loaded, plan, group.world, device)
     _arrange_blocks(loaded, plan.kernels)
-    # What is gathered and summed while a model computes cannot be captured with it.
+    # Gathering and reducing during a pass cannot be captured in a CUDA graph.
     capture = capture_for(plan, device) if shards is None else None
     learner = OptimizerLearner(
         loaded.trainable if shards is None else shards.named,
@@ -194,8 +194,8 @@ def _load(
 
     from expert.model.load import load_model
 
-    # Adapters compute in bfloat16 beside float32 masters. Float16 cannot hold their gradients, so
-    # there they are float32 and autocast rounds them on the way.
+    # Adapters compute in bfloat16 with float32 master weights. Float16 cannot hold their gradients,
+    # so there they are float32 and autocast rounds them in the passes.
     adapter_dtype = torch.bfloat16 if plan.kernels.precision == "bf16" else torch.float32
     return load_model(
         plan.model,
@@ -211,7 +211,7 @@ def _load(
 
 
 def _arrange_blocks(loaded: LoadedModel, kernels: KernelPlan) -> None:
-    """Fuse, recompute and compile what the plan says."""
+    """Fuse, checkpoint and compile blocks as planned."""
     from expert.model.adapters import ADAPTER
     from expert.model.blocks import compile_blocks, recompute
     from expert.model.chargpt import CharGpt
@@ -238,8 +238,7 @@ def _arrange_blocks(loaded: LoadedModel, kernels: KernelPlan) -> None:
 def _spread(
     loaded: LoadedModel, plan: RunPlan, world: World, device: torch.device
 ) -> tuple[LoadedModel, Parts]:
-    """The model with its weights spread over the ranks, and the parts that this one steps."""
-
+    """Shard the model over the ranks; returns it with the shards that this rank trains."""
     from expert.model.load import DTYPES
     from expert.parallel.group import open_alone
     from expert.parallel.sharded import Parts, move_the_rest, shard, sharding_for
@@ -254,20 +253,20 @@ def _spread(
         gathered_as=DTYPES[kind] if trains_all and kind != "fp32" else None,
     )
     loaded = loaded.spread(over_ranks, device)
-    prompts = (parameter for _, parameter in loaded.trainable)  # which are not of the module
+    prompts = (parameter for _, parameter in loaded.trainable)  # they are outside the module
     move_the_rest((*loaded.module.parameters(), *loaded.module.buffers(), *prompts), device)
     return loaded, Parts(loaded.trainable, sharding)
 
 
 def capture_for(plan: RunPlan, device: torch.device) -> Capture | None:
-    """What captures passes and steps as CUDA graphs, where the plan says so."""
+    """The capturer of passes and steps as CUDA graphs, if planned."""
     from expert.parallel.graphs import CudaCapture
 
     return CudaCapture() if plan.kernels.cuda_graphs and device.type == "cuda" else None
 
 
 def evaluation_engine(loaded: LoadedModel, device: torch.device) -> Engine:
-    """An engine of a model that is only evaluated: it has no optimizer."""
+    """An engine without an optimizer, for evaluation only."""
     from expert.model.load import DTYPES
     from expert.parallel.single_device import SingleDevice
 
@@ -277,7 +276,7 @@ def evaluation_engine(loaded: LoadedModel, device: torch.device) -> Engine:
 
 
 def _autocast(loaded: LoadedModel, precision: torch.dtype) -> torch.dtype | None:
-    """The precision to round to in passes, where weights that train have another one."""
+    """The autocast dtype, if trainable weights are stored in another one; else None."""
     import torch
 
     mixed = any(parameter.dtype != precision for _, parameter in loaded.trainable)
@@ -285,12 +284,12 @@ def _autocast(loaded: LoadedModel, precision: torch.dtype) -> torch.dtype | None
 
 
 def cap_memory(plan: RunPlan, device: torch.device) -> None:
-    """Hold the process to the memory that was asked for, its CUDA context included."""
+    """Limit the process to the requested memory, CUDA context included."""
     import torch
 
     if device.type != "cuda":
         return
-    cap, share = plan.memory.cap_bytes, 1.0  # the one before may have set a cap
+    cap, share = plan.memory.cap_bytes, 1.0  # undoes the cap of an earlier plan
     if cap is not None:
         total = torch.cuda.get_device_properties(device).total_memory
         context = (plan.memory.parts or {}).get("cuda_context", H200.context_bytes)
@@ -299,7 +298,7 @@ def cap_memory(plan: RunPlan, device: torch.device) -> None:
 
 
 def environment(machine: Machine | None = None) -> dict[str, Any]:
-    """What the run ran on: versions, the machine and the card; it is looked at where nobody has."""
+    """Versions, machine and card of the run; the machine is examined if not given."""
     import platform
 
     import torch
@@ -308,8 +307,8 @@ def environment(machine: Machine | None = None) -> dict[str, Any]:
 
     names = ("torch", "transformers", "peft", "tokenizers", "numpy", "pyarrow")
     optional = ("bitsandbytes", "liger-kernel", "datasets", "triton")
-    found = {name: package_version(name).value for name in (*names, *optional)}
-    versions = {NAME: __version__, **found}
+    installed = {name: package_version(name).value for name in (*names, *optional)}
+    versions = {NAME: __version__, **installed}
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

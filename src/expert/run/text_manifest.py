@@ -1,4 +1,4 @@
-"""The manifest of the character GPT on a text that was named without one."""
+"""The manifest of the character GPT for a text given without a manifest."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from expert.manifest.text.document import parse_document, read_document
 from expert.manifest.text.item import Item
 
 CHARACTER_EPOCHS = 25
-"""What a corpus is trained with where there is no manifest; all else is the plan's default."""
+"""Epochs for a corpus without a manifest; everything else is the plan's default."""
 
 
 def character_manifest(dataset: str, overrides: Sequence[str] = ()) -> ReadManifest:
-    """The manifest of the character GPT on a text that was named without one."""
+    """The manifest of the character GPT for a text given without one."""
     text = {
         "name": f"char-{Path(dataset).stem}",
         "base_model": {"name": CHAR_GPT},
@@ -29,18 +29,18 @@ def character_manifest(dataset: str, overrides: Sequence[str] = ()) -> ReadManif
 
 
 class OfSomethingElse(ExpertError):
-    """A file that does not speak of the character GPT; the text says why."""
+    """A file that is not about the character GPT; the message says why."""
 
 
 def configured_manifest(file: Path, dataset: str, overrides: Sequence[str] = ()) -> ReadManifest:
-    """The manifest of the character GPT on a text, with the settings of a file beside it."""
+    """The manifest of the character GPT for a text, with the settings of a file."""
 
     def understood(more: Sequence[str]) -> ReadManifest:
         document = read_document(file)
         top = document.root.fields()
         if not isinstance(top.get("training", Item(None)).value, dict):
             raise OfSomethingElse("it has no section 'training'")
-        # Which model is meant is told by the text; that of the command takes its place later.
+        # The dataset decides the model; the one of the command replaces it later.
         own = document.root.get("training", "dataset") or top.get("dataset")
         if own is None:
             top["dataset"] = Item(dataset, "dataset")

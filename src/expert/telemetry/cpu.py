@@ -1,4 +1,4 @@
-"""Who uses the cores of this machine: the run itself, or other processes."""
+"""How much this run and other processes use the CPU cores."""
 
 from __future__ import annotations
 
@@ -11,68 +11,67 @@ from pathlib import Path
 from typing import Any
 
 NAMED_FROM = 0.25
-"""Of the cores in others' use: below that nobody needs to be named."""
+"""Share of the cores used by others from which they are named."""
 NAMED_AGAIN_SECONDS = 60.0
 LOOK_SECONDS = 1.0
-"""The kernel counts a process's time in hundredths of a second."""
+"""The kernel counts CPU time in hundredths of a second."""
 NAMED = 3
 LEAST_CORES = 0.1
 
 
 def busy_seconds() -> float:
-    """Seconds that the cores this process may use were at work since the machine began."""
+    """Seconds since boot that the cores available to this process were busy."""
     import psutil
 
     times = psutil.cpu_times(percpu=True)
     allowed = cores_seen()
-    mine = [each for number, each in enumerate(times) if number in allowed] or times
-    return sum(sum(each) - each.idle - _waits(each) for each in mine)
+    mine = [core for number, core in enumerate(times) if number in allowed] or times
+    return sum(sum(core) - core.idle - _waits(core) for core in mine)
 
 
 def cores_seen() -> set[int]:
-    """The cores the scheduler may put this process on."""
+    """The cores that this process may run on."""
     ask = getattr(os, "sched_getaffinity", None)
     return set(ask(0)) if ask is not None else set(range(os.cpu_count() or 1))
 
 
 def _waits(times: Any) -> float:
-    """What counts as time and is no work: waiting for a disk, a neighbour of this virtual machine,
-    and guests, which are in `user` already."""
+    """Time that is not work: waiting for a disk, other virtual machines, and guests, which are
+    already in `user`."""
     names = ("iowait", "steal", "guest", "guest_nice")
     return sum(float(getattr(times, name, 0.0)) for name in names)
 
 
 def own_seconds() -> float:
-    """Seconds that this process and its finished children computed."""
+    """CPU seconds of this process and its finished children."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 
 
 def peak_memory_bytes() -> int | None:
-    """The most memory that this process ever had, workers and children not counted; None where the
-    system does not tell.
+    """Peak memory of this process without its children; None if the system does not report it.
 
-    Linux's getrusage would also count what its parent had when it was started.
+    Linux' getrusage would include the parent's memory at the time of the fork.
     """
     if sys.platform.startswith("linux"):
         try:
             status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         except OSError:
             return None
-        found = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
-        return int(found[1]) * 1024 if found else None
+        match = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
+        return int(match[1]) * 1024 if match else None
     if sys.platform == "win32":
         import psutil
 
         return int(psutil.Process().memory_info().peak_wset)
     import resource
 
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 class CpuSampler:
-    """What other processes took of the cores between two looks: 0.1 ms each, once a log line."""
+    """What other processes use of the cores between two samples: 0.1 ms each, once per log line."""
 
     def __init__(
         self,
@@ -100,26 +99,25 @@ class CpuSampler:
 
 
 Seconds = Mapping[int, tuple[str, float]]
-"""Of every process its name and the seconds it has computed, by its number."""
+"""Name and CPU seconds of every process, by pid."""
 
 
 def process_seconds() -> Seconds:
-    """All processes but this one and its children; those that may not be looked at are left out.
-    15 ms for 200 processes."""
+    """All accessible processes except this one and its children. 15 ms for 200 processes."""
     import psutil
 
     me = psutil.Process()
     mine = {me.pid, *(child.pid for child in me.children(recursive=True))}
-    found = {}
+    processes = {}
     for process in psutil.process_iter(["name", "cpu_times"]):
         times = process.info["cpu_times"]
         if process.pid not in mine and times is not None:
-            found[process.pid] = (process.info["name"] or "", times.user + times.system)
-    return found
+            processes[process.pid] = (process.info["name"] or "", times.user + times.system)
+    return processes
 
 
 class Neighbours:
-    """Which processes take the cores, told once a minute while others take many of them."""
+    """Names the processes that use the cores, once a minute while others use many of them."""
 
     def __init__(
         self,
@@ -132,8 +130,8 @@ class Neighbours:
         self._due = 0.0
 
     def named(self, others: float | None) -> list[dict[str, Any]]:
-        """The busiest processes between two looks, the busiest first; mostly nothing. `others`: the
-        share of the cores that others use."""
+        """The busiest processes between two samples; usually empty. `others`: the share of the
+        cores that others use."""
         now = self._clock()
         if others is None or others < NAMED_FROM or now < self._due:
             self._before = None
@@ -144,7 +142,7 @@ class Neighbours:
         then, before = self._before
         if now - then < LOOK_SECONDS:
             return []
-        found = [
+        usage = [
             (round((used - before[pid][1]) / (now - then), 2), name, pid)
             for pid, (name, used) in self._look().items()
             if pid in before and before[pid][0] == name
@@ -152,6 +150,6 @@ class Neighbours:
         self._before, self._due = None, now + NAMED_AGAIN_SECONDS
         return [
             {"name": name, "pid": pid, "cores": cores}
-            for cores, name, pid in sorted(found, reverse=True)[:NAMED]
+            for cores, name, pid in sorted(usage, reverse=True)[:NAMED]
             if cores >= LEAST_CORES
         ]

@@ -1,7 +1,7 @@
-"""What the card does while it trains: utilization, memory, power and clock, asked through NVML.
+"""GPU utilization, memory, power and clock during training, from NVML.
 
-A thread of its own asks once a second; a sample takes 81 us (H200, driver 580), and NVML is called
-without Python's lock. What cannot be asked is None.
+A thread samples once a second; a sample takes 81 us (H200, driver 580), and NVML is called without
+the GIL. Values that are not available are None.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ KEPT_SAMPLES = 3600
 """One hour at one sample a second."""
 
 PATIENCE_SECONDS = 5.0
-"""Wait for the thread to end; a healthy call takes microseconds."""
+"""How long to wait for the thread to end; a healthy call takes microseconds."""
 
-# nvmlClocksEventReasons, bits of NVML's binary interface, that hold the clock down. A card at full
-# load meets its power limit and is fine; heat and faults are for somebody to fix.
+# Bits of nvmlClocksEventReasons for reasons that lower the clock. A GPU at full load reaches its
+# power limit, which is fine; heat and faults need fixing.
 POWER_BRAKES = 0x004 | 0x080 | 0x200  # power limit, power brake, board limit
 HEAT_BRAKES = 0x008 | 0x020 | 0x040  # hardware slowdown, heat seen by the driver or the hardware
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """One look at the card; None is what it did not report."""
+    """One sample of the GPU; None for values it does not report."""
 
     time: float
     utilization_percent: float | None
     memory_bytes: int | None
-    """In use on the card, by any process."""
+    """In use on the GPU, by any process."""
     process_memory_bytes: int | None
     power_watts: float | None
     sm_clock_mhz: float | None
     brakes: int | None
-    """NVML's bits of what holds the clock down at this moment."""
+    """NVML's bits for what currently lowers the clock."""
 
 
 class GpuSampler:
-    """Samples of one card in a ring; without NVML there is no thread and every value is None."""
+    """Samples of one GPU in a ring buffer; without NVML there is no thread and values are None."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class GpuSampler:
         clock: Callable[[], float] = time.monotonic,
         nvml: ModuleType | None = None,
     ) -> None:
-        """`gpu` is CUDA's number of the card or MIG slice."""
+        """`gpu`: CUDA's index of the GPU or MIG slice."""
         self._interval = interval
         self._clock = clock
         self._samples: deque[GpuSample] = deque(maxlen=KEPT_SAMPLES)
@@ -68,7 +68,7 @@ class GpuSampler:
         self._nvml, self._card, self._part = _open(gpu, nvml)
 
     def __enter__(self) -> GpuSampler:
-        """Start asking in the background; does nothing without NVML."""
+        """Start sampling in the background; does nothing without NVML."""
         if self._nvml is not None:
             self._thread = threading.Thread(target=self._run, name="gpu-sampler", daemon=True)
             self._thread.start()
@@ -79,10 +79,10 @@ class GpuSampler:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(PATIENCE_SECONDS)
-            if self._thread.is_alive():  # a lost card can hold a call for ever: leave NVML to it
+            if self._thread.is_alive():  # a lost GPU can block a call forever: keep NVML open
                 return
         if self._nvml is not None:
-            with suppress(*_faults(self._nvml)):  # a failing goodbye loses nothing
+            with suppress(*_faults(self._nvml)):  # a failure here loses nothing
                 self._nvml.nvmlShutdown()
             self._nvml = None
 
@@ -90,43 +90,43 @@ class GpuSampler:
         while True:
             try:
                 self.sample()
-            except Exception:  # noqa: BLE001 - a driver's surprise must not end training
+            except Exception:  # noqa: BLE001 - an unexpected driver error must not end training
                 return
             if self._stop.wait(self._interval):
                 return
 
     def sample(self) -> GpuSample | None:
-        """One look at the card, kept in the ring; None without NVML."""
+        """Take one sample and keep it; None without NVML."""
         nvml, card, part = self._nvml, self._card, self._part
         if nvml is None:
             return None
 
-        def asked(read: Callable[[], Any]) -> Any:
+        def value(read: Callable[[], Any]) -> Any:
             try:
                 return read()
             except _faults(nvml):
                 return None
 
-        taken = GpuSample(
+        sample = GpuSample(
             time=self._clock(),
-            utilization_percent=asked(lambda: float(nvml.nvmlDeviceGetUtilizationRates(card).gpu)),
-            memory_bytes=asked(lambda: int(nvml.nvmlDeviceGetMemoryInfo(part).used)),
-            process_memory_bytes=asked(lambda: _process_memory(nvml, part)),
-            power_watts=asked(lambda: nvml.nvmlDeviceGetPowerUsage(card) / 1000),
-            sm_clock_mhz=asked(
+            utilization_percent=value(lambda: float(nvml.nvmlDeviceGetUtilizationRates(card).gpu)),
+            memory_bytes=value(lambda: int(nvml.nvmlDeviceGetMemoryInfo(part).used)),
+            process_memory_bytes=value(lambda: _process_memory(nvml, part)),
+            power_watts=value(lambda: nvml.nvmlDeviceGetPowerUsage(card) / 1000),
+            sm_clock_mhz=value(
                 lambda: float(nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM))
             ),
-            brakes=asked(lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))),
+            brakes=value(lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))),
         )
-        self._samples.append(taken)
-        return taken
+        self._samples.append(sample)
+        return sample
 
     def step_fields(self, since: float) -> dict[str, Any]:
-        """Fields of a "step" event: means, most memory in use, shares of time with a brake on.
+        """Fields of a "step" event: means, peak memory in use, fractions of time throttled.
 
-        Where steps are shorter than the interval, the newest sample stands for them.
+        If steps are shorter than the interval, the newest sample is used.
         """
-        kept = self._samples.copy()  # in one go, while the thread may be adding
+        kept = self._samples.copy()  # atomic: the thread may be adding
         taken = [sample for sample in kept if sample.time >= since] or list(kept)[-1:]
         brakes = [sample.brakes for sample in taken if sample.brakes is not None]
 
@@ -134,7 +134,7 @@ class GpuSampler:
             return [value for sample in taken if (value := getattr(sample, name)) is not None]
 
         def share_of(bits: int) -> float | None:
-            return sum(bool(bits & each) for each in brakes) / len(brakes) if brakes else None
+            return sum(bool(bits & sampled) for sampled in brakes) / len(brakes) if brakes else None
 
         return {
             "gpu_utilization": _mean(values("utilization_percent")),
@@ -150,12 +150,12 @@ class GpuSampler:
 def allocator_facts(device: torch.device | int | str | None = None) -> dict[str, Any]:
     """Retries and peaks of torch's CUDA allocator; without CUDA every value is None.
 
-    For log steps: 34 us (H200, torch 2.11), where torch.cuda.memory_stats alone takes 77.
+    For log steps: 34 us (H200, torch 2.11); torch.cuda.memory_stats alone takes 77.
     """
     import torch
 
     names = ("allocator_retries", "out_of_memory", "peak_reserved_bytes", "peak_allocated_bytes")
-    # empty, rather than an error, where CUDA was never used
+    # Empty, not an error, if CUDA was never used.
     stats = torch.cuda.memory_stats_as_nested_dict(device) if torch.cuda.is_available() else {}
     if not stats:
         return dict.fromkeys(names)
@@ -169,8 +169,8 @@ def allocator_facts(device: torch.device | int | str | None = None) -> dict[str,
 
 
 def _process_memory(nvml: ModuleType, part: Any) -> int | None:
-    """What this process has of the card; a container may number its processes otherwise, and some
-    drivers do not report it."""
+    """GPU memory of this process; unknown if a container renumbers processes or the driver does not
+    report it."""
     for process in nvml.nvmlDeviceGetComputeRunningProcesses(part):
         if process.pid == os.getpid() and process.usedGpuMemory is not None:
             return int(process.usedGpuMemory)
@@ -178,9 +178,9 @@ def _process_memory(nvml: ModuleType, part: Any) -> int | None:
 
 
 def _open(gpu: int, nvml: ModuleType | None) -> tuple[ModuleType | None, Any, Any]:
-    """NVML, and the handles of the card and of the part memory is asked of; Nones without one."""
-    found, _ = visible_gpus(nvml, os.environ)
-    chosen = found[gpu] if 0 <= gpu < len(found) else None
+    """NVML, and the handles of the GPU and of the part whose memory is read; Nones without one."""
+    gpus, _ = visible_gpus(nvml, os.environ)
+    chosen = gpus[gpu] if 0 <= gpu < len(gpus) else None
     if chosen is None or chosen.index.value is None:
         return None, None, None
     if nvml is None:

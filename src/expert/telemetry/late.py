@@ -1,4 +1,4 @@
-"""Numbers from the card, read when they are there: training never waits for the latest of them."""
+"""Reads numbers from the GPU later, so that training never waits for the latest ones."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class _Pending:
 
 
 class LateNumbers:
-    """Numbers of past steps. Those of a step are taken once `lag` further ones were begun.
+    """Numbers of past steps. A step's numbers are read once `lag` more steps have been launched.
 
-    With a lag of one the card has the next step to work on while the host reads the last, and
-    what is read when does not depend on timing.
+    With a lag of one, the GPU works on the next step while the host reads the last one, and when a
+    number is read does not depend on timing.
     """
 
     def __init__(self, device: torch.device, *, lag: int | None = None) -> None:
@@ -30,7 +30,7 @@ class LateNumbers:
         self._pending: deque[_Pending] = deque()
 
     def add(self, key: int, numbers: list[Tensor]) -> None:
-        """Begin to fetch the numbers of one step."""
+        """Start copying the numbers of one step to the host."""
         together = torch.stack([number.detach().double().reshape(()) for number in numbers])
         if not self._cuda:
             self._pending.append(_Pending(key, together, None))
@@ -42,7 +42,7 @@ class LateNumbers:
         self._pending.append(_Pending(key, host, event))
 
     def take(self, *, everything: bool = False) -> list[tuple[int, list[float]]]:
-        """Numbers of the steps that are far enough behind, or of all."""
+        """Numbers of the steps that are far enough back, or of all."""
         taken = []
         while len(self._pending) > (0 if everything else self.lag):
             oldest = self._pending.popleft()

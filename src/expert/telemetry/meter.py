@@ -1,7 +1,7 @@
-"""How fast a run goes and what it learns: sums and token counts, divided once.
+"""Measures throughput and loss: sums and token counts, divided once.
 
-Only the clock is read here. Losses and device times come late, when the device has them, so they
-are added apart from the counts of their step.
+Only the clock is read here. Losses and device times arrive later, so they are added separately from
+the counts of their step.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from typing import Any, Self
 from expert.telemetry.timeline import StepTimes
 
 KEPT_STEPS = 1000
-"""Rates and the time left look at this many steps at most."""
+"""Rates and the remaining time use at most this many steps."""
 
 SETTLING_STEPS = 3
-"""Steps after a start that compile and fill caches: not what the rest will take."""
+"""First steps, which compile and fill caches: not representative of the rest."""
 
 EVALUATION_SHARE = 1 / 3
-"""An evaluation of as many positions as a step: forward only, and backward is twice that.
-Used until one was measured."""
+"""Cost of evaluating as many positions as in a step, until one was measured: only the forward, and
+the backward takes twice that."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepCounts:
-    """The counts of one step over all of its micro-batches."""
+    """Counts of one step over all of its micro-batches."""
 
     step: int
     real_tokens: int
     places: int
-    """Positions of the batches, padding included."""
+    """Positions in the batches, including padding."""
     examples: int
     targets: int
     flops: float | None = None
-    """Arithmetic of the step; None where nobody has counted it."""
+    """FLOPs of the step; None if unknown."""
 
 
 @dataclass
 class Pause:
-    """A stretch in which the clock stood still."""
+    """An interval in which the clock was stopped."""
 
     seconds: float = 0.0
 
@@ -68,17 +68,17 @@ class _Sums:
     settled_tokens: int = 0
     settled_examples: int = 0
     settled_updates: int | None = 0
-    """None where the sums are of a version that did not count them."""
+    """None if the sums are from a version that did not count them."""
 
-    def add(self, update: StepCounts, seconds: float, *, settled: bool) -> None:
+    def add(self, counts: StepCounts, seconds: float, *, settled: bool) -> None:
         self.updates += 1
         self.seconds += seconds
-        self.tokens += update.real_tokens
-        self.examples += update.examples
+        self.tokens += counts.real_tokens
+        self.examples += counts.examples
         if settled:
             self.settled_seconds += seconds
-            self.settled_tokens += update.real_tokens
-            self.settled_examples += update.examples
+            self.settled_tokens += counts.real_tokens
+            self.settled_examples += counts.examples
             if self.settled_updates is not None:
                 self.settled_updates += 1
 
@@ -90,7 +90,7 @@ class _Sums:
         return _ratio(self.loss_sum, self.loss_targets)
 
     def facts(self) -> dict[str, Any]:
-        """Rates are those of settled steps, where there are any: compiling is not training."""
+        """Rates are those of settled steps, if there are any: compiling is not training."""
         tokens, examples, updates = self.settled_tokens, self.settled_examples, self.settled_updates
         seconds = self.settled_seconds
         if not seconds:
@@ -107,14 +107,14 @@ class _Sums:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Self:
-        """The sums that `state` holds; an empty one holds none."""
+        """Restore sums from a state, which may be empty."""
         return cls(**({"settled_updates": None, **state} if state else {}))
 
 
 @dataclass
 class Ahead:
-    """The evaluations of a run. Their cost is counted in steps, so that the pace of steps says how
-    long one will take; from the first that was measured on, that one says it."""
+    """The evaluations still to come. Their cost is in steps, so that the time per step predicts
+    theirs; once an evaluation was measured, that is used instead."""
 
     total_steps: int
     every: int = 0
@@ -123,19 +123,19 @@ class Ahead:
     """Whether the validation rows are evaluated after the last step."""
     validation: float = 0.0
     test: float = 0.0
-    """The test rows are evaluated once, when everything else is done."""
+    """The test rows are evaluated once, after everything else."""
     _seconds_for_one: float | None = None
     _evaluated: int = -1
 
     def measured(self, seconds: float, *, cost: float, done: int | None = None) -> None:
-        """An evaluation took so long; `done`: after how many steps, for validation rows."""
+        """Record how long an evaluation took; `done`: after how many steps, for validation rows."""
         if cost > 0:
             self._seconds_for_one = seconds / cost
         if done is not None:
             self._evaluated = done
 
     def evaluations(self, done: int) -> int:
-        """Of the validation rows, from after `done` steps to the end."""
+        """Evaluations of the validation rows from after `done` steps to the end."""
         left = max(0, self.total_steps - done)
         count = (done + left) // self.every - done // self.every if self.every else 0
         if self.at_end and left and not (self.every and self.total_steps % self.every == 0):
@@ -143,23 +143,23 @@ class Ahead:
         return count + self._waits_now(done)
 
     def cost(self, done: int = 0) -> float:
-        """All evaluations still to come, in steps."""
+        """Cost of all evaluations still to come, in steps."""
         return self.evaluations(done) * self.validation + self.test
 
     def seconds(self, done: int, update_seconds: float) -> float:
-        """How long they will take, at so many seconds a step."""
+        """How long they will take, given the seconds per step."""
         for_one = self._seconds_for_one
         return self.cost(done) * (update_seconds if for_one is None else for_one)
 
     def _waits_now(self, done: int) -> bool:
-        """The step is made, and its evaluation is not: that of the last one may take longest."""
+        """Whether the evaluation after this step is still due: the last one may take longest."""
         due = bool(self.every) and done > 0 and done % self.every == 0
         last = self.at_end and done >= self.total_steps
         return (due or last) and self._evaluated != done
 
 
 class Meter:
-    """Gathers steps as they are made; the clock stands still while it is `paused`."""
+    """Collects steps as they are made; the clock is stopped while it is `paused`."""
 
     def __init__(
         self,
@@ -170,9 +170,9 @@ class Meter:
         ahead: Ahead | None = None,
         settling: int = SETTLING_STEPS,
     ) -> None:
-        """`peak_flops`: FLOP/s the card can reach at most in this precision, where it is known."""
+        """`peak_flops`: peak FLOP/s of the GPU in this precision, if known."""
         self.ahead = ahead
-        """The evaluations that are still to come."""
+        """The evaluations still to come."""
         self._clock = clock
         self._peak_flops = peak_flops
         self._total_steps = total_steps
@@ -185,16 +185,16 @@ class Meter:
         self._pauses = 0
         self._marked = clock()
         self.settled_at: float | None = None
-        """When steps began to take what the rest will take, the last time that they did."""
+        """When steps last settled to their normal pace."""
 
     # --- gathering -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """The clock counts from now: for the moment before the first step."""
+        """Start the clock, before the first step."""
         self._marked = self._clock()
 
     def resettle(self) -> None:
-        """The next steps compile again (after a fallback), so the time left skips them."""
+        """The next steps compile again (after a fallback), so the remaining time ignores them."""
         self._unsettled = self._settling
 
     @property
@@ -204,30 +204,29 @@ class Meter:
 
     @property
     def settled(self) -> bool:
-        """True once steps take what the rest will take."""
+        """True once steps run at their normal pace."""
         return self._unsettled == 0
 
     def state(self) -> dict[str, Any]:
-        """What was summed up since the last line, over this epoch and over the run, for a
-        checkpoint."""
+        """Sums since the last line, over this epoch and over the run, for a checkpoint."""
         sums = {"line": self._line, "epoch": self._epoch, "run": self._run}
-        return {name: asdict(each) for name, each in sums.items()}
+        return {name: asdict(values) for name, values in sums.items()}
 
     def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Continue from what `state` gave: for a run that is resumed."""
+        """Continue from `state` in a resumed run."""
         names = ("line", "epoch", "run")
         self._line, self._epoch, self._run = (_Sums.of(state.get(name, {})) for name in names)
 
     def restore_losses(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Forget the losses of steps that were undone; the time they took was spent."""
+        """Drop the losses of steps that were rolled back; their time stays counted."""
         for name, sums in (("line", self._line), ("epoch", self._epoch), ("run", self._run)):
             before = _Sums.of(state.get(name, {}))
             sums.loss_sum, sums.loss_targets = before.loss_sum, before.loss_targets
 
     @contextmanager
     def paused(self) -> Iterator[Pause]:
-        """The clock stands still inside, for an evaluation or a save; afterwards `seconds` is for
-        how long. Pauses may lie inside each other."""
+        """Stop the clock for an evaluation or a save; afterwards `seconds` is for how long. Pauses
+        may be nested."""
         pause, began = Pause(), self._clock()
         self._pauses += 1
         try:
@@ -239,7 +238,7 @@ class Meter:
                 self._marked += pause.seconds
 
     def add(self, counts: StepCounts) -> float:
-        """The seconds of this step: from the one before, pauses left out."""
+        """Add a step; returns its seconds since the previous one, without pauses."""
         assert self._pauses == 0, "a step inside a pause"
         now = self._clock()
         seconds = now - self._marked
@@ -261,7 +260,6 @@ class Meter:
             sums.add_loss(loss_sum, targets)
 
     def add_times(self, times: StepTimes) -> None:
-        """Add what the timeline measured of one step."""
         self._times.append(times)
 
     # --- asking --------------------------------------------------------------------------------
@@ -269,21 +267,21 @@ class Meter:
     def eta_seconds(self) -> float | None:
         """Seconds left at the pace of settled steps; None before there is one.
 
-        Evaluations that are still to come are in it, saves are not.
+        Includes evaluations still to come, but not saves.
         """
         settled = [timed.seconds for timed in self._steps if timed.settled]
         if not settled or self._total_steps is None:
             return None
-        done, each = self._steps[-1].counts.step + 1, sum(settled) / len(settled)
-        evaluating = self.ahead.seconds(done, each) if self.ahead is not None else 0.0
-        return max(0, self._total_steps - done) * each + evaluating
+        done, step_seconds = self._steps[-1].counts.step + 1, sum(settled) / len(settled)
+        evaluating = self.ahead.seconds(done, step_seconds) if self.ahead is not None else 0.0
+        return max(0, self._total_steps - done) * step_seconds + evaluating
 
     def step_line(self, step: int | None = None) -> dict[str, Any]:
-        """Fields of a "step" event: everything since the last such line, up to this step. The
-        loss is the mean over all tokens of these steps, and `targets` says how many they are.
+        """Fields of a "step" event: everything since the last line, up to this step. The loss is
+        the mean over all tokens of these steps, and `targets` their number.
 
-        A line is written when the numbers of its step have arrived; by then the next one may
-        have been added.
+        A line is written when the numbers of its step have arrived; by then the next step may have
+        been added.
         """
         line, self._line = self._line, _Sums()
         steps = self._since_last_line(step)
@@ -303,23 +301,23 @@ class Meter:
         }
 
     def epoch_line(self, epoch: int, eval_loss: float | None = None) -> dict[str, Any]:
-        """Fields of an "epoch" event, and the next epoch begins.
+        """Fields of an "epoch" event; starts the next epoch.
 
-        Losses still on their way belong to the epoch that ends: add them first.
+        Outstanding losses belong to the epoch that ends: add them first.
         """
         facts = {"epoch": epoch, **self._epoch.facts(), "eval_loss": eval_loss}
         self._epoch = _Sums()
         return facts
 
     def run_line(self) -> dict[str, Any]:
-        """The same facts of all steps since the start, for the end of a run."""
+        """The same fields over all steps, for the end of a run."""
         return self._run.facts()
 
     # --- inside --------------------------------------------------------------------------------
 
     def _since_last_line(self, step: int | None) -> list[_Timed]:
-        """Steps that no line was written of, up to this one. After a rollback numbers come again:
-        the last step of that number is meant."""
+        """Steps up to this one without a line. After a rollback, step numbers repeat: the last step
+        with that number is meant."""
         known = self._unlined
         ends = [place for place, timed in enumerate(known, 1) if timed.counts.step == step]
         return [known.popleft() for _ in range(ends[-1] if ends else len(known))]
@@ -330,9 +328,9 @@ class Meter:
         return _ratio(waited, sum(times.wall for times in measured))
 
     def _mfu(self, steps: list[_Timed]) -> float | None:
-        """Model FLOPs utilization; None where the card's peak or the arithmetic is not known."""
-        flops = [each.counts.flops for each in steps if each.counts.flops is not None]
-        seconds = sum(each.seconds for each in steps)
+        """Model FLOPs utilization; None if the GPU's peak or the FLOPs are unknown."""
+        flops = [timed.counts.flops for timed in steps if timed.counts.flops is not None]
+        seconds = sum(timed.seconds for timed in steps)
         if self._peak_flops is None or not flops or len(flops) < len(steps) or seconds <= 0:
             return None
         return sum(flops) / (seconds * self._peak_flops)

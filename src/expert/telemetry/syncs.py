@@ -1,8 +1,8 @@
-"""Where the host waits for the device inside a step: looked at once, in a step that settled.
+"""Finds where the host waits for the device inside a step; checked in a single settled step.
 
-A read of a number (`.item()`, `bool(tensor)`, a copy to the host) makes the host stand still until
-the device has caught up, and then the device until the host has launched again. Torch can warn of
-each; listening costs one step and no more.
+Reading a number (`.item()`, `bool(tensor)`, a copy to the host) stalls the host until the device
+has caught up, and then the device until the host launches again. Torch can warn about each; one
+step with these warnings is enough.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SYNCHRONISING = "called a synchronizing CUDA operation"
 
 
 class SyncWatch:
-    """Listens to one step between `begin` and `end`; on a CPU there is nothing to hear."""
+    """Records synchronisations of one step between `begin` and `end`; does nothing on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._left = 1 if device.type == "cuda" else 0
@@ -25,33 +25,35 @@ class SyncWatch:
         self._heard: list[warnings.WarningMessage] = []
 
     def begin(self) -> None:
-        """Listen from here on, if it was not done yet."""
+        """Start recording, unless it was done before."""
         if not self._left or self._listening is not None:
             return
         self._listening = contextlib.ExitStack()
-        heard = self._listening.enter_context(warnings.catch_warnings(record=True))
-        assert heard is not None
-        self._heard = heard
+        caught = self._listening.enter_context(warnings.catch_warnings(record=True))
+        assert caught is not None
+        self._heard = caught
         warnings.simplefilter("always")
         self._listening.callback(_set_mode, torch.cuda.get_sync_debug_mode())
         _set_mode("warn")
 
     def end(self) -> list[str] | None:
-        """The places that made the host wait, each as often as it did; None if nobody listened."""
+        """The places that made the host wait, once per wait; None if not recorded."""
         if self._listening is None:
             return None
         self._listening.close()
         self._listening, self._left = None, self._left - 1
         places = []
-        for heard in self._heard:
-            if SYNCHRONISING in str(heard.message):
-                places.append(f"{Path(heard.filename).name}:{heard.lineno}")
-            else:  # somebody else's: it was only overheard
-                warnings.warn_explicit(heard.message, heard.category, heard.filename, heard.lineno)
+        for warning in self._heard:
+            if SYNCHRONISING in str(warning.message):
+                places.append(f"{Path(warning.filename).name}:{warning.lineno}")
+            else:  # an unrelated warning: show it
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )
         return places
 
 
 def _set_mode(mode: int | str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns that it is a prototype
+        warnings.simplefilter("ignore")  # torch warns that this is a prototype
         torch.cuda.set_sync_debug_mode(mode)

@@ -1,7 +1,7 @@
-"""Where the time of a step goes: phases timed on the device, read when the device is done.
+"""Times the phases of a step on the device, and reads them once the device is done.
 
-Nothing here waits for the device. Events are recorded in passing and asked for later, when they
-have completed on their own; only `drain`, for the end of a run, waits.
+Nothing here waits for the device: events are recorded in passing and read after they have
+completed; only `drain`, at the end of a run, waits.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 PHASES = ("data_wait", "copy", "forward", "backward", "optimizer")
 COMMUNICATION = "communication"
-"""Summing gradients over ranks, and waiting for the slowest; a phase where there are several."""
+"""Summing gradients over ranks, and waiting for the slowest; only with several ranks."""
 OTHER = "other"
 
 KEPT_STEPS = 1024
-"""Steps that nobody read are kept up to here; then the oldest is dropped."""
+"""Unread steps kept; beyond that the oldest is dropped."""
 
 
 class DeviceEvent(Protocol):
-    """What is used of torch.cuda.Event; a copy is timed with two that its own stream recorded."""
+    """The part of torch.cuda.Event that is used; copies are timed by two events on their stream."""
 
     def record(self, stream: Any = None) -> None: ...
     def query(self) -> bool: ...
@@ -37,11 +37,11 @@ class DeviceEvent(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Seconds of one step: of the device where there is one, else of the host.
+    """Seconds of one step: of the device if there is one, else of the host.
 
     `phases` has every phase and "other", the rest of `wall`. On a device, data_wait is the time it
-    was idle because no batch was there; a host that waits while the device still has work costs
-    nothing. Copies on a stream of their own run beside the other phases, so they are not taken off
+    was idle because there was no batch; a host that waits while the device still has work costs
+    nothing. Copies on their own stream overlap other phases, so they are not subtracted from
     `other`.
     """
 
@@ -49,13 +49,13 @@ class StepTimes:
     wall: float
     phases: dict[str, float]
     ran_dry: bool | None = None
-    """The device had come to the last phase when the host had only just launched it: it waits for
-    the host. A host that keeps up is hundreds of kernels ahead. None on a CPU."""
+    """The device had already reached the last phase when the host had just launched it, so it waits
+    for the host. A host that keeps up is hundreds of kernels ahead. None on a CPU."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """One step being timed: host seconds by phase, and event pairs where there is a device."""
+    """A step being timed: host seconds by phase, and event pairs if there is a device."""
 
     step: int
     host_begin: float
@@ -88,7 +88,7 @@ class _Step:
 
 
 class _Phase:
-    """One phase as a context manager; made once and entered again for every micro-batch."""
+    """A phase as a context manager; created once and entered again for every micro-batch."""
 
     __slots__ = ("_name", "_timeline")
 
@@ -109,7 +109,7 @@ class _Phase:
 
 
 class Timeline:
-    """Times the phases of steps; `ready` gives back those the device has finished."""
+    """Times the phases of steps; `ready` returns those that the device has finished."""
 
     def __init__(
         self,
@@ -118,9 +118,9 @@ class Timeline:
         clock: Callable[[], float] = time.perf_counter,
         new_event: Callable[[], DeviceEvent] | None = None,
     ) -> None:
-        """`new_event` stands in for CUDA's events.
+        """`new_event`: replaces CUDA events.
 
-        A step with four phases costs the host about 0.2 ms (H200, torch 2.11): nothing where the
+        A step with four phases costs the host about 0.2 ms (H200, torch 2.11): nothing if the
         device is the slower of the two (24.35 ms with and without).
         """
         self._current_stream: Callable[[], Any] = lambda: None
@@ -132,46 +132,46 @@ class Timeline:
         self._phases = {name: _Phase(self, name) for name in (*PHASES, COMMUNICATION)}
         self._open: _Step | None = None
         self._ended: deque[_Step] = deque()
-        # The feeder's thread adds to these two; a deque's append and pop are atomic.
+        # The feeder's thread adds to these two; append and pop of a deque are atomic.
         self._spare: deque[DeviceEvent] = deque()
         self._handed_over: deque[tuple[str, DeviceEvent, DeviceEvent]] = deque()
 
     # --- while training ------------------------------------------------------------------------
 
     def begin(self, step: int) -> None:
-        """Start a step on the current stream; one begun and never ended is forgotten."""
+        """Start a step on the current stream; a previous one that was not ended is dropped."""
         self._forget()
-        # Looked up once: recording takes 3 us on a stream that is given, 11 on one that is not
-        # (H200, torch 2.11).
+        # Looked up once: recording takes 3 us with an explicit stream and 11 us without (H200,
+        # torch 2.11).
         self._stream = self._current_stream()
         self._open = _Step(step, self._clock(), self._recorded())
 
     def phase(self, name: str) -> _Phase:
-        """A context manager for one stretch of a phase; stretches of a step add up.
+        """A context manager for a phase; several intervals of a step add up.
 
-        Outside a step (in an evaluation) it measures nothing.
+        Outside of a step (in an evaluation) it measures nothing.
         """
         return self._phases[name]
 
     def end(self) -> None:
-        """End the step; its times can be read once the device has come this far."""
-        update = self._open
-        if update is None:
+        """End the step; its times can be read once the device has reached this point."""
+        step = self._open
+        if step is None:
             return
-        assert update.inside is None, f"end() inside {update.inside}"
-        if update.pairs:
-            update.ran_dry = update.pairs[-1][1].query()
-        update.end = self._recorded()
-        update.host_end = self._clock()
+        assert step.inside is None, f"end() inside {step.inside}"
+        if step.pairs:
+            step.ran_dry = step.pairs[-1][1].query()
+        step.end = self._recorded()
+        step.host_end = self._clock()
         while self._handed_over:
-            update.beside.append(self._handed_over.popleft())
+            step.beside.append(self._handed_over.popleft())
         self._open = None
-        self._ended.append(update)
+        self._ended.append(step)
         if len(self._ended) > KEPT_STEPS:
             self._spare.extend(self._ended.popleft().events())
 
     def take_event(self) -> DeviceEvent:
-        """An event with timing for `add_events`, from the pool; for any thread."""
+        """An event with timing from the pool, for `add_events`; callable from any thread."""
         assert self._new_event is not None, "events are for devices with streams"
         try:
             return self._spare.pop()
@@ -179,9 +179,9 @@ class Timeline:
             return self._new_event()
 
     def add_events(self, phase: str, start: DeviceEvent, end: DeviceEvent) -> None:
-        """Add a stretch that another stream recorded to the step that ends next.
+        """Add an interval recorded by another stream to the step that ends next.
 
-        The events come from `take_event` and belong to the timeline again after this call.
+        The events come from `take_event` and return to the timeline with this call.
         """
         assert phase in self._phases, phase
         self._handed_over.append((phase, start, end))
@@ -190,18 +190,18 @@ class Timeline:
 
     def ready(self, lag: int = 1) -> list[StepTimes]:
         """Steps the device has finished, oldest first, without the newest `lag`; never waits."""
-        found = []
+        times = []
         while len(self._ended) > lag and self._ended[0].completed():
-            found.append(self._read(self._ended.popleft()))
-        return found
+            times.append(self._read(self._ended.popleft()))
+        return times
 
     def drain(self) -> list[StepTimes]:
-        """All steps that have ended; waits for the device, so it is for the end of a run."""
-        found = []
+        """All ended steps; waits for the device, so only for the end of a run."""
+        times = []
         while self._ended:
             self._ended[0].wait()
-            found.append(self._read(self._ended.popleft()))
-        return found
+            times.append(self._read(self._ended.popleft()))
+        return times
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -213,50 +213,50 @@ class Timeline:
         return event
 
     def _enter(self, name: str) -> None:
-        update = self._open
-        if update is None:
+        step = self._open
+        if step is None:
             return
-        assert update.inside is None, f"phase {name} inside {update.inside}"
-        update.inside = name
-        update.host_entered = self._clock()
-        update.entered = self._recorded()
+        assert step.inside is None, f"phase {name} inside {step.inside}"
+        step.inside = name
+        step.host_entered = self._clock()
+        step.entered = self._recorded()
 
     def _leave(self, *, failed: bool) -> None:
-        update = self._open
-        if update is None:
+        step = self._open
+        if step is None:
             return
-        if failed:  # a failed device cannot record; its error must not be hidden behind another
+        if failed:  # a failed device cannot record; do not hide its error behind another
             self._forget()
             return
-        name = update.inside
+        name = step.inside
         assert name is not None
-        update.host[name] = update.host.get(name, 0.0) + self._clock() - update.host_entered
-        if update.entered is not None:
+        step.host[name] = step.host.get(name, 0.0) + self._clock() - step.host_entered
+        if step.entered is not None:
             end = self._recorded()
             assert end is not None
-            update.pairs.append((name, update.entered, end))
-            update.entered = None
-        update.inside = None
+            step.pairs.append((name, step.entered, end))
+            step.entered = None
+        step.inside = None
 
     def _forget(self) -> None:
         if self._open is not None:
             self._spare.extend(self._open.events())
             self._open = None
 
-    def _read(self, update: _Step) -> StepTimes:
-        wall = update.host_end - update.host_begin
-        phases = _with_other(wall, update.host)
-        if update.begin is not None and update.end is not None:
-            wall = _seconds(update.begin, update.end)
-            phases = _with_other(wall, _summed(update.pairs))
-        for name, seconds in _summed(update.beside).items():
+    def _read(self, step: _Step) -> StepTimes:
+        wall = step.host_end - step.host_begin
+        phases = _with_other(wall, step.host)
+        if step.begin is not None and step.end is not None:
+            wall = _seconds(step.begin, step.end)
+            phases = _with_other(wall, _summed(step.pairs))
+        for name, seconds in _summed(step.beside).items():
             phases[name] += seconds
-        self._spare.extend(update.events())
-        return StepTimes(step=update.step, wall=wall, phases=phases, ran_dry=update.ran_dry)
+        self._spare.extend(step.events())
+        return StepTimes(step=step.step, wall=wall, phases=phases, ran_dry=step.ran_dry)
 
 
 def _cuda(device: torch.device | str) -> tuple[Callable[[], DeviceEvent], Callable[[], Any]]:
-    """How to make an event with timing, and how to find the current stream of the device."""
+    """Functions that create an event with timing, and that return the device's current stream."""
     import torch
 
     def new_event() -> DeviceEvent:
@@ -278,7 +278,7 @@ def _summed(pairs: list[tuple[str, DeviceEvent, DeviceEvent]]) -> dict[str, floa
 
 
 def _with_other(wall: float, phases: dict[str, float]) -> dict[str, float]:
-    """Every phase, and what is left of the wall time; rounding never makes it negative."""
+    """Every phase, and the rest of the wall time, which rounding never makes negative."""
     complete = {**dict.fromkeys(PHASES, 0.0), **phases}
     complete[OTHER] = max(0.0, wall - sum(complete.values()))
     return complete

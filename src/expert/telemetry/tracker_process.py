@@ -1,8 +1,8 @@
-"""The process of a tracker whose package is somebody else's: events come in as lines of JSON.
+"""The process of a tracker with a third-party package: events arrive as lines of JSON.
 
-It answers with `{"said": …}`, what a user should know, `{"failed": …}`, and `{"closed": true}`. It
-ends when it is told to, or when the run is gone. Keys and tokens come from the environment, or from
-where the package's own login keeps them.
+It answers with `{"said": …}` (a message for the user), `{"failed": …}` and `{"closed": true}`. It
+ends when told to, or when the run is gone. Keys and tokens come from the environment or from where
+the package's login stores them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ LONGEST_SENTENCE = 500
 
 
 class Remote(ABC):
-    """A run as a tracker knows it: named like its folder, filed under a project, and continued
-    where its folder says which one it is."""
+    """A run in a tracker: named after its folder, filed under a project, and continued if its
+    folder records an id."""
 
     name = ""
 
@@ -50,22 +50,21 @@ class Remote(ABC):
         known = object_in(self.folder / f"{self.name}.json").get("id")
         self.known = known if isinstance(known, str) else None
         self.keep(self.open())
-        self.ending = "FAILED"  # a run that is gone without a word
+        self.ending = "FAILED"  # if the run vanishes without an event
 
     def keep(self, identity: str) -> None:
-        """Write down which run of the tracker this one is."""
+        """Record which run of the tracker this is."""
         if identity != self.known:
             text = json.dumps({"id": identity, "project": self.project}, indent=2)
             write_text_atomically(self.folder / f"{self.name}.json", text + "\n")
 
     def beside(self, name: str) -> Path:
-        """A folder for all runs, beside theirs."""
+        """A folder for all runs, next to the run folders."""
         store = self.run.absolute().parent / name
         refuse_links(store, below=store.parent)
         return store
 
     def write(self, event: Mapping[str, Any]) -> None:
-        """One event of the run."""
         kind = event.get("event", "")
         if kind in ("started", "fell_back"):
             self.configure(_settings(self.run))
@@ -79,27 +78,27 @@ class Remote(ABC):
 
     @abstractmethod
     def open(self) -> str:
-        """Open or continue the run; what it is found by again."""
+        """Open or continue the run; returns the id to find it again."""
 
     @abstractmethod
     def configure(self, settings: Mapping[str, Any]) -> None:
-        """The plan, as it is now."""
+        """Log the current plan."""
 
     @abstractmethod
     def log(self, values: Mapping[str, float], step: int, when: float) -> None:
-        """Values of curves at a step."""
+        """Log the values of curves at a step."""
 
     @abstractmethod
     def refer(self, facts: Mapping[str, str]) -> None:
-        """Where the result is: by its path, nothing is uploaded."""
+        """Log the paths of the result; nothing is uploaded."""
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is left, and how the run ended."""
+        """Write the rest, and how the run ended."""
 
 
 class Wandb(Remote):
-    """Weights & Biases; offline where WANDB_MODE says so, or where it cannot be reached."""
+    """Weights & Biases; offline if WANDB_MODE says so or if it cannot be reached."""
 
     name = "wandb"
 
@@ -112,15 +111,15 @@ class Wandb(Remote):
         except (wandb.errors.Error, OSError) as error:
             if mode != "online":
                 raise
-            wandb.teardown(exit_code=1)  # or it takes the run for one that is open
+            wandb.teardown(exit_code=1)  # otherwise it considers the run open
             self.run_there = self._init("offline", identity)
             folder = Path(self.run_there.dir).parent
             self.tell(
                 f"W&B cannot be used ({_brief(error)}); its curves are written offline  "
                 f"(upload them with: wandb sync {folder})"
             )
-        # Rows are numbered by all events there were: a continued run adds to its rows, also to
-        # those of an offline folder that was never uploaded.
+        # Rows are numbered by all events so far: a continued run adds rows, also in an offline
+        # folder that was never uploaded.
         events = read_events(self.run / "events.jsonl") if self.known else ()
         self.rows = sum(1 for event in events if points(event))
         self.run_there.define_metric("step")
@@ -137,13 +136,13 @@ class Wandb(Remote):
             finish_timeout=CLOSING_SECONDS / 3,
             disable_git=True,
             disable_code=True,
-            x_disable_stats=True,  # events have them
-            x_disable_meta=True,  # the command line may hold a secret
+            x_disable_stats=True,  # already in the events
+            x_disable_meta=True,  # the command line may contain a secret
             x_save_requirements=False,
             symlink=False,
         )
         return wandb.init(
-            dir=str(self.beside("wandb").parent),  # it has links, which a run folder has not
+            dir=str(self.beside("wandb").parent),  # it creates links, not allowed in a run folder
             project=os.environ.get("WANDB_PROJECT") or self.project,
             name=self.title,
             id=identity,
@@ -167,7 +166,7 @@ class Wandb(Remote):
 
 
 class Mlflow(Remote):
-    """MLflow at MLFLOW_TRACKING_URI; without that, files beside the run folders."""
+    """MLflow at MLFLOW_TRACKING_URI, by default in files next to the run folders."""
 
     name = "mlflow"
 
@@ -183,7 +182,7 @@ class Mlflow(Remote):
 
         self.client = MlflowClient(tracking_uri=store)
         if self.known:
-            with suppress(MlflowException):  # it is in another store, or was removed
+            with suppress(MlflowException):  # it is in another store, or was deleted
                 self.client.update_run(self.known, status="RUNNING")
                 self.identity = self.known
                 return self.known
@@ -195,24 +194,24 @@ class Mlflow(Remote):
         from mlflow.exceptions import MlflowException
 
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self.project
-        found = self.client.get_experiment_by_name(name)
-        if found is None:
-            with suppress(MlflowException):  # another run has made it meanwhile
+        experiment = self.client.get_experiment_by_name(name)
+        if experiment is None:
+            with suppress(MlflowException):  # another run has just created it
                 return str(self.client.create_experiment(name))
-            found = self.client.get_experiment_by_name(name)
-        assert found is not None, f"experiment {name} cannot be made"
-        return str(found.experiment_id)
+            experiment = self.client.get_experiment_by_name(name)
+        assert experiment is not None, f"cannot create experiment {name}"
+        return str(experiment.experiment_id)
 
     def configure(self, settings: Mapping[str, Any]) -> None:
         from mlflow.entities import Param, RunTag
 
-        there = self.client.get_run(self.identity).data.params  # which cannot be changed
+        params = self.client.get_run(self.identity).data.params  # these cannot be changed
         flat = {key: str(value)[:5000] for key, value in _flat(settings)}
-        new = [Param(key, value) for key, value in flat.items() if key not in there]
+        new = [Param(key, value) for key, value in flat.items() if key not in params]
         tags = [
             RunTag(f"changed.{key}", value)
             for key, value in flat.items()
-            if there.get(key, value) != value
+            if params.get(key, value) != value
         ]
         for start in range(0, max(len(new), len(tags)), 100):
             part = slice(start, start + 100)
@@ -234,8 +233,8 @@ class Mlflow(Remote):
 
 
 class Trackio(Remote):
-    """Trackio: a database in TRACKIO_DIR, or the Space of TRACKIO_SPACE_ID. What it cannot do it
-    says by warnings."""
+    """Trackio: a database in TRACKIO_DIR, or the Space TRACKIO_SPACE_ID. It reports problems by
+    warnings."""
 
     name = "trackio"
 
@@ -250,14 +249,14 @@ class Trackio(Remote):
             name=name,
             resume="allow",
             embed=False,
-            auto_log_gpu=False,  # events have them
+            auto_log_gpu=False,  # already in the events
             auto_log_cpu=False,
         )
         self.last_step = 0
         return name
 
     def configure(self, settings: Mapping[str, Any]) -> None:
-        self.run_there.config.update(_flat(settings))  # goes with the first values
+        self.run_there.config.update(_flat(settings))  # sent with the first values
 
     def log(self, values: Mapping[str, float], step: int, when: float) -> None:
         self.last_step = max(step, self.last_step)
@@ -272,12 +271,12 @@ class Trackio(Remote):
 
 
 REMOTES: dict[str, Callable[[Path, Tell], Remote]] = {
-    each.name: each for each in (Wandb, Mlflow, Trackio)
+    remote.name: remote for remote in (Wandb, Mlflow, Trackio)
 }
 
 
 def _settings(run: Path) -> dict[str, Any]:
-    """The plan of a run, whose secrets were taken out when it was written; no reasons, no lists of
+    """The plan of a run, whose secrets were removed when it was written; without reasons and
     decisions."""
     plan = object_in(run / "plan.json")
     return {
@@ -296,24 +295,24 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, A
 
 
 def _brief(error: object) -> str:
-    """One line, without secrets."""
+    """The first line, without secrets."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return redacted(lines[0])[:LONGEST_SENTENCE]
 
 
 def main(name: str, run: str) -> None:
-    """Write what comes on standard input until it ends."""
+    """Write events from standard input until it ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a package prints is no answer
+    os.dup2(2, 1)  # keeps the package's prints out of the answers
 
     def answer(**fact: Any) -> None:
         answers.write(json.dumps(fact) + "\n")
         answers.flush()
 
-    # They are meant for the run, whose last events are to be written.
-    for each in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
-        if hasattr(signal, each):
-            signal.signal(getattr(signal, each), signal.SIG_IGN)
+    # Signals are meant for the run, whose last events must still be written.
+    for signal_name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
+        if hasattr(signal, signal_name):
+            signal.signal(getattr(signal, signal_name), signal.SIG_IGN)
     try:
         with redirect_stdout(sys.stderr):
             remote = REMOTES[name](Path(run), lambda text: answer(said=text))
@@ -327,7 +326,7 @@ def main(name: str, run: str) -> None:
             limit.start()
             remote.close()
         answer(closed=True)
-    except Exception as error:  # noqa: BLE001 - whatever a package raises is its failure, in words
+    except Exception as error:  # noqa: BLE001 - report whatever a package raises
         own = isinstance(error, ExpertError)
         answer(failed=_brief(error) if own else f"{type(error).__name__}: {_brief(error)}")
 
@@ -335,4 +334,4 @@ def main(name: str, run: str) -> None:
 if __name__ == "__main__":
     main(*sys.argv[1:])
     sys.stderr.flush()
-    os._exit(0)  # packages wait at the end for what was given up above
+    os._exit(0)  # packages would wait for what was given up above

@@ -1,7 +1,7 @@
-"""Trackers: readers of events that draw a run's curves elsewhere, and never stop or slow it.
+"""Trackers draw a run's curves elsewhere, from its events, and never stop or slow it.
 
-One row of TRACKERS each, a thread each, and for what is not ours or torch's a process of its own
-(tracker_process.py). The names a manifest may use are `Tracker` of manifest/schema/kinds.py.
+Each is one row of TRACKERS and one thread; third-party packages also run in their own process
+(tracker_process.py). The names for manifests are `Tracker` in manifest/schema/kinds.py.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ CURVES: Mapping[str, Mapping[str, str]] = {
     },
     "epoch": {"loss": "loss/epoch"},
 }
-"""Which fields of which event become which curve; "test" is an evaluation of the test rows."""
+"""The curve for each field of each event; "test" is an evaluation of the test rows."""
 
 FLUSHED_AFTER = frozenset({"eval", "saved", "stopped", "finished"})
 OPENED_BY = frozenset({"started", "resumed"})
 OTHERS_READ = OPENED_BY | FLUSHED_AFTER | {"rolled_back", "fell_back", "failed"}
-"""Events without curves that a tracker is told of; before one of OPENED_BY nothing is written."""
+"""Events without curves that trackers need; nothing is written before one of OPENED_BY."""
 WAITING_EVENTS = 10_000
-"""About 10 MB, kept while a tracker takes nothing."""
+"""About 10 MB, kept while a tracker is not reading."""
 CLOSING_SECONDS = 30.0
-"""For all trackers of a run together, to write what is left."""
+"""For all trackers of a run together, to write the rest."""
 
 
 def points(event: Mapping[str, Any]) -> dict[str, float]:
-    """The values that an event adds to curves, by the name of each curve."""
+    """The values that an event adds to curves, by curve."""
     kind = event.get("event", "")
     shown = "test" if kind == "eval" and event.get("split") == "test" else kind
-    return {  # events hold "nan" and "inf" as text, which float() understands
+    return {  # events contain "nan" and "inf" as text, which float() understands
         curve: float(event[field])
         for field, curve in CURVES.get(shown, {}).items()
         if event.get(field) is not None
@@ -76,15 +76,15 @@ def points(event: Mapping[str, Any]) -> dict[str, float]:
 
 
 class TrackerUnavailable(ExpertError):
-    """A tracker that was asked for cannot be used; training continues without it."""
+    """A requested tracker cannot be used; training continues without it."""
 
 
 class TrackerFailed(Exception):
-    """What the process of a tracker says about its end."""
+    """The failure reported by a tracker's process."""
 
 
 class Writer(Protocol):
-    """What draws; all of it is called by the thread of its tracker, and may raise."""
+    """Draws curves; called only by its tracker's thread, and may raise."""
 
     def write(self, event: Mapping[str, Any]) -> None: ...
     def close(self) -> None: ...
@@ -92,12 +92,12 @@ class Writer(Protocol):
 
 Tell = Callable[[str], None]
 MakeWriter = Callable[[Path, Tell], Writer]
-"""Makes the writer of a run folder, and says by Tell what is worth to know."""
+"""Creates the writer of a run folder; it passes messages for the user to Tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerKind:
-    """What a tracker writes, and with what."""
+    """A tracker's title, package and writer."""
 
     title: str
     package: str
@@ -105,9 +105,9 @@ class TrackerKind:
 
 
 class Tracker:
-    """A reader of events that hands them to a thread; after a failure it warns once and is silent.
+    """Passes events to a thread; after a failure it warns once and does nothing more.
 
-    Whatever it has to say is said by whoever calls it: the thread never emits an event.
+    Warnings are emitted by the calling thread; the tracker's thread never emits an event.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Tracker:
         self._thread.start()
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        """Passes on what the event has to show, without waiting."""
+        """Queue the event if it matters for curves, without waiting."""
         self._speak()
         if self._broken or self._closed:
             return
@@ -143,7 +143,7 @@ class Tracker:
                     self._speak()
 
     def end(self) -> bool:
-        """Ask the thread to write what is left and close; whether it was told."""
+        """Ask the thread to write the rest and close; returns whether it could be asked."""
         if not self._closed:
             with suppress(queue.Full):
                 self._queue.put_nowait(None)
@@ -151,7 +151,7 @@ class Tracker:
         return self._closed
 
     def close(self, ends_at: float | None = None) -> None:
-        """Writes what is left, at most until that moment; events after this are ignored."""
+        """Write the rest, until `ends_at` at most; later events are ignored."""
         until = time.monotonic() + CLOSING_SECONDS if ends_at is None else ends_at
         if not self.end():
             with suppress(queue.Full):
@@ -165,7 +165,7 @@ class Tracker:
         self._speak()
 
     def _work(self) -> None:
-        """In a thread: open, write, close."""
+        """The thread: open, write, close."""
         try:
             while (event := self._queue.get()) is not None:
                 if self._writer is None:
@@ -173,7 +173,7 @@ class Tracker:
                 self._writer.write(event)
             if self._writer is not None:
                 self._writer.close()
-        except Exception as error:  # noqa: BLE001 - curves are no reason to end a run
+        except Exception as error:  # noqa: BLE001 - curves must not end a run
             own = isinstance(error, TrackerFailed | ExpertError)
             if not self._broken:
                 why = str(error) if own else f"{type(error).__name__}: {error}"
@@ -189,7 +189,7 @@ class Tracker:
 
 
 class CurveWriter(Protocol):
-    """What is used of SummaryWriter."""
+    """The part of SummaryWriter that is used."""
 
     def add_scalar(
         self, tag: str, scalar_value: float, global_step: int, walltime: float | None
@@ -199,7 +199,7 @@ class CurveWriter(Protocol):
 
 
 MakeFiles = Callable[[Path, int | None], CurveWriter]
-"""Makes files in a folder; points from the given step on in older files are hidden."""
+"""Creates files in a folder; points from the given step on in older files are hidden."""
 
 
 class TensorBoardWriter:
@@ -212,11 +212,11 @@ class TensorBoardWriter:
     def write(self, event: Mapping[str, Any]) -> None:
         kind = event.get("event", "")
         undone = kind in ("rolled_back", "resumed")
-        if undone:  # the curve continues there; what was undone is hidden
+        if undone:  # the curve continues from there; later points are hidden
             self.close()
         if self._files is None:
             first = int(event.get("to_step", event["step"])) + 1 if undone else None
-            refuse_links(self._folder, below=self._folder.parent)  # each time it is opened
+            refuse_links(self._folder, below=self._folder.parent)  # every time it is opened
             self._files = self._make(self._folder, first)
         for curve, value in points(event).items():
             self._files.add_scalar(curve, value, int(event["step"]), event.get("time"))
@@ -233,14 +233,13 @@ _excepthook: list[Callable[[threading.ExceptHookArgs], object]] = [threading.exc
 
 
 def _thread_ended(about: threading.ExceptHookArgs) -> None:
-    """The thread of TensorBoard that writes keeps what it could not do, and the next curve raises
-    it: a traceback on standard error would tell it twice."""
+    """Ignore TensorBoard's writer thread: it keeps its error, and the next curve raises it, so a
+    traceback on standard error would be a second report."""
     if not type(about.thread).__module__.startswith("tensorboard."):
         _excepthook[0](about)
 
 
 def _summary_writer(folder: Path, first_step: int | None) -> CurveWriter:
-    """Torch's writer of event files."""
     from torch.utils.tensorboard import SummaryWriter
 
     if threading.excepthook is not _thread_ended:
@@ -251,8 +250,8 @@ def _summary_writer(folder: Path, first_step: int | None) -> CurveWriter:
 
 
 class ProcessWriter:
-    """Hands events to a process that has imported somebody else's package: that may print, wait
-    for a network, or crash."""
+    """Passes events to a process that imports a third-party package, which may print, wait for a
+    network, or crash."""
 
     def __init__(self, name: str, run: Path, tell: Tell, command: tuple[str, ...] = ()) -> None:
         own = (sys.executable, "-P", "-m", "expert.telemetry.tracker_process", name, str(run))
@@ -266,24 +265,24 @@ class ProcessWriter:
 
     def close(self) -> None:
         self._child.ask({"event": "close"})
-        if not self._hear(2 * CLOSING_SECONDS):  # by then its tracker has given up
+        if not self._hear(2 * CLOSING_SECONDS):  # by then the tracker has given up
             raise self._ended()
         self._child.stop()
 
     def stop(self) -> None:
-        """End the process, whatever it is doing."""
+        """End the process immediately."""
         self._child.stop()
 
     def _hear(self, seconds: float) -> bool:
-        """Hand on what it says within this time; whether it has ended properly."""
+        """Forward its messages for this long; returns whether it has closed properly."""
         ends_at = time.monotonic() + seconds
-        while said := self._child.next(ends_at):
-            if "failed" in said:
+        while message := self._child.next(ends_at):
+            if "failed" in message:
                 self._child.stop()
-                raise TrackerFailed(str(said["failed"]))
-            if said.get("closed"):
+                raise TrackerFailed(str(message["failed"]))
+            if message.get("closed"):
                 return True
-            self._tell(str(said.get("said")))
+            self._tell(str(message.get("said")))
         return False
 
     def _ended(self) -> TrackerFailed:
@@ -309,13 +308,13 @@ TRACKERS = {
 
 
 def check_installed(name: str) -> None:
-    """Raises TrackerUnavailable where the package of a tracker is missing."""
+    """Raise TrackerUnavailable if a tracker's package is missing."""
     try:
-        if name == "tensorboard":  # here, and not in a thread beside other imports of torch
+        if name == "tensorboard":  # here, not in a thread while torch imports other modules
             import torch.utils.tensorboard  # noqa: F401
-        else:  # a folder of that name, where a run was started, is not the package
-            found = importlib.util.find_spec(TRACKERS[name].package)
-            if found is None or found.origin is None:
+        else:  # a folder of that name in the working directory is not the package
+            spec = importlib.util.find_spec(TRACKERS[name].package)
+            if spec is None or spec.origin is None:
                 raise ImportError(f"No module named {TRACKERS[name].package!r}")
     except (ImportError, ValueError) as error:
         raise TrackerUnavailable(
@@ -325,7 +324,7 @@ def check_installed(name: str) -> None:
 
 
 def open_trackers(names: Iterable[str], run: Path, warn: Callable[[str], None]) -> list[Tracker]:
-    """The trackers of a run that can be opened; a warning for each that cannot."""
+    """The trackers of a run that can be opened; warns about each that cannot."""
     opened = []
     for name in dict.fromkeys(names):
         try:
@@ -338,7 +337,7 @@ def open_trackers(names: Iterable[str], run: Path, warn: Callable[[str], None]) 
 
 
 def close_trackers(trackers: Sequence[Tracker]) -> None:
-    """Write what is left, all within one limit."""
+    """Write the rest, all within one time limit."""
     ends_at = time.monotonic() + CLOSING_SECONDS
     for tracker in trackers:
         tracker.end()

@@ -1,8 +1,8 @@
-"""Checkpoints: whole or not there, verified when written and when read, nothing is unpickled.
+"""Checkpoints: complete or absent, verified when written and read, and never unpickled.
 
 A checkpoint is a published folder, checkpoints/step-000400/: one safetensors file for each group
 of tensors, state.json, and DONE with every file's size and sha256. The newest is found by its
-number, never by a file's time and never by a pointer that could be wrong.
+number, not by a file time or a pointer that could be wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from expert.parallel.engine import Groups
 
 FORMAT = 1
 STATE = "state.json"
-SPACE_FACTOR = 1.2  # what must be free, as a multiple of what a checkpoint takes
+SPACE_FACTOR = 1.2  # required free space, as a multiple of a checkpoint's size
 HEADER_BYTES_PER_TENSOR = 256  # a name of 150 characters, type, shape and offsets as JSON
 STATE_BYTES = 65_536
 IDENTITY = ("model", "adapter", "data", "tokenizer", "batch", "schedule", "seed")
@@ -41,16 +41,16 @@ LATER_IDENTITY = {
     "precision": "the precision",
     "kernels": "the kernels",
 }
-"""What checkpoints of earlier versions do not have, in words."""
+"""Missing from checkpoints of earlier versions; described for the user."""
 SHOWN_CHARACTERS = 60
 
 
 class CheckpointError(ExpertError):
-    """A checkpoint that cannot be written or used: where, what, and what to do."""
+    """A checkpoint cannot be written or used: where, what, and what to do."""
 
 
 class AnotherRun(CheckpointError):
-    """A checkpoint of a run that was started otherwise; `started_with` are the options it had."""
+    """A checkpoint of a run with other settings; `started_with`: the options of that run."""
 
     def __init__(self, text: str, started_with: Sequence[tuple[str, Any]] = ()) -> None:
         super().__init__(text)
@@ -59,17 +59,16 @@ class AnotherRun(CheckpointError):
 
 @dataclass(frozen=True)
 class Found:
-    """The newest checkpoint that verifies, and those that do not, put aside, with the reasons."""
+    """The newest valid checkpoint, and the invalid ones that were renamed, with reasons."""
 
     path: Path | None
     rejected: list[tuple[Path, str]] = field(default_factory=list)
 
 
 def save_checkpoint(folder: Path, step: int, tensors: Groups, state: Mapping[str, Any]) -> Path:
-    """The folder of the new checkpoint, after it was read back and verified.
+    """Write, read back and verify a checkpoint; returns its folder.
 
-    A name that is taken is an error unless the content is the same. A full disk leaves nothing
-    behind.
+    An existing name is an error unless the content is the same. A full disk leaves nothing behind.
     """
     path = folder / checkpoint_name(step)
     try:
@@ -96,7 +95,7 @@ def save_checkpoint(folder: Path, step: int, tensors: Groups, state: Mapping[str
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
-    """Tensors by group on the CPU, and the state; anything but a whole checkpoint is an error."""
+    """Tensors by group on the CPU, and the state; raises unless the checkpoint is intact."""
     fault = damage(path)
     if fault:
         raise _unusable(path, fault)
@@ -109,7 +108,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dic
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The state alone, without a look at the tensors."""
+    """The state without the tensors."""
     try:
         return dict(_decoded(_head(path)["state"]))
     except ValueError as error:
@@ -117,7 +116,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def find_checkpoint(folder: Path) -> Found:
-    """The newest checkpoint that verifies. Newer ones that do not are renamed, never deleted."""
+    """The newest valid checkpoint. Newer invalid ones are renamed, never deleted."""
     rejected: list[tuple[Path, str]] = []
     for step, path in reversed(checkpoints_in(folder)):
         fault = damage(path) or _foreign(path, step)
@@ -128,7 +127,7 @@ def find_checkpoint(folder: Path) -> Found:
 
 
 def put_aside_after(folder: Path, step: int) -> list[Path]:
-    """Rename the checkpoints behind `step`, so that a run which goes back can save them again."""
+    """Rename the checkpoints after `step`, so that a run that goes back can save them again."""
     later = [path for number, path in checkpoints_in(folder) if number > step]
     return [put_aside(path, "old") for path in later]
 
@@ -141,12 +140,12 @@ def prune(
     verified: Path | None = None,
     in_between: Callable[[Path], bool] = lambda path: False,
 ) -> list[Path]:
-    """Delete all but the newest `keep` (None: all) and the protected steps; returns what went.
+    """Delete all but the newest `keep` (None: all) and the protected steps; returns the deleted.
 
-    Those `in_between`, which were saved at no step that checkpoints are due at, do not count and go
-    once there is a newer one. Nothing goes unless the newest verifies; `verified` names one that
-    save_checkpoint has just returned and spares reading it again. What is incomplete neither counts
-    nor goes.
+    Checkpoints `in_between` (saved when none was due) do not count towards `keep` and are deleted
+    once there is a newer one. Nothing is deleted unless the newest verifies; `verified`: one just
+    returned by save_checkpoint, which need not be read again. Incomplete ones neither count nor are
+    deleted.
     """
     assert keep is None or keep >= 1, "the newest checkpoint is never deleted"
     whole = [
@@ -165,7 +164,7 @@ def prune(
 
 
 def bytes_needed(groups: Groups) -> int:
-    """Bytes that a checkpoint of these tensors takes; a tensor with two names counts once."""
+    """Size of a checkpoint of these tensors; a tensor with two names counts once."""
     total = STATE_BYTES
     for named in groups.values():
         kept = [named[name] for name in _names_to_keep(named).values()]
@@ -176,15 +175,14 @@ def bytes_needed(groups: Groups) -> int:
 
 
 def check_space(folder: Path, needed: int, count: int = 1) -> None:
-    """Raise DiskFull before a byte is written where so many checkpoints would not fit at once, the
-    last of them with some room."""
-    there = free_bytes(folder)
-    if there < (count - 1 + SPACE_FACTOR) * needed:
-        raise _disk_full(folder, needed, there, count=count)
+    """Raise DiskFull if `count` checkpoints do not fit on the disk, with a margin for the last."""
+    free = free_bytes(folder)
+    if free < (count - 1 + SPACE_FACTOR) * needed:
+        raise _disk_full(folder, needed, free, count=count)
 
 
 def state_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What makes a run another one, in words, one line a value; empty where it is the same."""
+    """The differences that make it another run, one line each; empty if it is the same."""
     lines: list[str] = []
     for name in (*IDENTITY, *(later for later in LATER_IDENTITY if later in saved)):
         _compare(name, saved.get(name), now.get(name), lines)
@@ -192,7 +190,7 @@ def state_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 
 def not_recorded(saved: Mapping[str, Any]) -> list[str]:
-    """What a checkpoint of an earlier version does not tell of its run, in words."""
+    """What a checkpoint of an earlier version does not record, in words."""
     return [words for name, words in LATER_IDENTITY.items() if name not in saved]
 
 
@@ -212,7 +210,7 @@ def _shown(value: Any) -> str:
 
 
 def _write_group(path: Path, named: Mapping[str, torch.Tensor]) -> None:
-    """One safetensors file; a tensor with several names is written once, the others in the head."""
+    """One safetensors file; of a tensor with several names, one copy and the names as metadata."""
     keep = _names_to_keep(named)
     shared = {name: kept for name, kept in keep.items() if name != kept}
     stored: dict[str, torch.Tensor] = {}
@@ -220,7 +218,7 @@ def _write_group(path: Path, named: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in named.items():
         if name not in shared:
             stored[name] = _own_copy(tensor, used)
-    # One key only: safetensors writes several in an order that changes from call to call.
+    # Only one key: safetensors writes several in an order that changes between calls.
     save_file(stored, path, metadata={"shared": json.dumps(shared)})
 
 
@@ -232,12 +230,12 @@ def _read_group(path: Path) -> dict[str, torch.Tensor]:
     except (SafetensorError, ValueError) as error:
         raise ValueError(f"{path.name}: {error}") from error
     if not isinstance(shared, dict) or not set(shared.values()) <= set(tensors):
-        raise ValueError(f"{path.name}: the names of shared tensors lead nowhere")
+        raise ValueError(f"{path.name}: shared tensor names refer to missing tensors")
     return {**tensors, **{name: tensors[kept] for name, kept in shared.items()}}
 
 
 def _names_to_keep(named: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """For every name the first that shows exactly the same memory: weights that are tied."""
+    """For every name, the first name of exactly the same memory (tied weights)."""
     first: dict[object, str] = {}
     keep = {}
     for name, tensor in named.items():
@@ -247,26 +245,26 @@ def _names_to_keep(named: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def _own_copy(tensor: torch.Tensor, used: set[int]) -> torch.Tensor:
-    """The tensor on the CPU, sharing no memory with those before it, as safetensors wants it."""
-    there = tensor.detach().to("cpu").contiguous()
-    if there.untyped_storage().data_ptr() in used:
-        there = there.clone()
-    used.add(there.untyped_storage().data_ptr())
-    return there
+    """A CPU copy that shares no memory with previous ones, as safetensors requires."""
+    copy = tensor.detach().to("cpu").contiguous()
+    if copy.untyped_storage().data_ptr() in used:
+        copy = copy.clone()
+    used.add(copy.untyped_storage().data_ptr())
+    return copy
 
 
 def _group_file(group: str) -> str:
-    assert group.isidentifier(), f"{group} is no name for a file"
+    assert group.isidentifier(), f"{group} is not a valid file name"
     return f"{group}.safetensors"
 
 
 def _encoded(value: Any) -> Any:
-    """The value for JSON so that it comes back equal; only tuples come back as lists."""
+    """The value as JSON that decodes to an equal value, except that tuples become lists."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     if isinstance(value, Mapping):
-        assert all(isinstance(key, str) for key in value), "JSON has only text for keys"
-        assert value.keys() != {"float"}, "that is how numbers which JSON lacks are written"
+        assert all(isinstance(key, str) for key in value), "JSON keys must be strings"
+        assert value.keys() != {"float"}, "reserved for numbers that JSON does not have"
         return {key: _encoded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_encoded(item) for item in value]
@@ -284,7 +282,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _head(path: Path) -> dict[str, Any]:
-    """What state.json says; ValueError where it is not one of ours."""
+    """The contents of state.json; ValueError if they are not those of a checkpoint."""
     try:
         head = read_object(path / STATE)
         fits = (
@@ -297,7 +295,7 @@ def _head(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         fits = False
     if not fits:
-        raise ValueError(f"{STATE} is not one of a checkpoint of this version")
+        raise ValueError(f"{STATE} is not from a checkpoint of this version")
     for group in head["groups"]:
         if not (path / _group_file(group)).is_file():
             raise ValueError(f"{_group_file(group)} is missing")
@@ -305,16 +303,16 @@ def _head(path: Path) -> dict[str, Any]:
 
 
 def _foreign(path: Path, step: int) -> str:
-    """Why a whole folder is still not the checkpoint of that step, or nothing."""
+    """Why an intact folder is not the checkpoint of that step; empty if it is."""
     try:
-        told = _head(path)["step"]
+        saved = _head(path)["step"]
     except ValueError as error:
         return str(error)
-    return "" if told == step else f"it is the checkpoint of step {told} under another name"
+    return "" if saved == step else f"it is the checkpoint of step {saved} under another name"
 
 
 def put_aside(path: Path, why: str) -> Path:
-    """Rename to .bad-… or .old-…; where that cannot be done it stays, and is passed by again."""
+    """Rename to .bad-… or .old-…; if that fails, it stays and is skipped again next time."""
     number = 1
     aside = path.with_name(f".{why}-{path.name}")
     while os.path.lexists(aside):
@@ -329,7 +327,7 @@ def put_aside(path: Path, why: str) -> Path:
 
 
 def delete(path: Path) -> None:
-    """Take the name away first: a kill halfway leaves nothing that looks like a checkpoint."""
+    """Rename first, so that being killed halfway leaves nothing that looks like a checkpoint."""
     doomed = path.with_name(f".tmp-delete-{path.name}-{os.getpid()}")
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(path, doomed)
@@ -339,18 +337,18 @@ def delete(path: Path) -> None:
 
 def _unusable(path: Path, fault: str) -> CheckpointError:
     return CheckpointError(
-        f"{path}: cannot be used as a checkpoint: {fault}  (resume from another one, or leave the "
-        "choice to Expert: it takes the newest that is whole)"
+        f"{path}: cannot be used as a checkpoint: {fault}  (resume from another one, or let Expert "
+        "choose the newest valid one)"
     )
 
 
 def _disk_full(
-    place: Path, needed: int, free: int, said: str = "too little room", count: int = 1
+    place: Path, needed: int, free: int, problem: str = "too little room", count: int = 1
 ) -> DiskFull:
-    several = f", and {count} of them lie here at once" if count > 1 else ""
+    several = f", and {count} of them are kept at the same time" if count > 1 else ""
     return DiskFull(
-        f"{place}: {said}: a checkpoint needs {gib(needed)}{several}, "
-        f"{gib(math.ceil((count - 1 + SPACE_FACTOR) * needed))} should be free, {gib(free)} are  "
+        f"{place}: {problem}: a checkpoint needs {gib(needed)}{several}, "
+        f"{gib(math.ceil((count - 1 + SPACE_FACTOR) * needed))} should be free, {gib(free)} is  "
         "(make room and resume, keep fewer with training.config.save_total_limit, or save "
         "elsewhere with training.config.output_dir)"
     )

@@ -1,4 +1,4 @@
-"""Loss and accuracy on rows that are not trained on, without keeping logits."""
+"""Loss and token accuracy on held-out rows, without keeping logits."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class EvalResult:
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
     def metric(self, name: str) -> float:
-        """The number that a manifest calls eval_loss, eval_perplexity or eval_token_accuracy."""
+        """The metric that a manifest calls eval_loss, eval_perplexity or eval_token_accuracy."""
         return float(getattr(self, name.removeprefix("eval_")))
 
 
 class NothingToJudge(ExpertError):
-    """Rows of which no token counts: the loss of nothing is not a number."""
+    """No token of the rows counts, so there is no mean loss."""
 
 
 def means_of(loss_sum: float, correct: float, *, targets: int, examples: int) -> EvalResult:
-    """The means of sums that have left the device; NothingToJudge where they are of nothing."""
+    """Means from sums on the host; raises NothingToJudge without targets."""
     if not targets:
         raise NothingToJudge(
-            f"there is nothing to judge by: no token of {counted(examples, 'row')} is an answer "
-            "that comes before max_seq_length  (a larger training.config.max_seq_length, or rows "
+            "nothing to evaluate: no answer token before max_seq_length in "
+            f"{counted(examples, 'row')}  (increase training.config.max_seq_length, or use rows "
             "with answers)"
         )
     return EvalResult(
@@ -66,9 +66,9 @@ def means_of(loss_sum: float, correct: float, *, targets: int, examples: int) ->
 def evaluate(
     engine: Engine, batches: Iterable[Any], *, stop: Callable[[], bool] = lambda: False
 ) -> EvalSums | None:
-    """Go over all batches once; every token counts the same whatever batch it is in.
+    """Evaluate all batches once, every token weighted equally.
 
-    None where `stop` became true on the way: part of the rows is not a result.
+    None if `stop` became true meanwhile: a part of the rows is not a result.
     """
     loss_sum = torch.zeros((), dtype=torch.float64, device=engine.device)
     correct = torch.zeros((), dtype=torch.int64, device=engine.device)

@@ -1,4 +1,4 @@
-"""Gradients to weights: masters in float32, loss scaling for float16, clipping, one optimizer."""
+"""From gradients to weights: float32 master weights, fp16 loss scaling, clipping, optimizer."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from expert.training.optim import (
 
 MODEL, OPTIMIZER = "model", "optimizer"
 LOSS_SCALE = "loss_scale."
-"""How the names of loss scaling's own numbers begin, in the optimizer's group."""
+"""Prefix of the loss scaler's state in the optimizer's group."""
 WARM_UPS = 2
-"""Steps before one is captured: the first makes the moments."""
+"""Steps before the capture: the first one allocates the moments."""
 
 Step = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""With the sum of the losses: the norm of the gradients, and whether the weights were changed."""
+"""From the summed loss to the gradient norm and whether the weights changed."""
 
 
 class OptimizerLearner:
-    """The planned optimizer over the float32 masters of what is trained."""
+    """The planned optimizer over float32 master weights."""
 
     def __init__(
         self,
@@ -47,9 +47,8 @@ class OptimizerLearner:
         capture: Capture | None = None,
         total_norm: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """`capture`: the step is captured with it once gradients stay where they are.
-        `total_norm`: where weights are spread over ranks, the norm of all gradients from the norms
-        of this rank's."""
+        """`capture`: captures the step once gradients stay at their addresses. `total_norm`: with
+        sharded weights, computes the norm of all gradients from this rank's norms."""
         self._total_norm = total_norm
         self._device = device
         self._masters = Masters(named)
@@ -59,34 +58,33 @@ class OptimizerLearner:
         self._scaler = torch.amp.GradScaler(device.type) if loss_scaling else None
         self._losses: Tensor | None = None
         self._captured: CapturedStep | None = None
-        # Only a fused step asks the host for nothing: not even whether the gradients are finite.
+        # Only fused steps never synchronise with the host, not even to check for infinities.
         fused = getattr(self._optimizer, "_step_supports_amp_scaling", False)
         if capture is not None and self._scaler is None and fused:
             self._captured = CapturedStep(self._optimizer, capture, device)
 
     def computing(self) -> list[Tensor]:
-        """What gets gradients from a backward pass: the weights that compute."""
+        """The weights that get gradients from a backward pass."""
         return list(self._computing)
 
     def backpropagate(self, loss: Tensor) -> None:
-        """The gradients of a loss, where the weights that compute have theirs."""
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
     def collect(self, loss: Tensor) -> None:
-        """Add the gradients of this loss to what was accumulated."""
+        """Add the gradients of this loss to the accumulated ones."""
         self._losses = loss if self._losses is None else self._losses + loss
         self._masters.collect()
 
     def take(self, loss: Tensor, gradients: Sequence[Tensor | None]) -> None:
-        """Add gradients that lie elsewhere and will be overwritten there."""
+        """Add gradients from memory that will be overwritten."""
         self._masters.take(gradients)
         self._losses = loss.clone() if self._losses is None else self._losses + loss
 
     def to_sum_over_ranks(self) -> list[Tensor]:
-        """What was accumulated, in the same order on every rank, and the sum of the losses: it
-        says whether the step is taken, which must be the same everywhere."""
+        """The accumulated gradients, in the same order on every rank, and the summed loss: it
+        decides whether the step is applied, which must be the same on all ranks."""
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -95,7 +93,7 @@ class OptimizerLearner:
         return [*(parameter.grad for parameter in self._parameters), self._losses]  # type: ignore[list-item]
 
     def step(self, *, rate: float, max_norm: float) -> Applied:
-        """One step with what was accumulated; none where it is not finite."""
+        """Step with the accumulated gradients, unless they are not finite."""
         if self._captured is not None:
             assert self._losses is not None, "a step of nothing"
             gradients = [parameter.grad for parameter in self._parameters]
@@ -108,12 +106,12 @@ class OptimizerLearner:
         return Applied(grad_norm=norm, applied=applied)
 
     def _step(self, losses: Tensor | None, *, max_norm: float) -> tuple[Tensor, Tensor]:
-        """The norm of the gradients, and whether the weights were changed by them."""
+        """The gradient norm, and whether the weights changed."""
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         norm = clip(self._parameters, max_norm, self._total_norm)
         if losses is not None:
-            norm = norm + 0 * losses  # a loss that is not finite counts like its gradients
+            norm = norm + 0 * losses  # a loss that is not finite also skips the step
         applied = step_if_finite(self._optimizer, norm)
         if self._scaler is not None:
             self._scaler.update()
@@ -121,29 +119,29 @@ class OptimizerLearner:
         return norm, applied
 
     def discard(self) -> None:
-        """Forget what was accumulated; the memory goes back too."""
-        # Those that compute have gradients of their own where a backward pass broke off halfway.
+        """Drop the accumulated gradients and free their memory."""
+        # A backward pass that failed halfway leaves gradients on the computing parameters.
         for parameter in (*self._parameters, *self._computing):
             parameter.grad = None
         self._losses = None
 
     def gradients(self) -> dict[str, Tensor]:
-        """What was accumulated so far, in full precision; valid until the next change."""
+        """The accumulated gradients in full precision; valid until the next change."""
         named = self._masters.named
         return {name: weight.grad for name, weight in named if weight.grad is not None}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What is trained in full precision, and the optimizer's state."""
+        """The trained weights in full precision, and the optimizer state."""
         model = {name: parameter.detach() for name, parameter in self._masters.named}
         state = optimizer_tensors(self._optimizer, self._masters.named)
         if self._scaler is not None:
-            facts = self._scaler.state_dict()
-            state[f"{LOSS_SCALE}scale"] = torch.tensor(facts["scale"], dtype=torch.float64)
-            state[f"{LOSS_SCALE}growth"] = torch.tensor(facts["_growth_tracker"])
+            scaler = self._scaler.state_dict()
+            state[f"{LOSS_SCALE}scale"] = torch.tensor(scaler["scale"], dtype=torch.float64)
+            state[f"{LOSS_SCALE}growth"] = torch.tensor(scaler["_growth_tracker"])
         return {MODEL: model, OPTIMIZER: state}
 
     def load(self, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Go back to what `tensors` gave."""
+        """Restore what `tensors` returned."""
         saved = groups[MODEL]
         self._check_fits(saved)
         with torch.no_grad():
@@ -153,21 +151,23 @@ class OptimizerLearner:
         state = {k: v for k, v in groups[OPTIMIZER].items() if not k.startswith(LOSS_SCALE)}
         load_optimizer_tensors(self._optimizer, self._masters.named, state)
         if self._captured is not None:
-            self._captured.forget()  # its moments lie elsewhere now
-        # A run that fell back to float16 has no scale yet.
+            self._captured.forget()  # the moments have moved
+        # After a fallback to float16, the checkpoint has no scale yet.
         if self._scaler is not None and f"{LOSS_SCALE}scale" in groups[OPTIMIZER]:
-            facts = self._scaler.state_dict()
-            facts["scale"] = float(groups[OPTIMIZER][f"{LOSS_SCALE}scale"])
-            facts["_growth_tracker"] = int(groups[OPTIMIZER][f"{LOSS_SCALE}growth"])
-            self._scaler.load_state_dict(facts)
+            scaler = self._scaler.state_dict()
+            scaler["scale"] = float(groups[OPTIMIZER][f"{LOSS_SCALE}scale"])
+            scaler["_growth_tracker"] = int(groups[OPTIMIZER][f"{LOSS_SCALE}growth"])
+            self._scaler.load_state_dict(scaler)
         self.discard()
 
     def _check_fits(self, saved: Mapping[str, Tensor]) -> None:
-        own = {name: tuple(parameter.shape) for name, parameter in self._masters.named}
-        there = {name: tuple(tensor.shape) for name, tensor in saved.items()}
-        wrong = sorted(name for name in {*own, *there} if own.get(name) != there.get(name))
+        model = {name: tuple(parameter.shape) for name, parameter in self._masters.named}
+        checkpoint = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+        wrong = sorted(
+            name for name in {*model, *checkpoint} if model.get(name) != checkpoint.get(name)
+        )
         if wrong:
-            was, now = (shapes.get(wrong[0], "absent") for shapes in (there, own))
+            was, now = (shapes.get(wrong[0], "absent") for shapes in (checkpoint, model))
             raise StateDoesNotFit(
                 f"{wrong[0]}: saved as {was}, the model has {now}; {len(wrong)} such weights  "
                 "(resume with the model and adapter of the checkpoint)"
@@ -175,10 +175,10 @@ class OptimizerLearner:
 
 
 class CapturedStep:
-    """The step of a fused optimizer whose gradients stay in place: one launch for all weights.
+    """A fused optimizer step as a CUDA graph, once the gradients stay at their addresses.
 
-    Sorting 420 LoRA weights into the lists that fused kernels take costs torch 7 ms of a CPU core
-    each time; the kernels themselves run for less than one on a card.
+    Sorting 420 LoRA weights into the lists that fused kernels need takes torch 7 ms of CPU time per
+    step; the kernels themselves run for less than 1 ms.
     """
 
     def __init__(self, optimizer: Optimizer, capture: Capture, device: torch.device) -> None:
@@ -190,14 +190,14 @@ class CapturedStep:
         self._made: tuple[Made, Replay] | None = None
         optimizer._warned_capturable_if_run_uncaptured = True
         for group in optimizer.param_groups:
-            group["lr"] = self._rate  # what is captured reads it again each time
+            group["lr"] = self._rate  # a tensor, which the graph reads again at every replay
             if device.type == "cuda":
                 group["capturable"] = True
 
     def step(
         self, step: Step, rate: float, losses: Tensor, gradients: Sequence[Tensor | None]
     ) -> tuple[Tensor, Tensor]:
-        """Take a step: directly while gradients move, captured once they have stayed."""
+        """Take a step: directly while gradients move, by the graph once they have stayed."""
         self._rate.fill_(rate)
         self._losses.copy_(losses)
         places = tuple(0 if tensor is None else tensor.data_ptr() for tensor in gradients)
@@ -215,5 +215,5 @@ class CapturedStep:
         return norm.clone(), applied.clone()
 
     def forget(self) -> None:
-        """Capture again: the graph reads memory that is no longer used."""
+        """Capture again: the graph reads memory that is no longer in use."""
         self._times, self._made = 0, None

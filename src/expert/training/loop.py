@@ -1,4 +1,4 @@
-"""The one loop: step; record; time to evaluate? to save? to stop?"""
+"""The training loop: step, record, and evaluate, save or stop when due."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ RowsOf = Callable[[tuple[int, ...]], list[int | str]]
 
 @dataclass(frozen=True, kw_only=True)
 class LoopPlan:
-    """When what happens, all counted in steps; 0 means never."""
+    """When to do what, in steps; 0 means never."""
 
     schedule: Schedule
     max_norm: float
     seed: int
     total_steps: int | None
     steps_per_epoch: int | None
-    """None where an epoch has ended only when the next one begins, as in a stream."""
+    """None if the end of an epoch is only known when the next one starts, as in a stream."""
     eval_every: int
     save_every: int
     save_best: bool
     stability: Stability
     eval_epochs: int = 0
-    """Epochs between evaluations, where epochs are not counted in steps."""
+    """Epochs between evaluations, if epochs are not counted in steps."""
     save_epochs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tools:
-    """What the loop calls when it is time."""
+    """What the loop calls."""
 
     emit: Emit
     recorder: Recorder
     best: BestSoFar
     evaluate: Callable[[int], EvalResult | None]
-    """Evaluates after so many steps; None where a signal came in between."""
+    """Evaluates after this many steps; None if a signal interrupted it."""
     save: Callable[[TrainState, bool], None]
-    """Told whether the manifest asks for one at this step."""
+    """Also gets whether a checkpoint is due by the manifest."""
     reached: Callable[[TrainState], None]
-    """Told of every state, so that it is known when something is raised."""
+    """Gets every new state, so that it is known if an error is raised."""
     stop_requested: Callable[[], int | None]
-    """The exit code of a signal that has come."""
+    """The exit code of a received signal."""
     save_requested: Callable[[], bool] = lambda: False
-    """Whether somebody has asked for a checkpoint since the last time."""
+    """Whether a checkpoint was requested since the last call."""
     rows_of: RowsOf = lambda bins: []
-    """Rows of the data that sequences were made of, as far as that is known."""
+    """The data rows in these packed sequences, if known."""
     same_everywhere: Callable[[Any], Any] = lambda found: found
-    """Given what this rank has found, or None: what any rank has, for all of them to follow."""
+    """Shares a finding of any rank (None if this rank has none) with all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """Why the loop came back: all done, patience at its end, a signal, trouble, a better plan."""
+    """Why the loop ended: finished, out of patience, a signal, trouble, or a better plan."""
 
     finished: bool = False
     early: bool = False
@@ -77,28 +77,28 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """What is to be done between two steps."""
+    """What to do between two steps."""
 
     evaluate: bool = False
     save: bool = False
     asked: bool = False
-    """Somebody has asked for a checkpoint."""
+    """A checkpoint was requested."""
     epoch: int | None = None
-    """The number of the epoch that has just ended."""
+    """The epoch that has just ended."""
     last: bool = False
 
 
 def train(
     engine: Engine, steps: Iterable[Any], state: TrainState, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, Ending]:
-    """Take step after step until something ends it; returns where the run stands and why."""
-    coming = iter(steps)
+    """Take steps until something ends the loop; returns the state and why it ended."""
+    feed = iter(steps)
     state, stop = _between_steps(state, _left_undone(state, plan), plan, tools)
     tools.reached(state)
     while stop is None and (plan.total_steps is None or state.done < plan.total_steps):
         tools.recorder.begin(state.done)
         with tools.recorder.waiting():
-            fed = next(coming, None)
+            fed = next(feed, None)
         if fed is None:
             break
         if plan.steps_per_epoch is None and state.done and fed.update.epoch > state.epoch:
@@ -106,13 +106,13 @@ def train(
             tools.reached(state)
             if stop is not None:
                 break
-            tools.recorder.begin(state.done)  # what the device did since was not this step
+            tools.recorder.begin(state.done)  # the time of the epoch's end is not this step's
         before = state.done
         state, troubles = _one_step(engine, fed, state, plan, tools)
         tools.reached(state)
         moment = replace(_moment(before, state, plan), asked=tools.save_requested())
         if moment != Moment() or tools.stop_requested() is not None:
-            # Read what is still on its way before anything is judged or saved by it.
+            # Read outstanding numbers before they are needed to evaluate or save.
             troubles += tools.recorder.settle()
         stop = _answer(troubles, state, plan, tools)
         if stop is None:
@@ -125,7 +125,7 @@ def train(
     if stop is None:
         state, stop = _ended(state, plan, tools)
     if stop.finished or stop.exit_code is not None:
-        tools.recorder.report_rest()  # after the checkpoint: a resumed run sums its line up whole
+        tools.recorder.report_rest()  # after the checkpoint: a resumed run reports the whole line
     return state, stop
 
 
@@ -168,7 +168,7 @@ def _one_step(
 
 
 def _moment(before: int, state: TrainState, plan: LoopPlan) -> Moment:
-    """What is due now; steps that were passed over may have been the ones it was due at."""
+    """What is due now, also if it was due at steps that were skipped."""
 
     def passed(every: int | None) -> bool:
         return bool(every) and before // every < state.done // every  # type: ignore[operator]
@@ -187,7 +187,7 @@ def _moment(before: int, state: TrainState, plan: LoopPlan) -> Moment:
 def _epoch_ended(
     state: TrainState, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, Ending | None]:
-    """The work at the end of an epoch that was seen to be over only when the next one began."""
+    """Work at the end of an epoch, noticed when the next one started."""
     stop = _answer(tools.recorder.settle(), state, plan, tools)
     if stop is not None:
         return state, stop
@@ -205,7 +205,7 @@ def _epoch_over(state: TrainState, plan: LoopPlan) -> Moment:
 
 
 def _left_undone(state: TrainState, plan: LoopPlan) -> Moment:
-    """The evaluation that a signal kept from happening; a resumed run begins with it."""
+    """An evaluation that a signal prevented; a resumed run starts with it."""
     last = state.done == plan.total_steps
     was_due = due(state.done, plan.eval_every) or (last and _evaluates(plan))
     return Moment(evaluate=state.done > 0 and was_due and state.evaluated != state.done)
@@ -218,16 +218,16 @@ def _evaluates(plan: LoopPlan) -> bool:
 def _answer(
     troubles: list[Trouble], state: TrainState, plan: LoopPlan, tools: Tools
 ) -> Ending | None:
-    """Report every trouble; an Ending with the first one that cannot be skipped."""
-    found = judge(troubles, state, plan.stability, emit=tools.emit, rows_of=tools.rows_of)
-    return Ending(trouble=found[0], verdict=found[1]) if found is not None else None
+    """Report every trouble; an Ending for the first one that cannot be skipped."""
+    unanswered = judge(troubles, state, plan.stability, emit=tools.emit, rows_of=tools.rows_of)
+    return Ending(trouble=unanswered[0], verdict=unanswered[1]) if unanswered is not None else None
 
 
 def judge(
     troubles: list[Trouble], state: TrainState, policy: Stability, *, emit: Emit, rows_of: RowsOf
 ) -> tuple[Trouble, str] | None:
-    """Report every trouble with what the policy says about it: skip, ignore, rollback or stop; the
-    first one that is neither skipped nor ignored, and its verdict."""
+    """Report every trouble with the policy's verdict: skip, ignore, rollback or stop; returns the
+    first one that is neither skipped nor ignored."""
     for trouble in troubles:
         match trouble.what:
             case NotFinite(step=step, bins=bins):
@@ -253,9 +253,9 @@ def _another_plan(tools: Tools) -> Ending | None:
 def _between_steps(
     state: TrainState, moment: Moment, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, Ending | None]:
-    """Evaluate and save when it is time; an Ending where the run is to stop here.
+    """Evaluate and save if due; returns an Ending if the run should stop here.
 
-    Somebody who asks for an end does not wait for an evaluation: it is made up for on resuming.
+    A stop request does not wait for an evaluation; the resumed run catches up on it.
     """
     improved = patience_gone = False
     eval_loss: float | None = None
@@ -274,11 +274,11 @@ def _between_steps(
     exit_code = tools.stop_requested() if state.done else None
     wanted = moment.save or moment.asked or (improved and plan.save_best)
     if wanted or patience_gone or exit_code is not None:
-        kept = tools.recorder
-        state = replace(state, **kept.state())
+        recorder = tools.recorder
+        state = replace(state, **recorder.state())
         with tools.recorder.meter.paused():
             tools.save(state, moment.save)
-        exit_code = tools.stop_requested()  # one that came while saving need not wait
+        exit_code = tools.stop_requested()  # also one that came while saving
     if exit_code is not None:
         return state, Ending(exit_code=exit_code)
     if patience_gone and not moment.last:
@@ -303,7 +303,7 @@ def _report_evaluation(
 
 
 def _ended(state: TrainState, plan: LoopPlan, tools: Tools) -> tuple[TrainState, Ending]:
-    """No step is left. Where nobody knew that the last one was the last, its work is done now."""
+    """No steps are left. If the last one was not known to be the last, finish its work now."""
     stop = _answer(tools.recorder.settle(), state, plan, tools)
     if stop is None and state.done != plan.total_steps:
         tools.recorder.report_rest()

@@ -1,4 +1,4 @@
-"""Optimizers as planned: built, stepped, written down as named tensors and read back bit by bit."""
+"""Builds the planned optimizer, steps it, and saves and restores its state exactly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Named = Sequence[tuple[str, Parameter]]
 EIGHT_BIT = ("adamw_bnb_8bit", "paged_adamw_8bit")
 MOMENTUM = 0.9
 SCRATCH_WEIGHTS = 2**24  # 64 MiB of float32
-# Tables that bitsandbytes' states share: written once, as safetensors wants no memory twice.
+# Lookup tables shared by bitsandbytes' states: saved once, as safetensors refuses shared memory.
 _SHARED = ("qmap1", "qmap2")
 _SHARED_NAME = "shared"
 _STATE_KEYS = {
@@ -32,7 +32,7 @@ _STATE_KEYS = {
     "8-bit": ("step", "state1", "state2", "absmax1", "absmax2"),
     "8-bit, small": ("step", "state1", "state2"),
 }
-# Norms and biases have one dimension; embeddings and soft prompts are told by their names.
+# Norms and biases are one-dimensional; embeddings and soft prompts are recognised by name.
 _EMBEDDING = re.compile(
     r"(?:^|[._])(?:emb(?:ed(?:ding)?s?)?|wte|wpe|(?:soft_?)?prompts?)(?:$|[._])", re.IGNORECASE
 )
@@ -40,22 +40,22 @@ _LOW_RANK_FACTOR = re.compile(r"lora_(?:embedding_)?[AB](?:$|\.)")
 
 
 class OptimizerUnavailable(ExpertError):
-    """The planned optimizer cannot run here; the plan after it names another."""
+    """The planned optimizer cannot run here; recovery chooses another."""
 
     def __init__(self, optimizer: str, reason: str) -> None:
         self.optimizer, self.reason = optimizer, reason
         super().__init__(optimizer, reason)
 
     def __str__(self) -> str:
-        return f"optim: {self.optimizer} cannot run here: {self.reason}  (optim: adamw_torch can)"
+        return f"optim: {self.optimizer} cannot run here: {self.reason}  (use optim: adamw_torch)"
 
 
 class StateDoesNotFit(ExpertError):
-    """Saved optimizer tensors that belong to other parameters or another optimizer."""
+    """Saved optimizer tensors belong to other parameters or another optimizer."""
 
 
 def build_optimizer(named: Named, plan: OptimPlan, *, device: torch.device) -> Optimizer:
-    """The planned optimizer over these parameters, with weight decay on matrices only."""
+    """The planned optimizer for these parameters, with weight decay on matrices only."""
     kind = plan.optimizer
     groups: list[dict[str, Any]] = [
         {"params": [p for name, p in named if decays(name, p)], "weight_decay": plan.weight_decay},
@@ -74,7 +74,7 @@ def build_optimizer(named: Named, plan: OptimPlan, *, device: torch.device) -> O
         except ImportError as error:
             reason = f"bitsandbytes is not installed ({error}): {pip_install('quant')}"
             raise OptimizerUnavailable(kind, reason) from error
-        # Paging moves states between card and host; on a CPU there is nowhere to move them.
+        # Paging moves states between GPU and host memory; on a CPU it has no meaning.
         paged = kind == "paged_adamw_8bit" and device.type == "cuda"
         eight_bit: Optimizer = bitsandbytes.optim.AdamW8bit(
             groups, lr=rate, betas=betas, eps=epsilon, is_paged=paged
@@ -86,8 +86,8 @@ def build_optimizer(named: Named, plan: OptimPlan, *, device: torch.device) -> O
 
 
 class DecoupledSgd(torch.optim.SGD):
-    """SGD whose weight decay shrinks the weights, as AdamW's does; torch's adds it to the gradient,
-    where the momentum multiplies it by ten."""
+    """SGD with decoupled weight decay like AdamW's; torch adds it to the gradient, where momentum
+    multiplies it by ten."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -105,29 +105,30 @@ class DecoupledSgd(torch.optim.SGD):
 
 
 def _try_fused(named: Named) -> None:
-    """Step one weight of every device and type: torch itself would only ask at the first step."""
+    """Try a step for each device and dtype: torch itself would only fail at the first step."""
     for device, dtype in {(parameter.device, parameter.dtype) for _, parameter in named}:
         probe = torch.zeros(1, device=device, dtype=dtype)
         probe.grad = torch.zeros_like(probe)
         try:
             torch.optim.AdamW([probe], fused=True).step()
-        except RuntimeError as error:  # torch names the device or the type it has no kernel for
+        except RuntimeError as error:  # names the unsupported device or dtype
             raise OptimizerUnavailable("adamw_torch_fused", str(error)) from error
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """True for matrices, low-rank factors among them; not for embeddings, norms and biases."""
+    """Whether weight decay applies: to matrices and LoRA factors, not to embeddings, norms and
+    biases."""
     if _LOW_RANK_FACTOR.search(name):
         return True
     # IA3's scales and AdaLoRA's singular values are vectors with a second dimension of one.
-    # Of a weight that is spread over ranks a rank may hold a single row.
+    # A rank may hold a single row of a sharded weight.
     shape = getattr(parameter, "whole_shape", parameter.shape)
     is_matrix = len(shape) >= 2 and min(shape) > 1
     return is_matrix and not _EMBEDDING.search(name)
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """Every group steps with this rate from now on; a host number, so nothing waits."""
+    """Set the learning rate of all groups; a host number, so nothing synchronises."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
@@ -135,18 +136,20 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
 def clip(
     parameters: Iterable[Tensor], max_norm: float, total: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
-    """The norm of all gradients together, on their device; they are scaled down to `max_norm`.
+    """Scale the gradients down to `max_norm` and return their total norm, on their device.
 
-    0 leaves them as they are, and so does a norm that is not finite: what was wrong can be seen.
-    `total`: the norm of all ranks' gradients from the norms of this one's.
+    `max_norm` 0 or a norm that is not finite leaves them unchanged, for diagnosis. `total`:
+    computes the norm over all ranks from this rank's norms.
     """
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
         return torch.zeros(())
     with torch.no_grad():
         norms = torch._foreach_norm(grads, 2, dtype=torch.float32)
-        each = torch.stack(norms)
-        norm: Tensor = torch.linalg.vector_norm(each) if total is None else total(each)
+        norms_tensor = torch.stack(norms)
+        norm: Tensor = (
+            torch.linalg.vector_norm(norms_tensor) if total is None else total(norms_tensor)
+        )
         if max_norm > 0:
             factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(grads, torch.where(torch.isfinite(norm), factor, 1.0))
@@ -154,16 +157,16 @@ def clip(
 
 
 def step_if_finite(optimizer: Optimizer, norm: Tensor) -> Tensor:
-    """Take the step unless the norm of the gradients is not finite; returns whether it was taken.
+    """Step unless the gradient norm is not finite; returns whether the step was applied.
 
-    A step that is not taken changes nothing: no weight, no moment, no count. Fused optimizers
-    decide that on the device; for the others the norm is read back, the one wait in a step.
+    A skipped step changes no weight, moment or counter. Fused optimizers decide on the device; for
+    others the norm is read back, the only synchronisation in a step.
     """
     applied = torch.isfinite(norm)
     if getattr(optimizer, "_step_supports_amp_scaling", False):
-        # As torch's own GradScaler does it: the kernel leaves early where found_inf is 1, and the
-        # count of steps, already raised, is lowered by found_inf again.
-        where = optimizer.param_groups[0]["params"][0].device  # the host's, where it is offloaded
+        # As torch's GradScaler does it: if found_inf is 1, the kernel returns early and the step
+        # counter, already incremented, is decremented by found_inf.
+        where = optimizer.param_groups[0]["params"][0].device  # the host if offloaded
         optimizer.found_inf = (~applied).to(where, torch.float32)  # type: ignore[attr-defined]
         optimizer.grad_scale = None  # type: ignore[attr-defined]
         optimizer.step()
@@ -174,9 +177,9 @@ def step_if_finite(optimizer: Optimizer, norm: Tensor) -> Tensor:
 
 
 def optimizer_tensors(optimizer: Optimizer, named: Named) -> dict[str, Tensor]:
-    """The whole state as tensors called `<parameter>.<key>`, each with memory of its own.
+    """The whole state as tensors named `<parameter>.<key>`, without shared memory.
 
-    They are the live ones: copy them before the next step where they are to outlast it.
+    These are the live tensors: copy them if they must outlive the next step.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in named:
@@ -194,7 +197,7 @@ def optimizer_tensors(optimizer: Optimizer, named: Named) -> dict[str, Tensor]:
 def load_optimizer_tensors(
     optimizer: Optimizer, named: Named, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Put the state back as `optimizer_tensors` gave it; the tensors are copied."""
+    """Restore the state returned by `optimizer_tensors`; the tensors are copied."""
     by_parameter = _split_by_parameter(named, tensors)
     for name, parameter in named:
         if name in by_parameter:
@@ -206,7 +209,7 @@ def load_optimizer_tensors(
         for index, parameter in enumerate(group["params"])
     }
     for name, parameter in named:
-        if name not in by_parameter:  # it has had no gradient yet
+        if name not in by_parameter:  # has not had a gradient yet
             continue
         state = by_parameter[name]
         if _is_eight_bit(optimizer):
@@ -226,24 +229,24 @@ def load_optimizer_tensors(
 
 
 def _fill_eight_bit(
-    made: dict[str, Any], state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+    buffers: dict[str, Any], state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Fill the buffers that bitsandbytes made, which may be paged, instead of replacing them."""
+    """Fill the buffers that bitsandbytes allocated (maybe paged) instead of replacing them."""
     for key, value in state.items():
         if key == "step":
-            made[key] = int(value)
+            buffers[key] = int(value)
         else:
-            made[key].copy_(value)
+            buffers[key].copy_(value)
     for key in _SHARED:
-        if key in made:
-            made[key].copy_(tensors[f"{_SHARED_NAME}.{key}"])
+        if key in buffers:
+            buffers[key].copy_(tensors[f"{_SHARED_NAME}.{key}"])
 
 
 def _split_by_parameter(
     named: Named, tensors: Mapping[str, Tensor]
 ) -> dict[str, dict[str, Tensor]]:
     known = {name for name, _ in named}
-    found: dict[str, dict[str, Tensor]] = {}
+    by_name: dict[str, dict[str, Tensor]] = {}
     for full_name, tensor in tensors.items():
         name, _, key = full_name.rpartition(".")
         if name == _SHARED_NAME and key in _SHARED:
@@ -253,14 +256,14 @@ def _split_by_parameter(
                 f"{full_name}: no parameter of this run is called {name or full_name}  "
                 "(resume with the manifest this checkpoint was written with)"
             )
-        found.setdefault(name, {})[key] = tensor
-    return found
+        by_name.setdefault(name, {})[key] = tensor
+    return by_name
 
 
 def _check_fits(
     optimizer: Optimizer, name: str, parameter: Parameter, state: Mapping[str, Tensor]
 ) -> None:
-    """Raise unless the saved keys and shapes are those this optimizer keeps for the parameter."""
+    """Raise unless the saved keys and shapes are what this optimizer keeps for the parameter."""
     kind = "sgd" if isinstance(optimizer, torch.optim.SGD) else "adamw"
     if _is_eight_bit(optimizer):
         smallest = optimizer.args.min_8bit_size  # type: ignore[attr-defined]
@@ -285,25 +288,25 @@ def _is_eight_bit(optimizer: Optimizer) -> bool:
 
 @dataclass(kw_only=True, eq=False)
 class _Pair:
-    """A parameter that computes in 16 bits, its float32 master and the master's gradient."""
+    """A 16-bit parameter, its float32 master and the master's gradient."""
 
     parameter: Parameter
     master: Parameter
     gradient: Tensor | None = None
-    """Kept between steps: making 504 tensors took 2 ms of each on an H200."""
+    """Kept between steps: allocating 504 tensors took 2 ms per step on an H200."""
 
 
 def _lies_in_another(parameter: Tensor) -> bool:
-    """Whether the rows of a matrix lie apart: also where there is only one of them."""
+    """Whether a matrix is a strided part of another, even if it has only one row."""
     return parameter.dim() == 2 and parameter.stride() != (parameter.shape[1], 1)
 
 
 class Masters:
-    """Float32 copies of parameters that compute in 16 bits; the optimizer steps the copies.
+    """Float32 copies of 16-bit parameters, which the optimizer updates instead.
 
-    A step of 1e-5 on a bfloat16 weight of 1 is rounded away: half its spacing there is 2e-3. The
-    copies keep such steps. A parameter that is float32 already is its own master, unless it is a
-    part of a larger matrix: fused optimizers take gradients that lie as their weights do.
+    A change of 1e-5 to a bfloat16 weight of 1 would be rounded away (half its spacing is 2e-3); the
+    copies keep it. A float32 parameter is its own master, unless it is part of a larger matrix:
+    fused optimizers need gradients with the same strides as their weights.
     """
 
     def __init__(self, named: Named) -> None:
@@ -323,7 +326,7 @@ class Masters:
         self.named = [(name, masters.get(id(parameter), parameter)) for name, parameter in named]
 
     def collect(self) -> None:
-        """Add the parameters' gradients to the masters' in float32 and let go of the former."""
+        """Add the parameters' gradients to the masters' in float32, and free the former."""
         fresh, fresh_grads = list[Tensor](), list[Tensor]()
         sums, more_grads = list[Tensor](), list[Tensor]()
         for pair in self._pairs:
@@ -346,15 +349,15 @@ class Masters:
             self._add(sums, more_grads)
 
     def take(self, gradients: Sequence[Tensor | None]) -> None:
-        """Add gradients of the parameters, in their order, that will be overwritten where they
-        are: a copy is kept of those that would not be copied anyway."""
+        """Add gradients, in the order of the parameters, from memory that will be overwritten;
+        copies those that `collect` does not."""
         fresh, fresh_grads = list[Tensor](), list[Tensor]()
         sums, more_grads = list[Tensor](), list[Tensor]()
         for parameter, gradient in zip(self._computing, gradients, strict=True):
             if gradient is None:
                 continue
             if id(parameter) in self._have_masters:
-                parameter.grad = gradient  # its master takes it from there
+                parameter.grad = gradient  # `collect` adds it to the master
             elif parameter.grad is None:
                 kept = self._kept.setdefault(id(parameter), torch.empty_like(parameter))
                 parameter.grad = kept
@@ -371,10 +374,11 @@ class Masters:
         self.collect()
 
     def _add(self, sums: list[Tensor], grads: list[Tensor]) -> None:
-        """Add by way of a float32 copy, piece by piece.
+        """Add through a float32 copy, in pieces.
 
-        Adding bfloat16 to float32 has no kernel for whole lists: 504 LoRA gradients took 2.9 ms on
-        an H200 one by one, and 0.31 ms copied first. A tensor too large for a piece goes directly.
+        torch has no multi-tensor kernel that adds bfloat16 to float32: 504 LoRA gradients took
+        2.9 ms on an H200 one by one, and 0.31 ms when copied first. Tensors larger than a piece are
+        added directly.
         """
         for piece in pieces([grad.numel() for grad in grads], SCRATCH_WEIGHTS):
             first, size = piece.start, sum(grads[index].numel() for index in piece)
@@ -391,7 +395,7 @@ class Masters:
             torch._foreach_add_([sums[index] for index in piece], copies)
 
     def publish(self) -> None:
-        """Round the masters into the parameters that compute."""
+        """Round the masters into the computing parameters."""
         if self._pairs:
             with torch.no_grad():
                 torch._foreach_copy_(

@@ -1,6 +1,6 @@
-"""Signs that another plan would serve the run better, read from what is measured anyway.
+"""Detects, from measurements made anyway, that another plan would suit the run better.
 
-Nothing here ends a run: where no other plan helps, it continues as it is.
+Nothing here ends a run: if no other plan helps, it continues unchanged.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from expert.training.recovery import DataBound, OutOfMemory, RecompileStorm
 WINDOW_SECONDS = 60.0
 WAITING_SHARE = 0.2
 MOST_RETUNES = 2
-# Feeds that restart start their workers, and a run that begins compiles.
+# A restarted feed starts its workers, and a new run compiles.
 SETTLING_UPDATES = 3
-# Getting memory again after the cache was emptied is usual once; on three log lines in a row it is
-# how every step goes.
+# The allocator may empty its cache once; on three log lines in a row it happens in every step.
 RETRYING_LINES = 3
-# Graphs after the warm-up: a handful are odd last batches, more mean that shapes never repeat.
+# Graphs after the warm-up: a few are odd last batches; more mean that shapes never repeat.
 STORM_GRAPHS = 16
 STORM_WARMUP_UPDATES = 10
 
@@ -26,7 +25,7 @@ Sign = DataBound | OutOfMemory | RecompileStorm
 
 
 class DataWait:
-    """The share of the time in which the device waited for batches, a window at a time."""
+    """The fraction of time that the device waits for batches, in windows."""
 
     def __init__(
         self,
@@ -43,14 +42,14 @@ class DataWait:
         self.restart()
 
     def restart(self) -> None:
-        """A feed begins: what was measured belongs to another one."""
+        """Reset when a new feed starts."""
         self._wall = self._waited = 0.0
         self._settling = SETTLING_UPDATES
 
     def add(self, wall: float, waited: float) -> DataBound | None:
-        """One step's seconds; what to try once a window is full and too much of it was waiting.
+        """Add one step's seconds; returns what to try if too much of a full window was waiting.
 
-        More workers come first. Where the share has grown since, they are in each other's way.
+        The first remedy is more workers. If the fraction has grown since, they compete for cores.
         """
         if self._settling:
             self._settling -= 1
@@ -70,7 +69,7 @@ class DataWait:
 
 
 class Spilling:
-    """Whether the allocator has to give memory back and ask again all the time."""
+    """Detects that the allocator constantly frees its cache and retries."""
 
     def __init__(self) -> None:
         self._last: int | None = None
@@ -78,7 +77,7 @@ class Spilling:
         self._first = 0
 
     def add(self, facts: Mapping[str, Any]) -> OutOfMemory | None:
-        """The facts of a log line; `allocator_retries` counts from the start of the process."""
+        """Add the fields of a log line; `allocator_retries` counts from process start."""
         retries = facts.get("allocator_retries")
         if retries is None:
             return None
@@ -91,24 +90,24 @@ class Spilling:
             return None
         count = retries - self._first
         self._grown, self._first = 0, retries
-        message = f"the allocator had to empty its cache {count} times on {RETRYING_LINES} lines"
+        message = f"the allocator had to empty its cache {count} times in {RETRYING_LINES} lines"
         return OutOfMemory(where="training", message=message)
 
 
 class Recompiling:
-    """Graphs that are compiled although every shape should have been met."""
+    """Counts graphs compiled after every shape should have been seen."""
 
     def __init__(self, graphs: Callable[[], int], *, most: int = STORM_GRAPHS) -> None:
         self._graphs, self._most = graphs, most
         self.restart()
 
     def restart(self) -> None:
-        """The model was built again: it may compile."""
+        """Reset when the model was built again: it may compile."""
         self._warming, self._known, self._storms = STORM_WARMUP_UPDATES, 0, 0
         self._fresh = 0
 
     def forgive(self, count: int) -> None:
-        """Graphs that were due to something else, as to an evaluation."""
+        """Ignore graphs compiled for another reason, such as an evaluation."""
         self._known += count
 
     def count(self) -> int:
@@ -116,11 +115,11 @@ class Recompiling:
 
     @property
     def since_warm_up(self) -> int:
-        """Graphs compiled in steps that should have met every shape."""
+        """Graphs compiled in steps after the warm-up."""
         return self._storms + self._fresh
 
     def add(self) -> RecompileStorm | None:
-        """A step is over."""
+        """Call after every step."""
         if self._warming:
             self._warming -= 1
             self._known = self._graphs()
@@ -134,22 +133,20 @@ class Recompiling:
 
 
 class Pressure:
-    """All of these together; the first sign is kept until somebody takes it."""
+    """All detectors together; the first sign is kept until it is taken."""
 
     def __init__(self, *, data: DataWait, spilling: Spilling, recompiling: Recompiling) -> None:
         self.data, self.spilling, self.recompiling = data, spilling, recompiling
         self._sign: Sign | None = None
 
     def add_times(self, wall: float, waited: float) -> None:
-        """A step was timed."""
         self._sign = self._sign or self.data.add(wall, waited)
 
     def add_facts(self, facts: Mapping[str, Any]) -> None:
-        """A log line was written with these facts."""
         self._sign = self._sign or self.spilling.add(facts)
 
     def taken(self) -> Sign | None:
-        """The sign there is after a step, if any; it is forgotten with this call."""
+        """The sign after a step, if any; clears it."""
         sign = self._sign or self.recompiling.add()
         self._sign = None
         return sign

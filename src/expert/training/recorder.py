@@ -1,4 +1,4 @@
-"""What happened in each step: timed, read late, judged, and told as events."""
+"""Records every step: times it, reads its numbers late, judges them and emits events."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ from expert.training.recovery import LossSpike, NotFinite
 from expert.training.spikes import SpikeWatch
 from expert.training.step import StepStats
 
-# A scale of 65,536 comes down to 1 in 16 halvings; float16 that overflows more often is broken.
+# 16 halvings take a scale of 65,536 down to 1; float16 that overflows more often is broken.
 SCALE_HALVINGS = 20
 
 
 MoreFields = Callable[[int], dict[str, Any]]
-"""Further fields of the event of a step, by its number."""
+"""Additional fields of a step's event."""
 
 
 class Emit(Protocol):
-    """How a fact leaves the run."""
-
     def __call__(self, event: str, *, step: int | None = None, **fields: Any) -> None: ...
 
 
@@ -46,19 +44,19 @@ class StepFacts:
     examples: int
     bins: tuple[int, ...]
     made_seconds: float | None = None
-    """How long somebody worked on its batches; None where processes did."""
+    """Time spent on making its batches; None if worker processes did."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """A step that went wrong, and how many before it, without a gap, changed nothing."""
+    """A step that went wrong; `skips`: consecutive steps before it that changed nothing."""
 
     what: NotFinite | LossSpike
     skips: int = 0
 
 
 class Recorder:
-    """Follows the steps of a run. Numbers of the device arrive one step late."""
+    """Follows the steps of a run. Numbers from the device arrive one step late."""
 
     def __init__(
         self,
@@ -79,10 +77,10 @@ class Recorder:
         self.meter = meter
         self.spikes = spikes
         self.skips = skips
-        """Steps in a row that changed nothing, of those whose numbers have arrived."""
+        """Consecutive steps that changed nothing, of those whose numbers have arrived."""
         self.pressure = pressure
         self.busy_seconds = 0.0
-        """Of the last step that was timed: without waiting for data or for other ranks."""
+        """Of the last timed step, without waiting for data or other ranks."""
         self._emit = emit
         self._timeline = timeline
         self._late = LateNumbers(device)
@@ -99,7 +97,7 @@ class Recorder:
         self._syncs = SyncWatch(device)
 
     def begin(self, step: int) -> None:
-        """A step begins; until its batches are there the device waits."""
+        """Start a step; the device waits until its batches are there."""
         self._timeline.begin(step)
         if self.meter.settled:
             self._syncs.begin()
@@ -110,13 +108,13 @@ class Recorder:
     def end(
         self, facts: StepFacts, stats: StepStats, copied: tuple[Any, Any] | None
     ) -> list[Trouble]:
-        """The step was launched; what is known of earlier ones is told and judged."""
+        """The step was launched: report and judge earlier ones whose numbers have arrived."""
         if copied is not None:
             self._timeline.add_events("copy", *copied)
         self._timeline.end()
-        seen = self._syncs.end()
-        if seen is not None:
-            self._emit("syncs", step=facts.step + 1, count=len(seen), places=sorted(set(seen)))
+        syncs = self._syncs.end()
+        if syncs is not None:
+            self._emit("syncs", step=facts.step + 1, count=len(syncs), places=sorted(set(syncs)))
         self._pending[facts.step] = facts
         self._late.add(facts.step, [stats.loss_sum, stats.grad_norm, stats.applied])
         flops = self._flops_per_token
@@ -136,7 +134,7 @@ class Recorder:
         return self._read(everything=False)
 
     def state(self) -> dict[str, Any]:
-        """Fields of a TrainState that are known here; all numbers should have arrived."""
+        """Fields of TrainState; all numbers should have arrived."""
         return {
             "losses": self.spikes.state(),
             "skips": self.skips,
@@ -144,12 +142,12 @@ class Recorder:
         }
 
     def settle(self) -> list[Trouble]:
-        """Wait for everything that was launched, and judge it."""
+        """Wait for all launched steps, and judge them."""
         return self._read(everything=True)
 
     def report_rest(self) -> None:
-        """A line on the steps since the last one, where there are any: without it a run that is
-        shorter than its log interval would leave nothing to be diagnosed by."""
+        """Emit a line for the steps since the last one, if any: otherwise a run shorter than its
+        log interval would leave nothing to diagnose."""
         unreported, self._unreported = self._unreported, None
         if unreported is not None:
             self._report(*unreported)
@@ -167,9 +165,9 @@ class Recorder:
                 self._dry.append(times.ran_dry)
         troubles = []
         for step, (loss_sum, grad_norm, applied) in self._late.take(everything=everything):
-            found = self._arrived(self._pending.pop(step), loss_sum, grad_norm, bool(applied))
-            if found is not None:
-                troubles.append(found)
+            trouble = self._arrived(self._pending.pop(step), loss_sum, grad_norm, bool(applied))
+            if trouble is not None:
+                troubles.append(trouble)
         return troubles
 
     def _arrived(
@@ -193,18 +191,18 @@ class Recorder:
             if spike is None:
                 if high is not None:
                     stays = self.spikes.test.stays
-                    told = {"loss": high.loss, "median": high.median, "z": high.z, "stays": stays}
-                    self._emit("high_loss", step=facts.step + 1, **told)
+                    fields = {"loss": high.loss, "median": high.median, "z": high.z, "stays": stays}
+                    self._emit("high_loss", step=facts.step + 1, **fields)
                 return None
             return Trouble(what=spike)
         before, self.skips = self.skips, self.skips + 1
         if self._loss_scaling and math.isfinite(loss) and self.skips <= SCALE_HALVINGS:
-            return None  # float16 overflowed: the scale was halved, which is how it is found
+            return None  # float16 overflowed and the scale was halved, as intended
         return Trouble(what=NotFinite(step=facts.step, bins=facts.bins), skips=before)
 
     def _report(self, facts: StepFacts, loss: float, grad_norm: float) -> None:
-        """A line on the steps since the last one; a loss of this one that is not a number is told
-        as it is, not as the mean of the others."""
+        """Emit a line for the steps since the last one; a loss of this step that is not finite
+        replaces the mean."""
         line = self.meter.step_line(facts.step)
         times: dict[str, float | None] = {
             f"time_{name}": seconds for name, seconds in self._phases.items()
@@ -230,5 +228,5 @@ class Recorder:
 
 
 def due(step: int, every: int) -> bool:
-    """True on steps every, 2*every, ...; 0 means never."""
+    """Whether `step` is a multiple of `every`; 0 means never."""
     return every > 0 and step % every == 0

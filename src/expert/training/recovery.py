@@ -1,4 +1,4 @@
-"""What to do about a failure: the next plan to try, with every change written down."""
+"""Chooses the next plan to try after a failure, with a reason for every change."""
 
 from __future__ import annotations
 
@@ -13,31 +13,27 @@ from expert.planning.run_plan import RunPlan
 ATTENTION_AFTER = {"flex": "flash", "flash4": "flash", "flash": "sdpa", "sdpa": "eager"}
 PLAIN_OPTIMIZER = "adamw_torch"
 SWITCHES = ("fused_loss", "compile", "tf32", "cudnn_benchmark", "cuda_graphs")
-"""Kernels that can be left out, and nothing else changes."""
-# More batches ahead than this only hold memory: a loader that is on average too slow stays so.
+"""Kernels that can be switched off without changing anything else."""
+# More prefetched batches only take memory: a loader that is too slow on average stays so.
 MOST_PREFETCHED = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemory:
-    """The device had no room left."""
-
     where: Literal["training", "evaluation", "probe"]
     message: str
     blocks: int | None = None
-    """Blocks of the model, where it was loaded; a plan does not hold them."""
+    """The model's number of blocks, if it was loaded; plans do not contain it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileFailed:
-    """torch.compile raised."""
-
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecompileStorm:
-    """Blocks were compiled again and again for new shapes."""
+    """Blocks were recompiled again and again for new shapes."""
 
     count: int
 
@@ -53,27 +49,23 @@ class KernelUnavailable:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionUnsupported:
-    """The device cannot compute in the planned precision."""
-
     precision: Literal["bf16", "fp16", "fp32"]
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataBound:
-    """The device waited for data during this share of the time."""
+    """The device waited for data for this fraction of the time."""
 
     share: float
     workers: int
     cores: int
     thrashing: bool = False
-    """Workers take the cores from each other or from the step: fewer of them feed faster."""
+    """Workers compete for cores with each other or with the step: fewer would be faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersUnavailable:
-    """No process that makes batches can be started."""
-
     reason: str
 
 
@@ -88,10 +80,10 @@ class NotFinite:
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpike:
-    """Losses far above those before them."""
+    """Losses far above the previous ones."""
 
     step: int
-    """The first of them."""
+    """The first such step."""
     loss: float
     """Of that step."""
     median: float
@@ -113,23 +105,23 @@ Changes = dict[str, Any]
 
 
 def plan_after(plan: RunPlan, failure: Failure) -> RunPlan | None:
-    """The plan to try next, or None where no other plan helps.
+    """The plan to try next; None if no other plan helps.
 
-    The rows of a step never change, so neither does what is learned. Spikes and numbers that are
-    not finite are no fault of the plan: `spikes.Stability` says what happens to the weights.
+    The rows of a step never change, so neither does what is learned. Spikes and values that are not
+    finite are not the plan's fault: `spikes.Stability` decides about those.
     """
     values, because = _answer(plan, failure)
     return plan.with_values(values, because, "fallback") if values else None
 
 
 def changes(before: RunPlan, after: RunPlan) -> list[Decision]:
-    """The decisions of `after` that `before` does not have, in their order."""
+    """The decisions of `after` that are not in `before`."""
     known = {decision.path: decision for decision in before.decisions}
     return [decision for decision in after.decisions if known.get(decision.path) != decision]
 
 
 def _answer(plan: RunPlan, failure: Failure) -> tuple[Changes, str]:
-    """New values by path, and the reason; no values where there is nothing left to try."""
+    """New values by path, and the reason; no values if nothing is left to try."""
     match failure:
         case OutOfMemory(where="evaluation"):
             return _smaller_evaluation(plan, failure)
@@ -153,12 +145,12 @@ def _answer(plan: RunPlan, failure: Failure) -> tuple[Changes, str]:
 
 
 def _smaller_training(plan: RunPlan, failure: OutOfMemory) -> tuple[Changes, str]:
-    """Nothing recorded; then fewer rows at once; then more recomputed; then a 4-bit base where that
-    was left open."""
+    """First no CUDA graphs; then a smaller micro-batch; then more activation checkpointing; then a
+    4-bit base, unless the manifest sets its quantization."""
     micro, sequences = plan.batch.micro_batch, plan.batch.sequences_per_update
     ran_out = f"out of memory in {failure.where} with micro-batch size {micro}"
     because = f"{ran_out}: {_first_line(failure.message)}"
-    if plan.kernels.cuda_graphs:  # what was recorded keeps its memory whatever is tried next
+    if plan.kernels.cuda_graphs:  # graphs would keep their memory whatever is tried next
         return {"kernels.cuda_graphs": False}, because
     if micro > 1:
         share = plan.parallel.share_of(sequences) if sequences is not None else None
@@ -176,7 +168,7 @@ def _smaller_training(plan: RunPlan, failure: OutOfMemory) -> tuple[Changes, str
 
 
 def _more_recomputed(plan: RunPlan, blocks: int | None) -> Changes:
-    """Half of the blocks, then all; a count of None means just that: half, or all."""
+    """Half of the blocks, then all; a count of None means half, or all, of an unknown number."""
     kind, count = plan.kernels.checkpointing, plan.kernels.recomputed_blocks
     if kind == "full":
         return {}
@@ -188,7 +180,7 @@ def _more_recomputed(plan: RunPlan, blocks: int | None) -> Changes:
 
 
 def _may_quantise(plan: RunPlan) -> bool:
-    """True where the manifest left it open, only an adapter learns, and a card has the kernels."""
+    """Whether the manifest left it open, only an adapter is trained, and the GPU has kernels."""
     source = next((d.source for d in plan.decisions if d.path == "model.quantization"), "manifest")
     return (
         source != "manifest"
@@ -223,7 +215,7 @@ def _without_kernel(plan: RunPlan, failure: KernelUnavailable) -> tuple[Changes,
         if kernel not in (PLAIN_OPTIMIZER, "sgd"):
             values = {"optim.optimizer": PLAIN_OPTIMIZER}
     elif kernel in ("triton", "fused_blocks") and kernels.fused_blocks:
-        # Blocks that are not fused are compiled, unless it is Triton that does not run.
+        # Blocks that are not fused are compiled, unless Triton itself does not work.
         values = {"kernels.fused_blocks": False}
         if kernel == "fused_blocks" and plan.data.packing != "none" and kernels.device == "cuda":
             values["kernels.compile"] = True
@@ -233,25 +225,25 @@ def _without_kernel(plan: RunPlan, failure: KernelUnavailable) -> tuple[Changes,
 
 
 def _other_precision(plan: RunPlan, failure: PrecisionUnsupported) -> tuple[Changes, str]:
-    """fp16 with loss scaling on a card, else fp32, in which everything computes."""
+    """fp16 with loss scaling on a GPU, else fp32, which works everywhere."""
     because = f"{failure.precision} cannot run here: {_first_line(failure.reason)}"
     if failure.precision != plan.kernels.precision or failure.precision == "fp32":
         return {}, because
     if failure.precision == "bf16" and plan.kernels.device == "cuda":
         values: Changes = {"kernels.precision": "fp16", "kernels.loss_scaling": True}
-        if plan.kernels.fused_blocks:  # which need adapters of the precision of the base
+        if plan.kernels.fused_blocks:  # they need adapters in the base's precision
             values["kernels.fused_blocks"] = False
         return values, because
     return {"kernels.precision": "fp32", "kernels.loss_scaling": False}, because
 
 
 def _other_loader(plan: RunPlan, failure: DataBound) -> tuple[Changes, str]:
-    """Twice as many workers and batches ahead, up to the cores; half of them where they thrash."""
+    """Twice the workers and prefetched batches, up to the cores; half if they compete."""
     loader = plan.loader
     share = f"{failure.share:.0%} of the time was spent waiting for data"
     if failure.thrashing:
         workers, prefetch = failure.workers // 2, max(1, loader.prefetch // 2)
-        because = f"{share}, with {failure.workers} workers in each other's way"
+        because = f"{share}, with {failure.workers} workers competing for {failure.cores} cores"
     else:
         workers = min(failure.cores, max(1, 2 * failure.workers))
         workers = max(workers, failure.workers)

@@ -1,4 +1,4 @@
-"""The learning rate of every step, as a function of its number alone."""
+"""The learning rate as a pure function of the step."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from expert.planning.run_plan import OptimPlan
 
-# Where a wave touches zero on a real step (cosine with whole waves), this share of the peak is
-# left. A cosine over a million steps ends at 2.5e-12 of its peak, so no usual curve is touched.
+# Where a cosine reaches zero on an actual step (whole waves), this fraction of the peak remains. A
+# cosine over a million steps ends at 2.5e-12 of its peak, so no usual schedule is affected.
 LEAST_SHARE_OF_PEAK = 1e-12
-DEFAULT_COSINE_WAVES = 0.5  # from the peak down to the floor, once
+DEFAULT_COSINE_WAVES = 0.5  # once from the peak down to the floor
 DEFAULT_RESTARTS = 1.0
 DEFAULT_POWER = 1.0
 DEFAULT_POLYNOMIAL_END = 1e-7  # as in transformers
@@ -21,7 +21,7 @@ _OF_ROLLBACKS = ("rate_factor", "restart_warmup_at", "restart_warmup_steps")
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How the rate rises and falls over a run, and what a rollback changed about it."""
+    """The learning-rate curve of a run, including changes by rollbacks."""
 
     kind: str
     peak: float
@@ -29,17 +29,17 @@ class Schedule:
     total_steps: int
     options: Mapping[str, float] = field(default_factory=dict)
     rate_factor: float = 1.0
-    """What every rate is multiplied by; less than one after a rollback."""
+    """Multiplies every rate; below one after a rollback."""
     restart_warmup_at: int | None = None
-    """The step from which the rate rises once more after a rollback."""
+    """The step at which the warm-up after a rollback starts."""
     restart_warmup_steps: int = 0
 
 
 def schedule_of(plan: OptimPlan, total_steps: int) -> Schedule:
-    """The schedule of a plan for a run of so many steps; a ratio of warm-up is rounded up."""
+    """A plan's schedule for a run of `total_steps` steps; a warm-up ratio is rounded up."""
     warmup = plan.warmup_steps or 0
     if plan.warmup_ratio is not None:
-        # 0.07 * 100 is 7.000000000000001 in floating point, and means seven.
+        # 0.07 * 100 is 7.000000000000001 in floating point and should be seven.
         warmup = math.ceil(plan.warmup_ratio * total_steps - 1e-9)
     return Schedule(
         kind=plan.scheduler,
@@ -51,17 +51,17 @@ def schedule_of(plan: OptimPlan, total_steps: int) -> Schedule:
 
 
 def rollbacks_of(schedule: Schedule) -> dict[str, Any]:
-    """What rollbacks have changed, for a checkpoint; the rest is the plan's, which may change."""
+    """Changes by rollbacks, for a checkpoint; the rest comes from the plan, which may change."""
     return {name: getattr(schedule, name) for name in _OF_ROLLBACKS}
 
 
 def with_rollbacks(schedule: Schedule, record: Mapping[str, Any]) -> Schedule:
-    """The schedule of a plan with what `rollbacks_of` wrote down."""
+    """A plan's schedule with the changes saved by `rollbacks_of`."""
     return replace(schedule, **{name: record[name] for name in _OF_ROLLBACKS if name in record})
 
 
 def after_rollback(schedule: Schedule, *, at: int, rate_factor: float, steps: int) -> Schedule:
-    """The same curve, lower by one more factor, reached over `steps` from `at` on."""
+    """The same curve times another factor, with a warm-up of `steps` starting at `at`."""
     return replace(
         schedule,
         rate_factor=schedule.rate_factor * rate_factor,
@@ -71,7 +71,7 @@ def after_rollback(schedule: Schedule, *, at: int, rate_factor: float, steps: in
 
 
 def learning_rate(step: int, schedule: Schedule) -> float:
-    """Rate for the step about to happen; step counts from 0."""
+    """The rate of the next step; `step` counts from 0."""
     rate = _planned_rate(step, schedule) * schedule.rate_factor
     if schedule.restart_warmup_at is None:
         return rate
@@ -82,19 +82,19 @@ def learning_rate(step: int, schedule: Schedule) -> float:
 
 
 def _planned_rate(step: int, schedule: Schedule) -> float:
-    """The rate without what rollbacks changed; past the last step it stays where it ended."""
+    """The rate without rollbacks; past the last step it stays constant."""
     warmup, total, peak = schedule.warmup_steps, schedule.total_steps, schedule.peak
     if step >= total:
         return max(_decayed(1.0, schedule), LEAST_SHARE_OF_PEAK * peak)
     if step < warmup:
         return peak * ((step + 1) / warmup)
-    # The last step is at (n - 1) / n: the floor would only be reached by the one after it.
+    # The last step is at (n - 1) / n: only the one after it would reach the floor.
     done = (step - warmup) / (total - warmup)
     return max(_decayed(done, schedule), LEAST_SHARE_OF_PEAK * peak)
 
 
 def _decayed(done: float, schedule: Schedule) -> float:
-    """The rate after this share, 0 to 1, of the steps that follow the warm-up."""
+    """The rate after this fraction, 0 to 1, of the steps that follow the warm-up."""
     peak, options = schedule.peak, schedule.options
     share: float
     if schedule.kind == "constant":

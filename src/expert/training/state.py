@@ -1,4 +1,4 @@
-"""Where a run stands: everything but the weights, as numbers that JSON holds."""
+"""The state of a run except for its weights, as JSON values."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from expert.training.spikes import Skipped
 
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """The place in the data and in the schedule, and what was seen on the way."""
+    """Position in data and schedule, and statistics so far."""
 
     done: int = 0
-    """Steps behind us: the next one has this number."""
+    """Completed steps, which is also the number of the next one."""
     epoch: int = 0
     place: tuple[int, int, int] | None = None
-    """Epoch, window and step in it from which a stream continues."""
+    """Epoch, window and step in it at which a stream continues."""
     tokens: int = 0
     examples: int = 0
     skipped: Skipped = field(default_factory=Skipped)
-    """Steps that are passed over since a rollback."""
+    """Steps to leave out after a rollback."""
     rollbacks: int = 0
     skips: int = 0
-    """Steps in a row, up to here, that were not finite and changed nothing."""
+    """Consecutive latest steps that were not finite and changed nothing."""
     evaluated: int = 0
-    """Steps that were behind us at the last evaluation."""
+    """Completed steps at the last evaluation."""
     schedule: dict[str, Any] = field(default_factory=dict)
-    """What rollbacks have changed about the rate."""
+    """Changes of the learning rate by rollbacks."""
     best: dict[str, Any] = field(default_factory=dict)
     losses: dict[str, Any] = field(default_factory=dict)
-    """What the watch over loss spikes remembers."""
+    """State of the loss-spike detector."""
     sums: dict[str, Any] = field(default_factory=dict)
-    """What the meter has summed up over this epoch and over the run."""
+    """The meter's sums over this epoch and over the run."""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "skipped": self.skipped.to_json()}

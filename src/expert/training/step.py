@@ -1,4 +1,4 @@
-"""One optimizer step, for everything that is trained here."""
+"""One optimizer step."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from expert.parallel.group import PeerFailed
 
 
 class StepInterrupted(Exception):
-    """Something failed while the weights were being changed; its cause says what.
+    """An error interrupted the optimizer step; see its cause.
 
-    Some may have been changed and others not: the step cannot simply be repeated.
+    Some weights may have changed and others not, so the step cannot simply be repeated.
     """
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class StepStats:
-    """What a step did; the tensors are on the device and are read later."""
+    """Results of a step; the tensors are on the device and read later."""
 
     loss_sum: Tensor
     grad_norm: Tensor
@@ -40,35 +40,35 @@ def train_step(
     max_norm: float,
     targets: int | None = None,
 ) -> StepStats:
-    """Losses summed over target tokens, divided once by those of all ranks, then one change of
-    weights. `targets`: of all ranks, where that is known already."""
+    """Accumulate losses summed over target tokens, divided once by the targets of all ranks, then
+    step. `targets`: of all ranks, if already known."""
     if targets is None:
         (targets,) = engine.total(sum(batch.targets for batch in batches))
     sums = [engine.accumulate(batch, divisor=max(1, targets)) for batch in batches]
     try:
-        done = engine.step(step=step, rate=rate, max_norm=max_norm)
-    except (GraphsUnavailable, PeerFailed):  # before anything was changed
+        result = engine.step(step=step, rate=rate, max_norm=max_norm)
+    except (GraphsUnavailable, PeerFailed):  # raised before any weight changed
         raise
     except Exception as error:
         raise StepInterrupted(f"step {step} failed while changing the weights: {error}") from error
     return StepStats(
         loss_sum=engine.summed(torch.stack(sums).sum()),
-        grad_norm=done.grad_norm,
-        applied=done.applied,
+        grad_norm=result.grad_norm,
+        applied=result.applied,
         targets=targets,
     )
 
 
 def seed_step(seed: int, step: int, rank: int = 0) -> None:
-    """Set every generator for one step.
+    """Seed every generator for one step.
 
-    What is drawn in a step then depends on its number and the rank alone: a resumed run, and one
-    that repeats a step after running out of memory, draw the same, and no random state is saved.
+    Random numbers then depend on seed, step and rank only: resuming, or repeating a step after
+    running out of memory, draws the same ones, and no random state needs saving.
     """
-    named = f"{seed} {step}" if not rank else f"{seed} {step} {rank}"
-    digest = hashlib.sha256(named.encode()).digest()
+    key = f"{seed} {step}" if not rank else f"{seed} {step} {rank}"
+    digest = hashlib.sha256(key.encode()).digest()
     number = int.from_bytes(digest[:8], "little") >> 1
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.manual_seed(number)
-    else:  # that one would format the stack for each kind of device that has not been used yet
+    else:  # torch.manual_seed would format a stack trace for every device type not yet used
         torch.default_generator.manual_seed(number)

@@ -1,4 +1,4 @@
-"""When a run ends before its last step: it no longer improves, or somebody asks."""
+"""Ends a run before its last step: no more improvement, or a signal."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Observation:
     """What an evaluation means for the run."""
 
     improved: bool
-    """The best so far: its checkpoint is the one to keep."""
+    """The best so far, so its checkpoint is kept."""
     stop: bool
-    """Patience is at its end."""
+    """Patience has run out."""
 
 
 class BestSoFar:
-    """Follows one metric; what it remembers goes into a checkpoint as JSON."""
+    """Tracks one metric; its state goes into a checkpoint as JSON."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class BestSoFar:
         self._reference: float | None = state.get("reference")
 
     def state(self) -> dict[str, Any]:
-        """What counting on from here has to know."""
+        """State for a checkpoint."""
         return {
             "best": self.best,
             "best_step": self.best_step,
@@ -55,10 +55,10 @@ class BestSoFar:
         }
 
     def observe(self, step: int, value: float) -> Observation:
-        """Whether this is the best value so far, and whether enough evaluations brought nothing.
+        """Whether this is the best value so far, and whether patience has run out.
 
-        Any gain makes a checkpoint the best. Patience asks for more: a gain of at least the
-        threshold over the last value that renewed it, so that many small gains count together.
+        Any gain makes a checkpoint the best. Patience needs a gain of at least the threshold over
+        the value that last reset it, so that many small gains add up.
         """
         improved = self._gain(value, self.best) > 0
         if improved:
@@ -72,21 +72,21 @@ class BestSoFar:
         return Observation(improved=improved, stop=stop)
 
     def _gain(self, value: float, over: float | None) -> float:
-        """How much better a value is; a value that is not finite is never better than any."""
+        """By how much a value is better; a value that is not finite never is."""
         if not math.isfinite(value):
             return -math.inf
         return math.inf if over is None else self._sign * (value - over)
 
 
 class Signals:
-    """While it is entered, SIGINT, SIGTERM and SIGHUP are requests that the loop sees between
-    steps, and SIGUSR1 one to save, or to save and stop.
+    """Turns SIGINT, SIGTERM and SIGHUP into stop requests that the loop checks between steps, and
+    SIGUSR1 into a request to save, or to save and stop.
 
-    The first is acknowledged at once: until the step is over and saved, seconds may pass. The
-    second signal ends the process at once, unless it is SIGHUP. Handlers can only be set in the
-    main thread; anywhere else nothing is ever requested. A signal that was ignored when the process
-    began, as by `nohup` or in the background, stays ignored. Workers that are forked
-    meanwhile inherit the handlers and leave the answer to the run.
+    The first signal is acknowledged immediately, because finishing and saving the step may take
+    seconds. A second one ends the process immediately, unless it is SIGHUP. Handlers can only be
+    set in the main thread; elsewhere nothing is ever requested. Signals that were ignored at
+    process start, as under `nohup` or in the background, stay ignored. Forked workers inherit the
+    handlers but leave stopping to the run.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class Signals:
         alone: bool = True,
         on_sigusr1: Literal["save", "stop"] = "save",
     ) -> None:
-        """`alone`: False for one of many ranks, to whom a scheduler and whoever started it may both
-        pass one signal on: a second one is then no second request."""
+        """`alone`: False for one of several ranks, which may get the same signal from the scheduler
+        and from the launcher: a second signal is then not a second request."""
         self._alone, self._on_sigusr1 = alone, on_sigusr1
         self.requested: int | None = None
-        """The exit code to end with, 130 for SIGINT and 143 for SIGTERM, once one has come."""
+        """The exit code once a signal has come: 130 for SIGINT, 143 for SIGTERM."""
         self._asked_to_save = False
         self._acknowledge = acknowledge
         self._restore_terminal = restore_terminal
@@ -125,7 +125,7 @@ class Signals:
         traceback: TracebackType | None,
     ) -> None:
         for number, before in self._before.items():
-            # None: the handler was set outside Python and cannot be put back.
+            # None: the handler was set outside Python and cannot be restored.
             signal.signal(number, signal.SIG_DFL if before is None else before)
         self._before.clear()
 
@@ -146,14 +146,14 @@ class Signals:
         os._exit(128 + number)
 
     def take_save(self) -> bool:
-        """Whether a checkpoint was asked for since the last time."""
+        """Whether a checkpoint was requested since the last call."""
         asked, self._asked_to_save = self._asked_to_save, False
         return asked
 
     @staticmethod
     def _in_a_worker(number: int) -> None:
-        """In a process that was forked meanwhile. Ctrl-C reaches every process of a terminal, and
-        it is the run that answers; SIGTERM is how a run ends its workers."""
+        """In a forked worker. Ctrl-C reaches every process of a terminal, and the run handles it;
+        SIGTERM is how a run ends its workers."""
         if number == signal.SIGTERM:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.examples.messages import ROLES
 from expert.data.records import Example
+from expert.manifest.schema.message_names import ROLES
 from tests.data.examples.understood import TEXT, reason_of, turns_of, understood
 from tests.each import each
 from tests.wording import wording

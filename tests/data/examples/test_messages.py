@@ -52,7 +52,7 @@ def learnt_text(template: Any, made: Example, **more: bool) -> list[str]:
 CHATML = named_template("chatml", eos="<|endoftext|>")
 
 
-@each("mask", [{"weight": 0}, {"weight": 0.0}, {"train": False}])
+@each("mask", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"train_on_turn": False}])
 @each("template", [CHATML, family("chatml"), family("thinking")])
 def test_an_answer_of_no_weight_is_read_and_not_learnt(template, mask):
     segments = template.segments(example_in({"messages": talk(**mask)}))
@@ -153,12 +153,14 @@ def test_fields_that_are_not_read_are_known():
         {"role": "assistant", "content": "b", "ts": 1},
     ]
     assert unused_fields(said) == ["id", "ts"]
+    assert unused_fields([{"role": "user", "name": "Ann", "content": "Q"}]) == ["name"]
+    assert unused_fields([{"role": "user", "name": None, "content": "Q", "refusal": None}]) == []
 
 
 def test_prepared_messages_of_an_earlier_reading_are_not_taken_for_these():
     assert str(MESSAGES) == (
         "Columns(kind='messages', instruction='', input='', response='', system='', text='', "
-        "messages='messages', read=3)"
+        "messages='messages', read=4)"
     )
     row = {"instruction": "a", "output": "b"}
     assert str(understand(list(row), row)) == (

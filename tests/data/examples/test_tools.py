@@ -215,5 +215,40 @@ def test_words_beside_a_call_that_a_template_leaves_out_are_warned_of():
         [(row, family(SILENT)), (thoughts, family(SILENT)), (row, chatml())], 1
     ):
         made = example_in(given)
-        split.note_silent_calls(made, template.segments(made), f"rows.jsonl:{line}")
-    assert split.warnings() == [wording("train-example-with-words")]
+        split.note_doubts(made, template.segments(made), f"rows.jsonl:{line}")
+    assert split.warnings() == [
+        wording("train-examples-with-reasoning"),
+        wording("train-example-with-words"),
+    ]
+
+
+def test_reasoning_of_earlier_answers_that_a_template_leaves_out_is_warned_of():
+    """Qwen3 writes only the last: the earlier ones would teach to answer without reasoning."""
+    last_only = family(
+        "{%- for m in messages %}<h>{{ m.role }}</h>{{ m.content if loop.last else "
+        "m.content.split('</think>')[-1] }}<e>{% endfor %}"
+        "{%- if add_generation_prompt %}<h>assistant</h>{% endif %}"
+    )
+    ask, think = {"role": "user", "content": "Q"}, "<think>\nHm {}.\n</think>\n\nA."
+    answers = [{"role": "assistant", "content": think.format(n)} for n in (1, 2)]
+    split = SplitReport("train")
+    for line, said in enumerate(([ask, answers[0]], [ask, answers[0], ask, answers[1]]), 1):
+        made = example_in({"messages": said})
+        split.note_doubts(made, last_only.segments(made), f"rows.jsonl:{line}")
+    assert split.warnings() == [wording("train-example-with-reasoning")]
+
+
+def test_a_function_beside_its_type_is_written_once():
+    row = {**OPENAI, "tools": [{"type": "function", "name": "weather", "parameters": {}}]}
+    [tool] = json.loads(example_in(row).tools)
+    assert tool == {"type": "function", "function": {"name": "weather", "parameters": {}}}
+
+
+def test_nulls_that_a_table_puts_into_calls_are_warned_of():
+    row, split = json.loads(json.dumps(OPENAI)), SplitReport("train")
+    for line, key in enumerate(("required", "default"), 1):
+        row["tools"][0]["function"]["parameters"] = {"type": "object", key: None}
+        made = example_in(row)
+        split.note_doubts(made, chatml().segments(made), f"rows.jsonl:{line}")
+    [warning] = split.warnings()
+    assert wording("null-in-tools") in warning

@@ -251,10 +251,11 @@ def test_the_edge_of_a_block_changes_nothing(block, monkeypatch, tmp_path):
         ('[{"a": 1}]\n[{"a": 2}]', wording("more-after-array-one")),
         ("hello", wording("neither-array-nor-object")),
         ('{"train": [],\n "test": []}', wording("object-has-no-array")),
+        ('{"data": [{"a": 1}], "v": 2,\n "test": [{}]}', wording("rows-under-test")),
+        ('{"test": [{}],\n "v": 2, "data": []}', wording("rows-under-test")),
         ('{"train": [1,\n 2', wording("file-no-whole-json")),
         ('{"a": "\\u0000"}', wording("nul-character-in-mend")),
     ],
-    ids=["cut", "cut_after_comma", "bracket", "two", "word", "no_data", "cut_object", "nul"],
 )
 def test_a_json_file_that_is_no_array_of_rows_is_refused(content, text, tmp_path):
     assert refusal(written(tmp_path, "a.json", content)) == text

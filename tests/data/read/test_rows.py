@@ -9,6 +9,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -67,6 +68,21 @@ def test_a_row_knows_its_file_and_the_line_it_starts_on(name, lines):
     found = list(read_rows(FILES / name))
     assert [row.line for row in found] == lines
     assert {row.file for row in found} == {str(FILES / name)}
+
+
+@each("name", ["a.parquet", "a.arrow"])
+def test_a_call_in_a_table_has_no_arguments_of_other_calls(name, tmp_path):
+    """A struct has the keys of all rows, and null where a row has none."""
+
+    def calling(**arguments: int) -> dict[str, Any]:
+        call = {"function": {"name": "f", "arguments": arguments}}
+        tools = [{"name": "f", "parameters": {key: {"type": "integer"} for key in arguments}}]
+        return {"messages": [{"role": "assistant", "tool_calls": [call]}], "tools": tools}
+
+    rows = [{**calling(x=1), "note": {"a": None, "b": 1}}, {**calling(y=2), "note": {"a": 1}}]
+    write(tmp_path / name, rows)
+    rows[1]["note"] = {"a": 1, "b": None}  # what is no call is as it is
+    assert good(tmp_path / name) == rows
 
 
 def test_plain_text_is_one_row_with_plain_line_ends(tmp_path):

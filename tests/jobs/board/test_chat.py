@@ -68,6 +68,7 @@ def loaded(folder: Path) -> Iterator[Asked]:
     child = child_of(asked)
     child.process.stdin.close()  # as the system does when the board is killed
     until(lambda: not child.is_running)
+    until(lambda: not child._log.parent.exists())
     assert contents(folder) == before  # nothing of the run, and nothing beside it
 
 

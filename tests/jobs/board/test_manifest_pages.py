@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,15 @@ import pytest
 
 from expert.jobs.board import new_page
 from expert.jobs.board.actions import FOLDER, NotDone
-from expert.jobs.board.manifest_page import CONFIG, GROUPS, keys, manifest_page, settings_in
+from expert.jobs.board.manifest_page import (
+    CONFIG,
+    GROUPS,
+    SECTIONS,
+    manifest_page,
+    settings_in,
+)
+from expert.manifest.explain import explain
+from expert.manifest.reader import read_manifest
 from tests.each import each
 from tests.jobs.board.boards import ACTION, Asked
 
@@ -49,16 +58,18 @@ def test_rows_that_are_sent_become_an_expert_and_nothing_is_left_over(made):
 def test_the_form_has_every_key_with_what_the_manifest_says(made):
     page = made.page(f"/manifest/{made.id_of('demo', 'manifest')}")
     names = set(re.findall(r'name="([^"]+)"', page))
-    of_entries = ("base_models", "soft_prompts", "tasks")  # as many as the manifest has
-    plain = {one.path for _, one in keys() if not any(word in one.path for word in of_entries)}
-    assert len(plain) > 120
-    assert plain <= names
-    assert {"base_models[0].name", "base_models[0].quantization"} <= names
-    assert not [name for name in names if name.startswith("soft_prompts")]
+    of_entries = ("[]", "<name>")  # as many as the manifest has
+    plain = {one.path for one in explain() if not any(mark in one.path for mark in of_entries)}
+    assert len(plain) > 140
+    assert plain - names == set(SECTIONS)
+    assert {"base_models[0].name", "base_models[0].adapters"} <= names
+    assert not [name for name in names if name.startswith("soft_prompts[")]
     shown = re.findall(r"<summary>([^<]+) <small>", page)
-    assert shown == [title for prefix, title in GROUPS if prefix != "soft_prompts"]
+    assert shown == [title for _, title in GROUPS]
     assert 'value="rtx-4090"' in page
     assert 'name="training.config.max_seq_length"' in page
+    assert '<select name="training.config.packing"' in page
+    assert not re.search('<select name="[^"]*(limit|size)"', page)  # of which "16GB" is an example
     assert 'data-was="512"' in page
 
 
@@ -71,6 +82,8 @@ def test_entries_of_lists_and_objects_have_their_own_fields(made):
     assert 'name="soft_prompts[1].name"' in page
     weight = page.partition('name="training.dataset.tasks.sums.weight"')[2].partition(">")[0]
     assert 'data-was="2.0"' in weight
+    whole = page.partition('name="training.dataset.tasks" ')[2].partition("</textarea>")[0]
+    assert json.loads(html.unescape(whole.partition(">")[2])) == tasks
 
 
 def test_the_plan_is_that_of_the_card_and_of_what_was_typed(made):
@@ -80,15 +93,50 @@ def test_the_plan_is_that_of_the_card_and_of_what_was_typed(made):
     assert "GeForce RTX 4090" in told
     assert "7.0 epochs" in told
     assert "bf16 tensor cores" in told
-    wrong = made.post(place, {"set": {f"{CONFIG}batch_size": "many"}}).json()["html"]
-    assert "batch_size" in wrong
-    assert "Steps" not in wrong
+    wrong = made.post(place, {"set": {f"{CONFIG}batch_size": "many"}}).json()
+    assert "batch_size" in wrong["html"]
+    assert "Steps" not in wrong["html"]
+    assert wrong["wrong"] == [f"{CONFIG}batch_size"]
+
+
+def test_an_object_is_typed_whole_and_held_to_the_schema(made):
+    place = f"/manifest/{made.id_of('demo', 'manifest')}/plan"
+    typed = {
+        "soft_prompts": "- name: lead\n  tokens: 4",
+        f"{CONFIG}lr_scheduler_kwargs": '{"min_lr": 1e-6}',
+        "evaluation": "{rows: [1, 2]}",
+        f"{CONFIG}epochs": "7",
+    }
+    good = made.post(place, {"set": typed}).json()
+    assert "7.0 epochs" in good["html"], good
+    assert good["wrong"] == []
+    faults = {"soft_prompts": "- tokens: 4", f"{CONFIG}lr_scheduler_kwargs": "{min_lr: soon}"}
+    bad = made.post(place, {"set": {**typed, **faults}}).json()
+    assert sorted(bad["wrong"]) == sorted(faults)
+    broken = made.post(place, {"set": {"author": "{name: "}}).json()
+    assert broken["wrong"] == ["author"]
+    assert "YAML" in broken["html"]
+
+
+def test_what_is_deleted_from_an_object_is_gone(made):
+    found = made.board.places.manifests()[0]
+    text = found.path.read_text(encoding="utf-8")
+    given = {**json.loads(text), "routing": {"one": 1, "other": 2}}
+    found.path.write_text(json.dumps(given), encoding="utf-8")
+    try:
+        read = read_manifest(
+            found.path, overrides=settings_in({"set": {"routing": "one: 3"}})[1::2]
+        )
+    finally:
+        found.path.write_text(text, encoding="utf-8")
+    assert read.manifest.routing == {"one": 3}
 
 
 @each(("path", "value", "word"), [
     (f"{CONFIG}epochs", "7", "7"), (f"{CONFIG}epochs", "", "null"), ("license", "", "null"),
     ("description", "", '""'), ("description", "a: #b", '"a: #b"'), ("tags", "[a, b]", "[a, b]"),
-    ("base_models[0].quantization", "int4", "int4"),
+    ("base_models[0].quantization", "int4", "int4"), ("soft_prompts", "", "[]"),
+    ("base_models", "[tiny]", "[tiny]"),
 ])  # fmt: skip
 def test_what_is_typed_is_given_to_set_as_what_the_key_takes(path, value, word):
     assert settings_in({"set": {path: value}}) == ["--set", f"{path}={word}"]
@@ -102,7 +150,8 @@ def test_rows_are_shown_as_the_model_sees_them(made):
 @each("given", [
     {"set": []}, {"set": {"nothing": "1"}}, {"set": {"name": 1}}, {"set": {"name": "x" * 999}},
     {"set": {"name=1 --json": "1"}}, {"set": {"training.dataset.tasks.a=b.train": "1"}},
-    {"set": {"base_models[0]": "1"}}, {"set": {f"k{n}": "" for n in range(99)}},
+    {"set": {"base_models[0]": "1"}}, {"set": {"training": "{}"}},
+    {"set": {"author": "x" * 99_999}}, {"set": {f"k{n}": "" for n in range(99)}},
 ])  # fmt: skip
 def test_settings_that_the_form_does_not_have_are_refused(given, made):
     with pytest.raises(NotDone):

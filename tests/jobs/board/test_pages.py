@@ -321,7 +321,7 @@ def test_a_run_that_continues_sends_its_new_numbers(folder):
     (("training.config.packing=true",), "training:\n  config:\n    packing: true"),
     (("training.config.a=8", "training.config.b=auto"),
      "training:\n  config:\n    a: 8\n    b: auto"),
-    (("training.x=a: b",), 'training:\n  x: "a: b"'),
+    (("training.x=a: b",), "training:\n  x: 'a: b'"),
     ((), ""),
 ])  # fmt: skip
 def test_a_fix_is_copied_as_lines_of_a_manifest(overrides, text):

@@ -266,6 +266,14 @@ CHATS = {
         {"conversations": [{"from": "system", "value": "S."}, human(ASK), gpt(ANSWER)]},
         exchange(ASK, ANSWER, "S."),
     ),
+    "sharegpt with a system column and another system turn": twice(
+        {
+            "conversations": [{"from": "system", "value": "S."}, human(ASK), gpt(ANSWER)],
+            "system": "Other.",
+        },
+        exchange(ASK, ANSWER, "S."),
+        warned=wording("system-not-read-where"),
+    ),
     "sharegpt that begins with an answer": twice(
         {"conversations": [gpt(ANSWER)]}, refused=wording("answer-to-no")
     ),
@@ -281,6 +289,26 @@ CHATS = {
         },
         [("user", ASK), ("assistant", "weather"), ("tool", "Rain."), ("assistant", ANSWER)],
         "json",
+    ),
+    "hermes calls in the text": twice(
+        {
+            "conversations": [
+                human(ASK),
+                gpt('<tool_call>{"name": "weather"}</tool_call>'),
+                {"from": "tool", "value": "Rain."},
+                gpt(ANSWER),
+            ]
+        },
+        refused=wording("give-the-result-the"),
+    ),
+    "a conversation under another name": twice(
+        {"id": 1, "talk": TALK}, refused=wording("reads-its-conversations")
+    ),
+    "messages as Python writes them": twice(
+        {"prompt": ASK, "messages": str(TALK)}, kind="csv", refused=wording("holds-no-messages")
+    ),
+    "speakers under another name": twice(
+        {"conversations": [{"speaker": "A", "text": ASK}]}, refused=wording("no-role-says")
     ),
     "ultrachat": twice(
         {"prompt": ASK, "prompt_id": "1", "messages": TALK},
@@ -456,6 +484,35 @@ QUERIES = {
         options=("--map", "response=answers"),
         warned=wording("not-trained-on-tools"),
     ),
+    "calls as answers, tools mapped": twice(
+        {"query": ASK, "tools": '[{"name": "weather"}]', "answers": '[{"name": "weather"}]'},
+        [("user", ASK), ("user", '"function": {"name":'), ("assistant", '[{"name": "weather"}]')],
+        "json",
+        options=("--map", "response=answers", "tools=tools"),
+    ),
+    "prompts and completions with tools": twice(
+        {"prompt": [user(ASK)], "completion": [assistant(ANSWER)], "tools": [{"name": "weather"}]},
+        [("user", ASK), ("user", '{"name": "weather"}'), ("assistant", ANSWER)],
+    ),
+    "multiple choice": twice(
+        {"question": ASK, "passage": INPUT, "choices": ["Nile", "Ucayali"], "answer": 1},
+        exchange(ASK, "1"),
+        warned=wording("not-read-choices"),
+    ),
+    "several answers": twice(
+        {"question": ASK, "rationale": INPUT, "output": ANSWER2, "response": ANSWER},
+        exchange(ASK, ANSWER),
+        warned=wording("not-read-solution"),
+    ),
+    "splits in a column": of_lines(
+        {"prompt": ASK, "completion": ANSWER, "split": "train"},
+        {"prompt": ASK2, "completion": ANSWER2, "split": "test"},
+        said=PLAIN_BOTH,
+        warned=wording("not-read-split"),
+    ),
+    "answers as objects": twice(
+        {"prompt": ASK, "completion": {"river": ANSWER}}, refused=wording("as-json-text-option")
+    ),
     "squad": twice(
         {"context": INPUT, "question": ASK, "answers": {"text": ["x"], "start": [0]}},
         refused=wording("no-column-holds"),
@@ -475,9 +532,21 @@ TEXTS = {
         {"text": "It has [Calculator(2+2) → 4] banks."},
         [("text", "It has [Calculator(2+2) → 4] banks.")],
     ),
-    "texts with labels": twice({"text": ASK, "label": 1}, [("text", ASK)]),
+    "texts with labels": twice(
+        {"text": ASK, "label": 1}, [("text", ASK)], warned=wording("not-read-label")
+    ),
+    "texts with turns": twice(
+        {"text": f"### Human: {ASK}### Assistant: {ANSWER}"},
+        [("text", ASK)],
+        warned="template remnant ### Human:",
+    ),
     "texts in a column of another name": twice(
         {"content": ASK}, [("text", ASK)], options=("--map", "text=content")
+    ),
+    "empty cells of pandas": twice(
+        {"instruction": ASK, "input": "nan", "output": ANSWER},
+        exchange(f"{ASK}\n\nInput:\nnan", ANSWER),
+        warned="placeholder nan in",
     ),
     "placeholders": twice(
         {"prompt": "Greet {{name}}.", "completion": "Hello!"},
@@ -486,10 +555,12 @@ TEXTS = {
     ),
 }
 
+POINTER = plain("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
 TABLES = {
     "csv": Shape("a.csv", table(ALPACA), BOTH),
     "csv with a mark": Shape("a.csv", table(ALPACA, encoding="utf-8-sig"), BOTH),
     "csv with semicolons": Shape("a.csv", table(ALPACA, ";"), BOTH),
+    "csv with bars": Shape("a.csv", table(ALPACA, "|"), BOTH),
     "tsv": Shape("a.tsv", table(ALPACA, "\t"), BOTH),
     "csv in UTF-16": Shape("a.csv", table(ALPACA, encoding="utf-16"), BOTH),
     "csv in cp1252": Shape(
@@ -498,6 +569,9 @@ TABLES = {
         refused=wording("save-the-file-as"),
     ),
     "a spreadsheet": Shape("a.xlsx", sheet(ALPACA), BOTH),
+    "a pointer to a spreadsheet": Shape("a.xlsx", POINTER, refused=wording("only-the-pointer")),
+    "a pointer to a table": Shape("a.parquet", POINTER, refused=wording("only-the-pointer")),
+    "a pointer to packed rows": Shape("a.jsonl.gz", POINTER, refused=wording("only-the-pointer")),
 }
 
 MEDIA = {

@@ -7,9 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import torch
 
 from expert.jobs.serve.app import Entry, Limits, make_app
@@ -17,6 +16,9 @@ from expert.jobs.serve.engine import Engine
 from expert.jobs.serve.listen import bound
 from expert.jobs.serve.models import load_models
 from expert.jobs.serve.serve import server_of
+
+if TYPE_CHECKING:
+    import openai
 
 
 @dataclass
@@ -29,6 +31,8 @@ class Served:
 
     @property
     def client(self) -> openai.OpenAI:
+        import openai
+
         return openai.OpenAI(base_url=f"{self.address}/v1", api_key="-", max_retries=0)
 
     @property

@@ -229,10 +229,9 @@ def test_a_prompt_that_memory_has_no_room_for_ends_no_answer_but_its_own(monkeyp
     monkeypatch.setattr(answer_steps, "read", cramped)
     large = Question(model="demo", turns=(Turn("user", "word " * 42),), seed=5)
 
-    async def both() -> tuple[Any, Finished]:
-        return await asyncio.gather(
-            last_of(engine, large), last_of(engine, asked(11)), return_exceptions=True
-        )
+    async def both() -> list[Any]:
+        each = [last_of(engine, large), last_of(engine, asked(11))]
+        return await asyncio.gather(*each, return_exceptions=True)
 
     try:
         failed, answered = asyncio.run(both())
@@ -260,7 +259,7 @@ def test_an_answer_that_has_ended_is_not_repeated_for_a_row_that_memory_ran_out_
     take = lane.Row.take
 
     def told(row: Any, token: int) -> bool:
-        over = take(row, token)
+        over: bool = take(row, token)
         ended.extend(["over"] if over else [])
         return over
 

@@ -15,6 +15,7 @@ from expert.jobs.export.export import export
 from expert.jobs.sample.sample import sample
 from expert.jobs.serve.models import load_models
 from expert.run.stored.load import AnotherBase
+from tests.core.test_publish import in_hub_cache
 from tests.jobs.runs import base_model, place
 from tests.jobs.serve.served import served
 from tests.jobs.trained_runs import finished, finished_characters
@@ -54,7 +55,8 @@ def test_an_adapter_and_a_merged_folder_answer_as_their_run_does(tmp_path):
         exported("adapter"), tmp_path / "earlier", "export.json", b'{"dtype": "fp32"}'
     )
     (alone,) = sample(finished("lora"), [PROMPT], device="cpu").samples
-    places = [f"adapter={exported('adapter')}", f"dora={exported('adapter', 'dora')}",
+    cached = in_hub_cache(tmp_path, exported("adapter"))
+    places = [f"adapter={cached}", f"dora={exported('adapter', 'dora')}",
               f"merged={merged}", f"earlier={earlier}"]  # fmt: skip
     with served(*places) as here:
         asked: Any = [{"role": "user", "content": PROMPT}]

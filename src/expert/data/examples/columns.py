@@ -46,10 +46,22 @@ CHANGES_WHAT_IS_SAID = frozenset(
     {
         *(*INPUT_COLUMNS, *SYSTEM_COLUMNS, *MESSAGE_COLUMNS, *TOOL_COLUMNS, *USUAL_REQUESTS),
         *("history", "weight", "loss_weight", "reasoning", "reasoning_content", "thinking"),
+        *("split", "mask", "train", "is_correct", "correct", "approved", "reward"),
     }
 )
 """Columns that are worth a warning where rows fill them and nothing is read from them."""
-MESSAGES_READ = 3
+BESIDE_AN_EXCHANGE = frozenset(
+    {
+        *(*RESPONSE_COLUMNS, "answers", "target", "targets", "label", "labels", "label_text"),
+        *("summary", "highlights", "solution", "code", "translation", "intent", "sentiment"),
+        *("entities", "ner_tags", "choices", "options", "endings", "passage", "passages"),
+        *("article", "document", "documents", "contexts", "paragraph", "background"),
+        *("knowledge", "evidence", "dialogue", "rationale", "explanation", "thought", "thoughts"),
+        *("cot", "complex_cot", "chain_of_thought"),
+    }
+)
+"""As well, but not where the rows are conversations: those hold it all."""
+MESSAGES_READ = 4
 """Changes with how messages are understood: tokens that were prepared before are not reused."""
 PREFERRED, ALL = "preferred", "all"
 """Values of training.dataset.preference_rows: only supervised fine-tuning is built, but the
@@ -62,6 +74,8 @@ _PAIRS = (
 _LABELS = ("label", "kto_tag")
 _OPTIONAL = ("input", "system", "tools")
 """Parts that a row may lack: in a stream they may come after the first window."""
+NAMELESS = "(no name)"
+"""A column without a name, as an index is written into CSV."""
 
 
 class ColumnsNotFound(DataError):
@@ -110,7 +124,7 @@ class Columns:
     def unused(self, seen: ColumnSurvey) -> dict[str, int]:
         """The columns that nothing is read from, with the number of rows that fill each."""
         taken = set(self.used().values())
-        filled = {name: seen.filled(name) for name in seen.names if name not in taken}
+        filled = {name or NAMELESS: seen.filled(name) for name in seen.names if name not in taken}
         return {name: rows for name, rows in filled.items() if rows}
 
     def told(self, seen: ColumnSurvey) -> str:
@@ -122,17 +136,21 @@ class Columns:
 
     def worth_a_warning(self, seen: ColumnSurvey) -> str:
         """What to say of unused columns whose names promise a part of what is said; else ""."""
+        whole = self.kind == "messages"
+        telling = CHANGES_WHAT_IS_SAID if whole else CHANGES_WHAT_IS_SAID | BESIDE_AN_EXCHANGE
         named = [
             f"{name} (filled in {rows:,} of {counted(seen.rows, 'row')})"
             for name, rows in self.unused(seen).items()
-            if name.strip().lower() in CHANGES_WHAT_IS_SAID
+            if name.strip().lower() in telling
+            and (name not in RESPONSE_COLUMNS or seen.readable(name))  # Spider has a parsed answer
         ]
         if not named:
             return ""
-        return (
-            f"not trained on: {', '.join(named)}  (name the columns to use in "
-            "training.dataset.field_mapping)"
-        )
+        key = "training.dataset.field_mapping"
+        fix = f"name the columns to use in {key}, or write what they hold into those"
+        if self.kind == "text":
+            fix = f"the rows are plain text; {key} with instruction and response gives them answers"
+        return f"columns that are not read: {', '.join(named)}  ({fix})"
 
 
 def understand_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Columns:
@@ -145,13 +163,22 @@ def understand_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> C
     label = _preferred(seen, asked, spec.preference_rows)
     found = _messages_columns(seen, asked) or _of_readings(seen, asked, spec.json_values)
     if found is None:
-        raise _not_understood(seen.names, _by_plain_name(seen.names), asked)
+        raise _not_understood(seen, _by_plain_name(seen.names), asked)
     _refuse_single_messages(found, seen)
+    if found.kind == "instruction":
+        found = replace(found, tools=asked.get("tools") or _tools_beside_messages(found, seen))
     read = (found.instruction, found.input, found.response, found.system)
     structured = found.kind == "instruction" and any(
         seen.holds(column, PART, MESSAGE, LIST, OBJECT) for column in read if column
     )
     return replace(found, label=label, json_values=spec.json_values, structured=structured)
+
+
+def _tools_beside_messages(found: Columns, seen: ColumnSurvey) -> str:
+    """Tools are offered in a conversation: here one whose answer has a column of its own."""
+    parts = (found.instruction, found.response)
+    talks = any(seen.holds(column, MESSAGES, MESSAGE) for column in parts)
+    return _first(TOOL_COLUMNS, _by_plain_name(seen.names)) if talks else ""
 
 
 def columns_of(seen: ColumnSurvey, spec: DatasetSpec) -> Columns:
@@ -407,8 +434,9 @@ def _first(names: Sequence[str], known: Mapping[str, str], taken: Collection[str
 
 
 def _not_understood(
-    names: Collection[str], known: Mapping[str, str], asked: Mapping[str, str]
+    seen: ColumnSurvey, known: Mapping[str, str], asked: Mapping[str, str]
 ) -> DataError:
+    names = seen.names
     if "input_ids" in names:
         return DataError(
             f"the rows are tokens already; {columns_found(names)}  (set "
@@ -421,11 +449,17 @@ def _not_understood(
         for what, column, looked_for in zip(("request", "answer"), columns, candidates, strict=True)
         if not column
     ]
-    return DataError(
-        f"{' and '.join(missing)}; {columns_found(names)}  (name them in "
-        "training.dataset.field_mapping: instruction and response, or text where the rows are "
-        "already formatted)"
+    fix = (
+        "name them in training.dataset.field_mapping: instruction and response, or text where the "
+        "rows are already formatted"
     )
+    talks = next((name for name in names if seen.holds(name, MESSAGES, CONVERSATION)), None)
+    unread = next((known[name] for name in MESSAGE_COLUMNS if name in known), None)
+    if unread:
+        fix = f"the column {unread!r} holds no messages: it needs a list of them, or its JSON text"
+    elif talks:
+        fix = f"training.dataset.field_mapping.messages: {talks} reads its conversations"
+    return DataError(f"{' and '.join(missing)}; {columns_found(names)}  ({fix})")
 
 
 def near_column(column: str, names: Iterable[str]) -> str | None:

@@ -21,7 +21,8 @@ from expert.data.examples.messages import (
     turns_in,
 )
 from expert.data.examples.tools import tools_of
-from expert.data.records import BadRow, Dropped, Example, Role, Row, Turn, UnfitRow
+from expert.data.records import BadRow, Dropped, Example, Row, Turn, UnfitRow
+from expert.manifest.schema.message_names import Role
 
 METADATA_OF_A_TASK = frozenset({"instruction", "error_type"})
 RAW_CHARACTERS = 500
@@ -67,10 +68,18 @@ def _instruction_example(values: Values, columns: Columns) -> Example:
         request = _with_input(request, columns.input, material)
     _refuse_empty(request, columns.instruction, "the request is empty")
     system = _optional(values, columns.system, columns)
-    if columns.history and values.get(columns.history):
-        said = _history(values[columns.history], columns.history)
-        return conversation([*said, Turn("user", request), Turn("assistant", answer)], system)
+    offered = _offered(values, columns)
+    if offered or (columns.history and values.get(columns.history)):
+        said = _history(values.get(columns.history) or [], columns.history)
+        turns = [*said, Turn("user", request), Turn("assistant", answer)]
+        return conversation(turns, system, offered)
     return _exchange(system, request, answer)
+
+
+def _offered(values: Values, columns: Columns) -> str:
+    """The tools of a row, as JSON; "" where it has none."""
+    tools = values.get(columns.tools) if columns.tools else None
+    return tools_of(tools, columns.tools) if tools is not None else ""
 
 
 def _refuse_empty(text: str, column: str, what: str) -> None:
@@ -132,7 +141,7 @@ def _prompt_completion_example(
             f"column {columns.input!r}: it cannot be put into a conversation  (write it into the "
             "message it belongs to)"
         )
-    return conversation(turns, system)
+    return conversation(turns, system, _offered(values, columns))
 
 
 def _turns_or_text(

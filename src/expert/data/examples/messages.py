@@ -7,18 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from expert.data.examples.tools import call_in_text, calls_in
-from expert.data.records import Example, Role, Turn, UnfitRow
+from expert.data.records import Example, Turn, UnfitRow
+from expert.manifest.schema.message_names import (
+    ROLES,
+    THOUGHTS,
+    TRAINED,
+    TRAINED_IN_PARTS,
+    YES_OR_NO,
+    Role,
+)
 
-ROLES: dict[str, Role] = {
-    **dict.fromkeys(("system", "developer"), "system"),
-    **dict.fromkeys(("user", "human"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "bot", "model", "function_call"), "assistant"),
-    **dict.fromkeys(("tool", "function", "observation", "ipython"), "tool"),
-}
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Fields with the reasoning before an answer."""
-TRAINED = ("weight", "loss_weight", "train", "trainable", "loss")
-"""Fields that say whether an answer is trained on, as OpenAI, Axolotl and others have them."""
 UNDERSTOOD = frozenset(
     {
         *("role", "from", "content", "value", *TRAINED, *THOUGHTS),
@@ -28,20 +26,29 @@ UNDERSTOOD = frozenset(
 # Fields that decide what is trained on, or hold part of a message, in a way that is not built.
 NOT_BUILT = frozenset(
     {
-        *("train_detail", "loss_mask", "loss_scale", "mask", "masked"),
+        *(TRAINED_IN_PARTS, "loss_mask", "loss_scale", "mask", "masked"),
         *("image", "images", "audio", "video", "videos", "refusal"),
     }
 )
 _TEXT_FIELDS = ("text", "value", "content")
 _SAID = frozenset({"content", "value", "tool_calls", "function_call"})
-_YES_OR_NO = ("train", "trainable", "loss")
 
 
 def unused_fields(messages: Any) -> list[str]:
     """Fields of messages that nothing is read from, each once."""
     given = messages if isinstance(messages, list | tuple) else ()
-    names = (name for message in given if isinstance(message, Mapping) for name in message)
-    return [name for name in dict.fromkeys(names) if name not in UNDERSTOOD]
+    said = [message for message in given if isinstance(message, Mapping)]
+    filled = (name for each in said for name in each if each[name] not in (None, "", [], {}))
+    names = dict.fromkeys(filled)
+    people = any(each.get("name") and each.get("role") not in ("tool", "function") for each in said)
+    return [n for n in names if n not in UNDERSTOOD or (n == "name" and people)]
+
+
+def overrules(messages: Any, system: Any) -> bool:
+    """Whether the messages begin with a system text other than that of the column."""
+    first = messages[0] if is_messages(messages) else {}
+    role = ROLES.get(first.get("role", first.get("from", "")))
+    return bool(system and role == "system" and first.get("content", first.get("value")) != system)
 
 
 def is_message(value: Any) -> bool:
@@ -89,6 +96,8 @@ def _turn(message: Any, where: str) -> Turn:
     if not isinstance(message, Mapping):
         raise UnfitRow(f"{where} is {kind_of(message)}, not a message")
     name = message.get("role", message.get("from"))
+    if name is None:
+        raise UnfitRow(f"{where}: no 'role' or 'from' says who speaks; it has {', '.join(message)}")
     role = known_role(name, where)
     content = message.get("content", message.get("value"))
     plain = role != "tool" and name != "function_call"
@@ -105,7 +114,10 @@ def _turn(message: Any, where: str) -> Turn:
         extra = json.dumps(given, ensure_ascii=False, default=str)
     elif message.get("tool_calls") or message.get("function_call"):
         raise UnfitRow(f"{where}: tool calls of the role {name!r}; only an assistant makes them")
-    content = "" if extra and content is None else content
+    if content is None:
+        if not extra:
+            raise UnfitRow(f"{where}: has no content; it has {', '.join(message)}")
+        content = ""
     text = content if type(content) is str else _joined(content, where)
     text = _with_thoughts(message, text, role, where)
     return Turn(role, text, _is_trained(message, role, where), extra)
@@ -134,12 +146,12 @@ def _is_trained(message: Mapping[str, Any], role: Role, where: str) -> bool:
     given = {name: message[name] for name in TRAINED if message.get(name) is not None}
     for name, value in given.items():
         if isinstance(value, str) or value not in (0, 1):
-            allowed = "true or false" if name in _YES_OR_NO else "1, or 0 to leave the answer out"
+            allowed = "true or false" if name in YES_OR_NO else "1, or 0 to leave the answer out"
             raise UnfitRow(f"{where}: {name} {value!r}; allowed: {allowed}")
     if len(set(map(bool, given.values()))) > 1:
         both = ", ".join(f"{name} {value!r}" for name, value in given.items())
         raise UnfitRow(f"{where}: {both} contradict each other")
-    if role != "assistant" and any(given.get(name) for name in _YES_OR_NO):
+    if role != "assistant" and any(given.get(name) for name in YES_OR_NO):
         raise UnfitRow(
             f"{where}: train is true, and only answers are trained on one by one  "
             "(train_on_prompt: true trains on everything)"
@@ -165,8 +177,7 @@ def _joined(content: Any, where: str) -> str:
     if is_text_part(content):
         return text_of_part(content, where)
     if not isinstance(content, list | tuple):
-        what = "has no content" if content is None else f"the content is {kind_of(content)}"
-        raise UnfitRow(f"{where}: {what}")
+        raise UnfitRow(f"{where}: the content is {kind_of(content)}")
     texts = []
     for part in content:
         text = part
@@ -209,7 +220,10 @@ def _check_turn(turn: Turn, before: Turn, number: int) -> None:
             raise UnfitRow(f"turn {number}: a system turn that is not the first")
     elif turn.role == "tool":
         if before.role != "tool" and not (before.role == "assistant" and before.extra):
-            raise UnfitRow(f"turn {number}: a tool result without a call before it")
+            raise UnfitRow(
+                f"turn {number}: a tool result without a call before it  (write the call as "
+                "tool_calls; where the answer has it in its text, give the result the role user)"
+            )
     elif (not turn.text or turn.text.isspace()) and not turn.extra:
         raise UnfitRow(f"turn {number} ({turn.role}) is empty")
     elif turn.role == "assistant" and before.role == "assistant":

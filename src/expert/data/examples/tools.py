@@ -7,11 +7,13 @@ answer between <tool_call> tags, what a tool gives back in a user turn between <
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from expert.data.records import Example, Turn, UnfitRow
 
+_NULL = re.compile(r'(?<!"default")(?<="): null')
 _PREFACE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{}\n"
@@ -32,7 +34,14 @@ def tools_of(value: Any, column: str) -> str:
     for number, tool in enumerate(tools, 1):
         _function_in(tool, f"{where}: tool {number} has no name")
     wrap = {"type": "function"}
-    return _text([tool if "function" in tool else wrap | {"function": tool} for tool in tools])
+    return _text(
+        [tool if "function" in tool else wrap | {"function": _bare(tool)} for tool in tools]
+    )
+
+
+def _bare(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A function without the word "function", which OpenAI's newer format has beside its name."""
+    return {key: value for key, value in tool.items() if (key, value) != ("type", "function")}
 
 
 def _function_in(value: Any, nameless: str) -> Mapping[str, Any]:
@@ -98,10 +107,22 @@ def calls_of(turn: Turn) -> list[dict[str, Any]]:
     return [call["function"] for call in calls]
 
 
-def drops_words_beside_calls(example: Example, text: str) -> bool:
-    """Whether a text of the example lacks what an answer says beside its calls; thoughts apart."""
-    said = (turn.text.rpartition("</think>")[2] for turn in example.turns if calls_of(turn))
-    return any(words.strip() not in text for words in said)
+def has_nulls(example: Example) -> bool:
+    """Whether tools, or the arguments of calls, say null of something other than a default."""
+    return any(map(_NULL.search, (example.tools, *(turn.extra for turn in example.turns))))
+
+
+def left_out(example: Example, text: str) -> set[str]:
+    """What a text of the example, as a template writes it, lacks of what is said in it."""
+    lacks = set()
+    for turn in example.turns:
+        before, _, words = turn.text.rpartition("</think>")
+        thoughts = before.rpartition("<think>")[2].strip()
+        if turn.role == "assistant" and thoughts not in text:
+            lacks.add("reasoning")
+        if turn.role != "tool" and words.strip() not in text:
+            lacks.add("words beside a call" if turn.extra else f"a {turn.role} text")
+    return lacks
 
 
 def tool_names(turns: Sequence[Turn], tools: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from expert.core.text import counted
-from expert.data.examples.tools import drops_words_beside_calls, has_tools
+from expert.data.examples.tools import has_nulls, has_tools, left_out
 from expert.data.records import BadRow, Example, Segment, place_of
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.row_keys import RowKeys
@@ -38,16 +38,23 @@ MARKERS = (
     *("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
     *("<|endoftext|>", "<|begin_of_text|>", "<|start_header_id|>", "<|eot_id|>"),
     *("<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
-    *("### Instruction:", "### Response:"),
+    *("### Instruction:", "### Response:", "### Human:", "### User:", "### Assistant:"),
 )
 _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
 _TRANSCRIPT = re.compile(
     r"\s*(?:User|Human|Question|Q) ?:.*?\n\s*(?:Assistant|AI|Bot|Answer|A) ?:",
     re.DOTALL | re.IGNORECASE,
 )
-# What was to be filled in before training: {{name}}, and where an image or a sound stood.
+# What was to be filled in before training: {{name}}, where an image or a sound stood, and an empty
+# cell of a table as pandas writes it, alone or as the material of a request.
 _PLACEHOLDER = re.compile(
     r"\{\{\s*[A-Za-z_][\w.]*\s*\}\}|<\|?(?:image|video|audio|img)(?:_\d+|_pad)?\|?>"
+    r"|(?:(?<=:\n)|\A)(?:nan|NaN)\Z"
+)
+_LEFT_OUT = "which the model's own template leaves out: the model does not see it"
+_NULLS = (
+    "null among its tools or in the arguments of a call, which tables such as Parquet put where "
+    "other rows have a key; write tools and arguments as JSON text"
 )
 _EMPTY_ANSWER = re.compile(
     r"the answer is empty$|^turn \d+ \(assistant\) is empty$|^there is no assistant turn$"
@@ -281,9 +288,9 @@ class SplitReport:
     """(marker, file:line)"""
     transcripts: int = 0
     """Plain texts that are conversations."""
-    silent_calls: int = 0
-    """Examples whose answers say something beside a call that the template does not write."""
-    first_silent_calls: list[str] = field(default_factory=list)
+    doubtful: dict[str, int] = field(default_factory=dict)
+    """Examples by what is doubtful in them."""
+    first_doubtful: list[tuple[str, str]] = field(default_factory=list)
     lengths: dict[str, Any] = field(default_factory=dict)
     duplicates: Pairs | None = None
     leaks: dict[str, Pairs] = field(default_factory=dict)
@@ -314,13 +321,17 @@ class SplitReport:
             if sum(shown == marker for shown, _ in self.first_remnants) < SHOWN_PAIRS:
                 self.first_remnants.append((marker, place))
 
-    def note_silent_calls(self, example: Example, segments: Sequence[Segment], place: str) -> None:
-        if not has_tools(example):
-            return
-        if drops_words_beside_calls(example, "".join(segment.text for segment in segments)):
-            self.silent_calls += 1
-            if len(self.first_silent_calls) < SHOWN_PAIRS:
-                self.first_silent_calls.append(place)
+    def note_doubts(self, example: Example, segments: Sequence[Segment], place: str) -> None:
+        """What a template leaves out, and what tables put into tools."""
+        if len(example.turns) < 3 and not has_tools(example):
+            return  # templates write a request and an answer
+        found = sorted(left_out(example, "".join(segment.text for segment in segments)))
+        kinds = [f"{kind}, {_LEFT_OUT}" for kind in found]
+        kinds += [_NULLS] if has_nulls(example) else []
+        for kind in kinds:
+            self.doubtful[kind] = self.doubtful.get(kind, 0) + 1
+            if sum(shown == kind for shown, _ in self.first_doubtful) < SHOWN_PAIRS:
+                self.first_doubtful.append((kind, place))
 
     def warnings(self) -> list[str]:
         """What a person should look at; lines that begin with blanks belong to the one before."""
@@ -343,12 +354,10 @@ class SplitReport:
                 "conversation (User: … Assistant: …): the requests are trained on like the "
                 "answers; rows with messages, or with a request and an answer, train on answers"
             )
-        if self.silent_calls:
-            found.append(
-                f"{self.name}: {counted(self.silent_calls, 'example')} with words beside a call, "
-                "which the model's own template leaves out: they are not trained on: "
-                f"{', '.join(self.first_silent_calls)}"
-            )
+        for kind, number in self.doubtful.items():
+            places = [place for shown, place in self.first_doubtful if shown == kind]
+            where = ", ".join(places)
+            found.append(f"{self.name}: {counted(number, 'example')} with {kind}: {where}")
         repeats = {"earlier in the split": self.duplicates}
         repeats |= {f"in train ({kind})": pairs for kind, pairs in self.leaks.items()}
         for where, pairs in repeats.items():

@@ -12,7 +12,7 @@ import numpy as np
 from expert.core.text import counted
 from expert.data.examples.columns import Columns
 from expert.data.examples.formats import example_of
-from expert.data.examples.messages import unused_fields
+from expert.data.examples.messages import overrules, unused_fields
 from expert.data.inspect.audit import (
     ExampleCollector,
     ExampleTable,
@@ -166,7 +166,7 @@ class _Checker:
                 collector.add(example, row.file, row.line)
                 if example is not None:
                     split.note_remnants(example, row.place)
-                    split.note_silent_calls(example, made, row.place)
+                    split.note_doubts(example, made, row.place)
                 waiting.append((row, made))
                 characters += sum(len(segment.text) for segment in made)
             if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:
@@ -212,9 +212,13 @@ class _Checker:
             doubt = columns.worth_a_warning(seen)
             self.report.doubts += [f"{source.name}: {doubt}"] if doubt else []
             notes.append(f"{source.name}: {columns.told(seen)}")
-            rows = islice(reading.rows(), FIELDS_LOOKED_AT if columns.messages else 0)
-            messages = (row.values.get(columns.messages) for row in rows if isinstance(row, Row))
-            fields = dict.fromkeys(name for each in messages for name in unused_fields(each))
+            first = islice(reading.rows(), FIELDS_LOOKED_AT if columns.messages else 0)
+            rows = [row.values for row in first if isinstance(row, Row)]
+            talks = [row.get(columns.messages) for row in rows]
+            fields = dict.fromkeys(name for each in talks for name in unused_fields(each))
+            if any(map(overrules, talks, (row.get(columns.system) for row in rows))):
+                doubt = "is not read where messages begin with a system text of their own"
+                self.report.doubts.append(f"{source.name}: {columns.system!r} {doubt}")
             notes += [f"{source.name}: not used of messages: {', '.join(fields)}"] if fields else []
             folder = local_path(source.name, self.line.folder)
             if source.kind == "files" and folder.is_dir():

@@ -22,6 +22,7 @@ from expert.data.read.streams import (
 )
 from expert.data.records import UNREAD, BadRow, Row, Unread
 
+_TOOLS = ("tools", "functions")
 _BATCH_ROWS = 1000
 _BATCH_BYTES = 2**25
 _REPEATED_BYTES = 2**31
@@ -135,6 +136,7 @@ def rows_of_batches(
         names = batch.schema.names
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise unusable(file, f"two columns are named {twice!r}", "rename one of them")
+        padded = [field.name for field in batch.schema if _is_padded(field)]
         for start in range(0, batch.num_rows, _BATCH_ROWS):
             part = batch.slice(start, _BATCH_ROWS)
             if unread() >= part.num_rows:
@@ -148,7 +150,20 @@ def rows_of_batches(
                 elif fault := fault_in(values):
                     yield bad_row(file, number, fault, repr(values))
                 else:
+                    values.update({name: _unpadded(values[name]) for name in padded})
                     yield Row(values, file, number)
+
+
+def _is_padded(field: Any) -> bool:
+    """Tools and their calls: as structs they have the keys of all rows, most of them null."""
+    kind = str(field.type)
+    return "arguments: struct<" in kind or (field.name in _TOOLS and "struct<" in kind)
+
+
+def _unpadded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _unpadded(inner) for key, inner in value.items() if inner is not None}
+    return [_unpadded(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _values_of(batch: Any) -> Iterator[dict[str, Any] | str]:

@@ -22,7 +22,7 @@ from expert.data.records import BadRow, Row
 
 SAMPLE_BYTES = 2**16
 """Of the beginning of a file, by which its separator is found."""
-SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 
 
 def separator_of(stream: io.BufferedReader) -> str:

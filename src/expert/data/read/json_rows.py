@@ -24,6 +24,7 @@ of the decoder counts the lines before it, which of a whole block takes longer t
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRUCTURE = re.compile(r'["{}\[\],]')
 _IN_STRING = re.compile(r'\\.|"', re.DOTALL)
+_SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
 _WHAT_IS_READ = 'write an array of objects, {"data": [...]} or one object a line'
 
 LineReader = Callable[[io.BufferedReader, str], Iterator[Row | BadRow]]
@@ -49,6 +50,14 @@ def read_json(
         single = _enter_data(window, file)
         if single is None:
             yield from _read_array(window, file)
+            while window.next_character() == ",":
+                window.place += 1
+                window.next_character()
+                key = _enter_value(window)
+                if key is None:
+                    break
+                _refuse_split(key, window, file)
+                window.place, _ = _end_of_value(window)
         else:
             yield single
     elif start:
@@ -80,21 +89,39 @@ def _enter_data(window: _Window, file: str) -> Row | None:
             raise unusable(f"{file}:{line}", fault, "fix the row")
         return Row(values, file, line)
     window.place += 1
+    before = ""
     while window.next_character() == '"':
-        key = _value_at(window, window.place)
+        key = _enter_value(window)
         if key is None:
             break
-        window.place = key[1]
-        if window.next_character() != ":":
-            break
-        window.place += 1
-        if window.next_character() == "[" and key[0] == "data":
+        if window.next_character() == "[" and key == "data":
+            _refuse_split(before, window, file)
             window.place += 1
             return None
+        before = key if key in _SPLITS else before
         window.place, _ = _end_of_value(window)
         if window.next_character() == ",":
             window.place += 1
     raise unusable(f"{file}:{window.line()}", "the JSON is incomplete", _WHAT_IS_READ)
+
+
+def _enter_value(window: _Window) -> str | None:
+    """Move from a key to its value; None where there is neither."""
+    key = _value_at(window, window.place)
+    if key is None:
+        return None
+    window.place = key[1]
+    if window.next_character() != ":":
+        return None
+    window.place += 1
+    return str(key[0])
+
+
+def _refuse_split(key: str, window: _Window, file: str) -> None:
+    """Rows beside those under "data" would be left out."""
+    if key in _SPLITS and window.next_character() == "[":
+        what = f'there are rows under {key!r} as well as under "data"'
+        raise unusable(file, what, "save each as a file of its own")
 
 
 def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:

@@ -34,6 +34,7 @@ _WIDE_BOMS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+_MARK_BYTES = 4
 _BUFFER_BYTES = 2**18
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -71,6 +72,10 @@ def open_bytes(path: Path, most: int | None = None) -> io.BufferedReader:
     limit, or to `most` bytes."""
     suffix = path.suffix.lower()
     plain = open_regular(path)  # also the plain "no such file" and "permission denied"
+    if plain.peek(len(_LFS_POINTER)).startswith(_LFS_POINTER):
+        plain.close()
+        what, fix = "only the Git LFS pointer is here, not the data", "run 'git lfs pull'"
+        raise unusable(str(path), what, fix)
     if suffix == ".gz":
         unpacked: Any = gzip.GzipFile(fileobj=plain)
     elif suffix == ".zst":
@@ -129,16 +134,13 @@ def open_text(path: Path, most: int | None = None) -> Iterator[io.BufferedReader
     """The text of a file as UTF-8 without its byte-order mark, whichever Unicode encoding the mark
     names; what is not text is refused. `most`: as for `open_bytes`."""
     with open_bytes(path, most) as stream:
-        start = stream.peek(len(_LFS_POINTER))[: len(_LFS_POINTER)]
+        start = stream.peek(_MARK_BYTES)[:_MARK_BYTES]
         wide = next((name for mark, name in _WIDE_BOMS.items() if start.startswith(mark)), None)
         if wide is not None:
             yield io.BufferedReader(_Transcoded(stream, wide, str(path)), _BUFFER_BYTES)
             return
         if start[1:2] == start[3:4] == b"\0" and start[:1] != b"\0":
             what, fix = "the text looks like UTF-16 without its mark", "save it as UTF-8"
-            raise unusable(str(path), what, fix)
-        if start == _LFS_POINTER:
-            what, fix = "only the Git LFS pointer is here, not the data", "run 'git lfs pull'"
             raise unusable(str(path), what, fix)
         if start.startswith(codecs.BOM_UTF8):
             stream.read(len(codecs.BOM_UTF8))

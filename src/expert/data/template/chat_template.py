@@ -12,7 +12,7 @@ from os.path import commonprefix
 from typing import Any
 
 from expert.data.examples.tools import has_tools, tool_names
-from expert.data.records import DataError, Example, Role, Segment, Turn
+from expert.data.records import DataError, Example, Segment, Turn
 from expert.data.template.sandbox import (
     OTHERWISE,
     WRITTEN_DATE,
@@ -39,6 +39,7 @@ from expert.data.template.trace import (
     stand_in,
     tracked,
 )
+from expert.manifest.schema.message_names import Role
 
 _SLOT = re.compile(f"{SLOT_START}([0-9]+){SLOT_END}")
 _Parts = tuple[str | int, ...]

@@ -35,7 +35,10 @@ class Board:
 
     def found(self, request: Request, kind: Kind) -> Found:
         """The run or manifest that an address names."""
-        one = self.places.get(request.path_params["id"], kind)
+        return self.get(request.path_params["id"], kind)
+
+    def get(self, name: str, kind: Kind) -> Found:
+        one = self.places.get(name, kind)
         if one is None:
             raise Refused(404, f"There is no such {kind} in the folders of this board.")
         return one

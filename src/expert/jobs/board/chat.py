@@ -5,7 +5,6 @@ board, however that ends."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import subprocess
@@ -15,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from expert.core.rundir import RunFolder
@@ -50,19 +50,23 @@ class Child:
     _last_output: str = ""
 
     def start(self, words: list[str]) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this
         # Its standard input is closed when the board has ended, and then it ends itself.
         more = {"EXPERT_SERVE_TOKEN": self.token, PARENT_PIPE: "0"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "expert", *words], stdin=subprocess.PIPE, stdout=self._log,
-            stderr=subprocess.STDOUT, env={**environment(), **more}, start_new_session=True,
-        )  # fmt: skip
+        self._folder = tempfile.TemporaryDirectory(prefix="expert-chat-")
+        self._log = Path(self._folder.name) / "log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "expert", *words], stdin=subprocess.PIPE, stdout=log,
+                stderr=subprocess.STDOUT, env={**environment(), **more}, start_new_session=True,
+            )  # fmt: skip
 
     @property
     def output(self) -> str:
+        """The beginning of what it wrote, where its address is."""
         try:
-            return os.pread(self._log.fileno(), TAIL_BYTES, 0).decode("utf-8", "replace")
-        except ValueError:  # closed
+            with self._log.open("rb") as log:
+                return log.read(TAIL_BYTES).decode("utf-8", "replace")
+        except OSError:  # it has ended
             return self._last_output
 
     @property
@@ -92,7 +96,7 @@ class Child:
                 self.end(f"it was not asked anything for {duration(UNUSED_SECONDS)}")
             time.sleep(0.2)
         self._last_output = self.output
-        self._log.close()
+        self._folder.cleanup()
         assert self.process.stdin is not None
         self.process.stdin.close()
 

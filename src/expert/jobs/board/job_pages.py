@@ -117,7 +117,7 @@ def output_lines(text: str) -> list[str]:
     return [visible(line) for line in lines if line.strip()][-SHOWN_LINES:]
 
 
-def log_html(lines: Sequence[str]) -> Markup:
+def log_html(lines: Sequence[str], name: str | None = "log") -> Markup:
     """The output of a command."""
     text = Markup("\n".join(escape(line) for line in lines) or "Nothing was written yet.")
-    return tag("pre", text, id="log", class_="log", tabindex="0", aria_label="output")
+    return tag("pre", text, id=name, class_="log", tabindex="0", aria_label="output")

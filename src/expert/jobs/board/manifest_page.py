@@ -18,12 +18,12 @@ from expert.core.text import counted, duration_range, gib
 from expert.insight.page.blocks import PageSection, Tile, Tiles, Words
 from expert.insight.page.facts import RunFacts, mapping, number
 from expert.insight.page.html import block_html
-from expert.insight.page.markup import Markup, escape, joined, tag
+from expert.insight.page.markup import Markup, joined, tag
 from expert.insight.page.plan import plan_section
 from expert.insight.record import RunRecord
 from expert.insight.step.anatomy import Anatomy, RunTimes
 from expert.jobs.board.actions import Jobs, NotDone, environment
-from expert.jobs.board.job_pages import output_lines
+from expert.jobs.board.job_pages import log_html, output_lines
 from expert.jobs.board.layout import button, page
 from expert.jobs.board.places import Found
 from expert.manifest.explain import KeyHelp, explain
@@ -33,7 +33,7 @@ CONFIG = "training.config."
 GROUPS = (
     (CONFIG, "Training"),
     ("training.dataset.", "Data"),
-    ("base_models[0].", "Base model"),
+    ("base_models", "Base model"),
     ("soft_prompts", "Soft prompts"),
     ("training.decoding.", "Answers and validation"),
     ("training.", "Packaging"),
@@ -45,7 +45,10 @@ FIRST = ("epochs", "learning_rate", "batch_size", "max_seq_length", "adapter_typ
 """Shown without a click."""
 SECONDS = 90.0
 MOST_AT_ONCE = 2
-MOST_SET, LONGEST_VALUE = 60, 400
+MOST_SET, LONGEST_VALUE, LONGEST_OBJECT = 60, 400, 20_000
+SECTIONS = ("training", "training.config", "training.dataset", "training.decoding")
+"""Objects whose every key has a field of its own."""
+_SHORT = re.compile(r"^(training\.((config|dataset|decoding)\.)?|base_models\[0\]\.)")
 _ENTRY = r"[^.\[\]=]{1,80}"
 _GPU = re.compile(r"[\w. -]{1,60}")
 _turns = threading.BoundedSemaphore(MOST_AT_ONCE)
@@ -53,11 +56,11 @@ _turns = threading.BoundedSemaphore(MOST_AT_ONCE)
 
 @cache
 def keys() -> list[tuple[re.Pattern[str], KeyHelp]]:
-    """Every key of the schema that one value sets, each with the paths under which `--set` takes it
-    in a manifest: entries of lists by their number, those of objects by their name."""
+    """Every key of the schema, each with the paths under which `--set` takes it in a manifest:
+    entries of lists by their number, those of objects by their name."""
     found = []
     for one in explain():
-        if "object" not in one.expected:
+        if one.path not in SECTIONS:
             path = re.escape(one.path).replace(r"\[\]", r"\[\d{1,3}\]")
             found.append((re.compile(path.replace("<name>", _ENTRY)), one))
     return found
@@ -121,23 +124,33 @@ def _places(path: str, written: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _field(path: str, one: KeyHelp, written: Any) -> Markup:
-    now = "" if written is None else written if isinstance(written, str) else json.dumps(written)
+    whole = _is_object(one)
+    now = "" if written is None else written if isinstance(written, str) else json.dumps(
+        written, indent=2 if whole else None, ensure_ascii=False)  # fmt: skip
     words = re.findall(r'"([^"]+)"', one.expected)
     if re.search(r"\btrue or false\b|\btrue, false\b", one.expected):
         words = [*words, "true", "false"]
-    is_choice = not re.search(r"number|text|list|path|folder", one.expected) and words
+    is_choice = not re.search(r"number|text|list|path|folder|size", one.expected) and words
     default = one.default.strip('"')
     default = "not set" if default in ("", "null") else default
     about = {"name": path, "title": one.meaning, "data_was": now}
-    if is_choice:
+    if whole:
+        lines = str(min(12, now.count("\n") + 2))
+        about |= {"placeholder": f"JSON or YAML; default: {default}", "spellcheck": "false"}
+        field = tag("textarea", now, rows=lines, class_="code", autocomplete="off", **about)
+    elif is_choice:
         options = [tag("option", f"default: {default}", value="")]
         options += [tag("option", word, value=word, selected="" if word == now else None)
                     for word in words]  # fmt: skip
         field = tag("select", *options, **about)
     else:
         field = tag("input", value=now, placeholder=default, autocomplete="off", **about)
-    name = path.removeprefix(next(prefix for prefix, _ in GROUPS if path.startswith(prefix)))
-    return tag("label", tag("span", name, class_="code"), field, tag("small", one.meaning))
+    name = tag("span", _SHORT.sub("", path), class_="code")
+    return tag("label", name, field, tag("small", one.meaning))
+
+
+def _is_object(one: KeyHelp) -> bool:
+    return "object" in one.expected
 
 
 def settings_in(given: Mapping[str, Any]) -> list[str]:
@@ -146,18 +159,26 @@ def settings_in(given: Mapping[str, Any]) -> list[str]:
     if not isinstance(told, dict) or len(told) > MOST_SET:
         raise NotDone("settings: expected an object of keys and values")
     words = []
-    for path, value in told.items():
+    for path, value in sorted(told.items()):  # an object before its own keys
         one = next((one for places, one in keys() if places.fullmatch(path)), None)
-        if one is None or not isinstance(value, str) or len(value) > LONGEST_VALUE:
+        most = LONGEST_OBJECT if one and _is_object(one) else LONGEST_VALUE
+        if one is None or not isinstance(value, str) or len(value) > most:
             raise NotDone(f"{path[:60]}: not a key of the form, or too long a value")
-        if one.expected.startswith("text") and (value or one.expected == "text"):
+        nothing = "null"
+        if _is_object(one):
+            if "list of" not in one.expected:  # what is left out of an object is gone, too
+                words += ["--set", f"{path}=null"]
+            if "null" not in one.expected:
+                nothing = "[]" if "list" in one.expected else "{}"
+        elif one.expected.startswith("text") and (value or one.expected == "text"):
             value = json.dumps(value)  # whatever it looks like
-        words += ["--set", f"{path}={value or 'null'}"]
+        words += ["--set", f"{path}={value or nothing}"]
     return words
 
 
-def plan_html(manifest: Path, given: Mapping[str, Any]) -> Markup:
-    """The plan of `expert plan --json` with these settings, or its problems."""
+def plan_told(manifest: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan of `expert plan --json` with these settings; or its problems, and which of the
+    settings they are about."""
     gpu = given.get("gpu") or ""
     if not isinstance(gpu, str) or (gpu and not _GPU.fullmatch(gpu)):
         raise NotDone("gpu: expected the name of a card")
@@ -169,8 +190,14 @@ def plan_html(manifest: Path, given: Mapping[str, Any]) -> Markup:
     except ValueError:
         plan = None
     if not isinstance(plan, dict):
-        return _text(output_lines(said or out)[:40])
-    return joined(*map(block_html, _summary(plan)), *map(block_html, _plan(plan).inside))
+        problems = output_lines(said or out)[:40]
+        told = re.compile(r"(?:--set |^ +- (?!--set))([^\s=:]+)", re.MULTILINE)
+        about = "\n".join(told.findall("\n".join(problems)))
+        wrong = [path for path in given.get("set", {})
+                 if re.search(rf"^{re.escape(path)}([.\[]|$)", about, re.MULTILINE)]  # fmt: skip
+        return {"html": log_html(problems, name=None), "wrong": wrong}
+    html = joined(*map(block_html, _summary(plan)), *map(block_html, _plan(plan).inside))
+    return {"html": html, "wrong": []}
 
 
 def _summary(plan: dict[str, Any]) -> list[Tiles | Words]:
@@ -207,11 +234,7 @@ def rows_html(manifest: Path) -> Markup:
     """What `expert dataset check` prints of the rows: counts, columns, three rows in full."""
     words = ["dataset", "check", "--manifest", str(manifest), "--rows", "3"]
     _, out, said = run_command(words)
-    return _text(output_lines(out + said))
-
-
-def _text(lines: Sequence[str]) -> Markup:
-    return tag("pre", Markup("\n".join(map(escape, lines))), class_="log", tabindex="0")
+    return log_html(output_lines(out + said), name=None)
 
 
 def run_command(words: Sequence[str]) -> tuple[int, str, str]:

@@ -21,7 +21,7 @@ from expert.jobs.board.job_pages import JobView, job_page, start_page
 from expert.jobs.board.list_page import ListView, list_page, newest_first
 from expert.jobs.board.manifest_page import (
     manifest_page,
-    plan_html,
+    plan_told,
     rows_html,
     start_with,
     written_in,
@@ -122,9 +122,7 @@ async def _compare(request: Request) -> Response:
 async def _view(board: Board, name: str) -> RunView:
     """The view of a run; looked for once more where it may be new."""
     await asyncio.to_thread(board.places.look)
-    found = board.places.get(name, "run")
-    if found is None:
-        raise Refused(404, "There is no such run in the folders of this board.")
+    found = board.get(name, "run")
     view = await board.hub.view(f"run {name}", partial(RunView, found, board.summaries))
     assert isinstance(view, RunView)
     return view
@@ -209,7 +207,7 @@ async def _train(request: Request) -> Response:
 async def _plan(request: Request) -> Response:
     given = await body_of(request)
     found = board_of(request).found(request, "manifest")
-    return JSONResponse({"html": await run_in_threadpool(plan_html, found.path, given)})
+    return JSONResponse(await run_in_threadpool(plan_told, found.path, given))
 
 
 async def _rows(request: Request) -> Response:

@@ -258,6 +258,8 @@ def _finding(one: Finding) -> Markup:
 
 def manifest_change(overrides: Sequence[str]) -> str:
     """Keys as `--set` takes them, as the lines of a YAML manifest."""
+    import yaml
+
     tree: dict[str, Any] = {}
     for one in overrides:
         path, _, value = one.partition("=")
@@ -265,28 +267,11 @@ def manifest_change(overrides: Sequence[str]) -> str:
         here = tree
         for key in above:
             here = here.setdefault(key, {})
-        here[leaf] = value
-    return "\n".join(_yaml(tree, 0))
-
-
-def _yaml(tree: dict[str, Any], depth: int) -> list[str]:
-    lines = []
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            lines += [f"{'  ' * depth}{key}:", *_yaml(value, depth + 1)]
-        else:
-            lines.append(f"{'  ' * depth}{key}: {_scalar(value)}")
-    return lines
-
-
-def _scalar(text: str) -> str:
-    """A value that YAML reads as --set does: JSON where it is, else text."""
-    try:
-        json.loads(text)
-    except ValueError:
-        plain = text.replace("_", "").replace("-", "").isalnum()
-        return text if plain else json.dumps(text)
-    return text
+        try:
+            here[leaf] = json.loads(value)
+        except ValueError:
+            here[leaf] = value
+    return yaml.safe_dump(tree, sort_keys=False).strip() if tree else ""
 
 
 def _notes(found: Found, notes: Notes, *, read_only: bool) -> Markup | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -226,7 +226,7 @@ def _settings(
         ("base", f"{base.name}{comes_with}, quantization {plan.model.quantization}"),
         ("data", f"{_source(data.dataset)}{rows}"),
         ("trained", f"{adapter.type}{rank}, dropout {adapter.dropout:g}"),
-        ("trained weights", _number(adapter.trainable_parameters, "{:,}")),
+        ("trained weights", _number(adapter.trainable_parameters, "{:,}".format)),
         ("longest sequence", f"{data.max_seq_length} tokens, packing {data.packing}"),
         ("rows per step", str(plan.batch.examples_per_update)),
         ("epochs", epochs),
@@ -291,18 +291,18 @@ def _answers(verdict: SavedVerdict | None) -> list[tuple[str, str]]:
         return [("answers", f"not judged: the validation {verdict.outdated}")]
     if not verdict.cases:
         none = ("answers", "not judged: the rows have none that could be asked for")
-        return [none, (f"loss on {verdict.test_set}", _loss(verdict.loss))]
+        return [none, (f"loss on {verdict.test_set}", _number(verdict.loss, loss))]
     if verdict.by_loss:
         rows = [("answers", "open text: judged by the loss on them, not one by one")]
         rows += [
-            ("loss on them", _loss(verdict.loss)),
-            ("loss of the base", _loss(verdict.base_loss)),
+            ("loss on them", _number(verdict.loss, loss)),
+            ("loss of the base", _number(verdict.base_loss, loss)),
         ]
-        rows.append(("token accuracy", _number(verdict.token_accuracy, "{:.1%}")))
+        rows.append(("token accuracy", _number(verdict.token_accuracy, "{:.1%}".format)))
     elif verdict.mean_score is not None:
         rows = [("answers, mean score of a judge command", f"{verdict.mean_score:.3g}")]
     else:
-        rows = [("answers right", _number(verdict.accuracy, "{:.1%}"))]
+        rows = [("answers right", _number(verdict.accuracy, "{:.1%}".format))]
     if verdict.interval is not None and verdict.mean_score is None:
         low, high = verdict.interval
         rows.append(("95 % interval", f"{low:.1%} to {high:.1%}"))
@@ -310,7 +310,7 @@ def _answers(verdict: SavedVerdict | None) -> list[tuple[str, str]]:
     part = f", a part of {verdict.of:,}" if verdict.of is not None else ""
     rows.append(("cases", f"{verdict.cases:,}{of}{part} ({verdict.test_set})"))
     if verdict.learnt:
-        without = _number(verdict.learnt.get("accuracy_of_others"), "{:.1%}")
+        without = _number(verdict.learnt.get("accuracy_of_others"), "{:.1%}".format)
         also = f"{verdict.learnt.get('cases')}; answers right without them: {without}"
         rows.append(("cases also in the training rows", also))
     gate = "passed" if verdict.passed else f"not passed: {verdict.reasons}"
@@ -330,23 +330,18 @@ def _losses(events: Sequence[Event]) -> list[tuple[str, str]]:
         elif event["event"] == "finished":
             finished = event
     rows = [
-        ("training loss, mean", _loss(finished.get("loss"))),
-        ("validation loss, best", _loss(finished.get("eval_loss"))),
+        ("training loss, mean", _number(finished.get("loss"), loss)),
+        ("validation loss, best", _number(finished.get("eval_loss"), loss)),
     ]
     for split, event in by_split.items():
         name = "validation loss, last" if split == "validation" else f"{split} loss"
-        rows.append((name, _loss(event.get("loss"))))
+        rows.append((name, _number(event.get("loss"), loss)))
     return rows
 
 
-def _loss(value: Any) -> str:
+def _number(value: Any, write: Callable[[Any], str]) -> str:
     known = isinstance(value, int | float) and not isinstance(value, bool)
-    return loss(value) if known else "unknown"
-
-
-def _number(value: Any, form: str) -> str:
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return form.format(value) if known else "unknown"
+    return write(value) if known else "unknown"
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:

@@ -110,8 +110,12 @@ class QualityCheck:
         assert self._test is not None
         named = replace(trained, choice=replace(trained.choice, name=what))
 
+        told: set[str] = set()
+
         def tell(doing: str, done: int, of: int) -> None:
-            self._tell(f"{doing}{f' {done} of {of}' if of else ''}")
+            if doing not in told:  # a line for each stage, not for each row
+                told.add(doing)
+                self._tell(doing)
 
         return reach(self._run, ModelHere(named), self._test, device=trained.device, tell=tell)
 

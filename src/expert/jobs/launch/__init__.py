@@ -1,1 +1,1 @@
-"""Many GPUs: ranks of one run, one run for each card, and files that start ranks on clusters."""
+"""Many GPUs: ranks of one run, one run for each GPU, and job files for clusters."""

@@ -1,4 +1,4 @@
-"""Which cards of this machine `--gpus` means."""
+"""Which GPUs of this machine `--gpus` means."""
 
 from __future__ import annotations
 
@@ -13,57 +13,59 @@ from expert.planning.machine.nvml import Gpu
 from expert.planning.machine.threads import NAMES
 
 MOST_RANKS = 1024
-"""On one machine; more is a typing error."""
+"""On one machine; more is a typo."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cards:
-    """What each rank computes on: a card, or a share of the processor."""
+    """What each rank computes on: a GPU, or a share of the CPU cores."""
 
     visible: tuple[str, ...]
-    """As CUDA_VISIBLE_DEVICES names them; empty on the CPU."""
+    """For CUDA_VISIBLE_DEVICES; empty on the CPU."""
     ranks: int
     threads: int
-    """Of each rank, where nobody has set another number."""
+    """Of each rank, unless the user sets another number."""
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """What is set before a rank starts: later CUDA would not look at it any more."""
+        """Variables to set before a rank starts: CUDA reads them only then."""
         own = {"CUDA_VISIBLE_DEVICES": ",".join(self.visible)} if self.visible else {}
         if not any(env.get(name) for name in NAMES):
             own |= {NAMES[0]: str(self.threads)}
         return own
 
     def one_by_one(self, env: Mapping[str, str]) -> list[dict[str, str]]:
-        """The environment of a process that has one card alone, for each of them."""
+        """For each GPU, the environment of a process that uses it alone."""
         threads = self.environment(env)
         names: tuple[str | None, ...] = self.visible or (None,) * self.ranks
         return [{**threads, **({"CUDA_VISIBLE_DEVICES": name} if name else {})} for name in names]
 
 
-def choose_cards(asked: str, machine: Machine, *, device: str, env: Mapping[str, str]) -> Cards:
-    """The cards that `all`, a number of cards or a list such as `0,2` mean, counted among those
-    that are visible. Raises with everything that is wrong at once."""
+def choose_cards(requested: str, machine: Machine, *, device: str, env: Mapping[str, str]) -> Cards:
+    """The GPUs meant by `all`, a number of GPUs or a list such as `0,2`, counted among the visible
+    ones. Raises with all problems."""
     problems = []
     starter = started_by(env)
     if starter:
         problems.append(f"{starter} has started this process as one of several  (leave --gpus out)")
     on_cpu = device == "cpu"
-    chosen, ranks, wrong = _meant(asked, () if on_cpu else machine.gpus, on_cpu=on_cpu)
+    chosen, ranks, wrong = _parse(requested, () if on_cpu else machine.gpus, on_cpu=on_cpu)
     problems += wrong
     if not on_cpu and not machine.gpus and not wrong:
         why = machine.gpu_note or "no GPU was found"
         problems.append(f"{why}  (--device cpu starts as many processes on the CPU)")
     if problems:
-        raise WorldError(f"--gpus {asked}", problems)
+        raise WorldError(f"--gpus {requested}", problems)
     threads = max(1, (machine.cores_available.value or 1) // ranks)
     return Cards(visible=tuple(map(_name, chosen)), ranks=ranks, threads=threads)
 
 
-def _meant(asked: str, gpus: Sequence[Gpu], *, on_cpu: bool) -> tuple[list[Gpu], int, list[str]]:
-    """Cards, ranks, and what is wrong with what was asked."""
-    text = asked.strip().lower()
+def _parse(
+    requested: str, gpus: Sequence[Gpu], *, on_cpu: bool
+) -> tuple[list[Gpu], int, list[str]]:
+    """GPUs, ranks, and problems with the request."""
+    text = requested.strip().lower()
     if text == "all":
-        wrong = ["all: a CPU has no cards to count  (say how many processes, such as 2)"]
+        wrong = ["all: a CPU has no cards to count  (give a number of processes, such as 2)"]
         return list(gpus), len(gpus) or 1, wrong if on_cpu else []
     if re.fullmatch(r"\d+", text):
         ranks = int(text)
@@ -75,7 +77,9 @@ def _meant(asked: str, gpus: Sequence[Gpu], *, on_cpu: bool) -> tuple[list[Gpu],
         return list(gpus[:ranks]), ranks, problems
     if re.fullmatch(r"\d+(,\d+)*,?", text):
         numbers = [int(part) for part in text.split(",") if part]
-        problems = [f"a CPU has no card {numbers[0]}  (say how many processes)"] if on_cpu else []
+        problems = (
+            [f"a CPU has no card {numbers[0]}  (give a number of processes)"] if on_cpu else []
+        )
         for number in dict.fromkeys(numbers):
             if gpus and number >= len(gpus):
                 visible = f"{counted(len(gpus), 'GPU')} {_is_are(gpus)} visible"
@@ -87,7 +91,7 @@ def _meant(asked: str, gpus: Sequence[Gpu], *, on_cpu: bool) -> tuple[list[Gpu],
 
 
 def _name(gpu: Gpu) -> str:
-    """The UUID: numbers of CUDA and of the driver may differ."""
+    """The UUID: CUDA's and the driver's indices may differ."""
     return gpu.mig_slice.value or gpu.uuid.value or str(gpu.index.value)
 
 

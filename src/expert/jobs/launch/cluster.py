@@ -1,4 +1,4 @@
-"""A run on a cluster: what was asked, what is missing, and the words that start it there."""
+"""A run on a cluster: its options, what is missing, and the command that starts it there."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ System = Literal["slurm", "kubernetes", "skypilot"]
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduler:
-    """What a scheduler takes, and what submits to it."""
+    """A scheduler's options, and how to submit to it."""
 
     options: tuple[str, ...]
-    """That others do not all have."""
+    """Options that not all schedulers have."""
     needed: Mapping[str, str]
-    """Options that must be given, and what they are."""
+    """Required options, and what they are."""
     ending: str
-    """Of the file."""
+    """File name suffix."""
     submitted_by: tuple[str, ...]
     install: str
-    """How to get the program that submits."""
+    """How to get the submitting program."""
 
 
 SCHEDULERS: dict[System, Scheduler] = {
@@ -65,44 +65,43 @@ SCHEDULERS: dict[System, Scheduler] = {
     ),
 }
 PORT = 29500
-"""Where ranks meet the first."""
+"""Port of rank 0 for the rendezvous."""
 _DURATION = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
 _PLAIN = re.compile(r"[\w.,+:/@-]+")
-"""What a scheduler takes as a name; anything else would end its line."""
+"""Valid names for schedulers; other characters would break the line."""
 NAME_LENGTH = 40
-"""Kubernetes takes 63 with what it adds."""
+"""Kubernetes allows 63, including what it adds."""
 
 
 class LaunchError(ExpertError):
-    """A job that cannot be written, with everything that is wrong."""
+    """A job cannot be written; lists all problems."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterJob:
-    """Everything that a file for a scheduler says. Paths are those on the machines of the
-    cluster."""
+    """Everything in a job file. Paths are those on the cluster's machines."""
 
     on: System
     name: str
     nodes: int
     gpus: int
-    """On each machine; as many ranks."""
+    """Per machine; also the number of ranks."""
     on_cpu: bool
     folder: str
-    """Of the expert: its manifest and what that names."""
+    """Of the expert: its manifest and the files it names."""
     manifest: str
     shared: str
-    """A folder that every machine sees under this path."""
+    """A folder that every machine has at this path."""
     source: Path
-    """The manifest here."""
+    """The manifest on this machine."""
     python: str
     overrides: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     cpus: int = 8
-    """For each rank."""
+    """Per rank."""
     memory: str | None = None
     warning: int = 120
-    """Seconds in which a run that is preempted saves."""
+    """Seconds to save before preemption."""
     restarts: int = 3
     time: str | None = None
     partition: str | None = None
@@ -121,16 +120,16 @@ class ClusterJob:
         return self.nodes * self.gpus
 
     def train_words(self, output: str) -> list[str]:
-        """`expert train …` that starts the run, or resumes it where the job is started again."""
+        """`expert train …` that starts the run, or resumes it if the job is started again."""
         words = ["train", "--manifest", self.manifest, "--output", output, "--resume", "if-any"]
-        return [*words, *(word for each in self.overrides for word in ("--set", each))]
+        return [*words, *(word for override in self.overrides for word in ("--set", override))]
 
 
-def make_job(read: ReadManifest, on: System, **asked: Any) -> ClusterJob:
-    """The job, with defaults for what was not asked; raises with everything that is missing or
-    does not belong there."""
-    given = {name: value for name, value in asked.items() if value not in (None, (), False)}
-    special = dict.fromkeys(name for each in SCHEDULERS.values() for name in each.options)
+def make_job(read: ReadManifest, on: System, **options: Any) -> ClusterJob:
+    """The job with defaults for options that are not set; raises with everything that is missing or
+    not supported."""
+    given = {name: value for name, value in options.items() if value not in (None, (), False)}
+    special = dict.fromkeys(name for scheduler in SCHEDULERS.values() for name in scheduler.options)
     problems = [
         f"--{name} is for {' and '.join(s for s in SCHEDULERS if name in SCHEDULERS[s].options)}  "
         "(leave it out)"
@@ -144,9 +143,9 @@ def make_job(read: ReadManifest, on: System, **asked: Any) -> ClusterJob:
         if name not in given and not (on_cpu and name == "accelerator")
     ]
     if on == "skypilot" and not given.get("setup") and "image" not in given:
-        found = origin()
-        if found.kind in ("index", "url") and "file://" not in found.source:
-            given["setup"] = (pip_install(of=found, windows=False),)
+        installed = origin()
+        if installed.kind in ("index", "url") and "file://" not in installed.source:
+            given["setup"] = (pip_install(of=installed, windows=False),)
         else:
             problems.append("--setup is needed: the line that installs expert there, or --image")
     if "time" in given and not _DURATION.fullmatch(given["time"]):
@@ -183,13 +182,13 @@ def make_job(read: ReadManifest, on: System, **asked: Any) -> ClusterJob:
 
 
 def job_name(text: str) -> str:
-    """A name that every scheduler takes."""
+    """A name that every scheduler accepts."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:NAME_LENGTH].strip("-") or "expert"
 
 
 def start_line(job: ClusterJob, words: Sequence[str], *, node: str, address: str) -> str:
-    """The line that starts the ranks of one machine. Of a single one without torchrun: the exit
-    code is that of the rank that failed."""
+    """The line that starts the ranks of one machine. A single machine does without torchrun, so
+    that the exit code is that of the rank that failed."""
     start = [job.python, "-P", "-m", "expert", *words, "--gpus", str(job.gpus)]
     if job.nodes > 1:
         start = [
@@ -202,7 +201,7 @@ def start_line(job: ClusterJob, words: Sequence[str], *, node: str, address: str
 
 
 def shell_words(words: Sequence[str]) -> str:
-    """Words for a shell: quoted, but variables of the shell stay what they are."""
+    """Quote words for a shell, but keep its variables."""
     return " ".join(
         f'"{word}"' if re.fullmatch(r"[\w$./{}:=-]*\$[\w$./{}:=-]*", word) else shlex.quote(word)
         for word in words
@@ -210,7 +209,7 @@ def shell_words(words: Sequence[str]) -> str:
 
 
 def yaml_text(documents: Sequence[Mapping[str, Any]], head: Sequence[str]) -> str:
-    """Documents of YAML after a comment; texts of several lines as blocks."""
+    """YAML documents after a comment, with multi-line strings as blocks."""
     import yaml
 
     class Dumper(yaml.SafeDumper):

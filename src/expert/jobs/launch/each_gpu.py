@@ -1,4 +1,4 @@
-"""`expert train --each-gpu`: one run for each card, the next manifest when a card is free."""
+"""`expert train --each-gpu`: one run per GPU; the next manifest starts when a GPU is free."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ State = Literal["waiting", "running", "ended", "not started"]
 
 @dataclass(kw_only=True)
 class OneRun:
-    """One manifest: where it is trained and how far it is."""
+    """The run of one manifest and its progress."""
 
     manifest: Path
     name: str
     log: Path
     state: State = "waiting"
     place: int | None = None
-    """Which of the cards."""
+    """Index of its GPU."""
     text: str = ""
-    """The last line of its log; how it ended."""
+    """The last line of its log, or how it ended."""
     code: int | None = None
     result: dict[str, Any] | None = None
-    """What `expert train --json` prints."""
+    """The output of `expert train --json`."""
     began: float = 0.0
     seconds: float = 0.0
 
@@ -75,12 +75,12 @@ def train_each(
     *,
     show: Show,
 ) -> tuple[list[OneRun], int]:
-    """Train every manifest, each in a process of its own, with the options `words`; the runs, and
-    the worst of their exit codes. `places`: the environment of each card. `show` is given all runs
-    whenever something may have changed.
+    """Train every manifest in its own process with the options `words`; returns the runs and the
+    worst exit code. `places`: the environment of each GPU. `show` gets all runs whenever something
+    may have changed.
 
-    One that fails does not stop the others. The first Ctrl-C or SIGTERM goes to all that are
-    running, and no other is started; a second one ends them at once.
+    A failed run does not stop the others. The first Ctrl-C or SIGTERM is passed on to all running
+    ones, and no other is started; a second one kills them.
     """
     folder = Path(tempfile.mkdtemp(prefix="expert-each-gpu-"))
     names = _names(manifests)
@@ -102,13 +102,13 @@ def train_each(
 
 
 def worst(codes: Iterable[int]) -> int:
-    """The exit code that matters most."""
-    found = set(codes)
-    return next((code for code in WORST_FIRST if code in found), EXIT_OK)
+    """The most important exit code."""
+    present = set(codes)
+    return next((code for code in WORST_FIRST if code in present), EXIT_OK)
 
 
 class _Queue:
-    """The processes that run now, by the place that they have."""
+    """The running processes, by place."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class _Queue:
         return bool(self._busy) or any(run.state == "waiting" for run in self._runs)
 
     def look(self) -> None:
-        """Take note of what has ended, and start what waits where a place is free."""
+        """Update ended runs, and start waiting ones where a place is free."""
         for place, (run, process) in list(self._busy.items()):
             code = process.poll()
             if code is None:
@@ -159,7 +159,7 @@ class _Queue:
                 stdout=result,
                 stderr=log,
                 pass_fds=(self._pipe[0],),
-                start_new_session=True,  # Ctrl-C reaches this process alone
+                start_new_session=True,  # Ctrl-C only reaches this process
             )
         self._busy[place] = (run, process)
 
@@ -171,13 +171,12 @@ class _Queue:
         if code == EXIT_OK:
             run.text = "finished"
             return
-        told = recorded_failure(run.log.with_suffix(".error"))
-        why = told.message if told is not None else last_line(run.log)
+        failure = recorded_failure(run.log.with_suffix(".error"))
+        why = failure.message if failure is not None else last_line(run.log)
         run.text = f"{how_it_ended(code)}: {why}".rstrip(": ")
 
     def stop(self, number: int) -> None:
-        """Ask what is running to save and stop; nothing else is started. SIGUSR1: as each run's
-        manifest says."""
+        """Ask runs to save and stop, and start no others. SIGUSR1: as each manifest says."""
         if number != WARNING:
             self.asked_code = 128 + number
         for _, process in self._busy.values():
@@ -195,7 +194,7 @@ class _Queue:
 
 
 def _names(manifests: Sequence[Path]) -> list[str]:
-    """A short name for each: its folder where files are all called manifest.json, else its own."""
+    """A short name for each: the file's if these are unique, else its folder's."""
     own = [path.stem for path in manifests]
     if len(set(own)) == len(own):
         return own

@@ -1,4 +1,4 @@
-"""This process joins the others of its world, if they can train together."""
+"""Joins this process to the other ranks, if they can train together."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def joined(
     *,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Group]:
-    """The group of all ranks. Raises on every rank, with all reasons, where they have other code,
-    another manifest or another torch, or where two would compute on one card.
+    """The group of all ranks. Raises on every rank, with all reasons, if they have different code,
+    manifests or torch versions, or if two would use one GPU.
 
-    `tell` is given what is being waited for, where ranks come late. What the first rank raises
-    before it has announced a run is told to the others, who wait for it.
+    `tell` gets messages about late ranks. What rank 0 raises before it has announced a run is
+    passed on to the others, which wait for it.
     """
-    if world.size > 1:  # before torch is loaded: it would show C++ frames where a rank is lost
+    if world.size > 1:  # before torch is loaded: it would print C++ frames when a rank is lost
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from expert.parallel.group import open_group
     from expert.parallel.watch import LIMIT_SECONDS
@@ -53,21 +53,21 @@ def joined(
     device = "cuda" if machine.gpus and asked != "cpu" else "cpu"
     card = ""
     if device == "cuda":
-        own = machine.gpus[card_of(world, len(machine.gpus))]
-        card = f"{own.mig_slice.value or own.uuid.value or own.index.value} of {_host()}"
+        gpu = machine.gpus[card_of(world, len(machine.gpus))]
+        card = f"{gpu.mig_slice.value or gpu.uuid.value or gpu.index.value} of {_host()}"
     limit = rank_timeout(LIMIT_SECONDS)
     with open_group(world, device=device, limit=limit, tell=tell) as group:
         facts = own_facts(manifest=read.manifest.model_dump_json(), overrides=overrides)
-        found = group.gather(({**facts, "device": device}, card))
-        problems = differences([each for each, _ in found])
-        problems += shared_cards([each for _, each in found])
+        gathered = group.gather(({**facts, "device": device}, card))
+        problems = differences([rank_facts for rank_facts, _ in gathered])
+        problems += shared_cards([rank_card for _, rank_card in gathered])
         if problems:
             raise WorldError("these ranks cannot train together", problems)
         try:
             yield group
         except BaseException as error:
             if world.is_first:
-                with suppress(BaseException):  # they may be further on, and learn of it there
+                with suppress(BaseException):  # ranks that are further on learn of it there
                     group.made_by_first(partial(_raise, error))
             raise
 

@@ -1,7 +1,7 @@
-"""A Job for Kubernetes with one pod for each machine, and the Service by which pods find the first.
+"""A Kubernetes Job with one pod per machine, and the Service through which pods find the first.
 
 A plain indexed Job works on every cluster since 1.24. Kubeflow's TrainJob needs a controller and a
-runtime that may not be installed, and its fields for volumes changed between releases.
+runtime that may not be installed, and its volume fields changed between releases.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from expert.core.errors import EXIT_DOES_NOT_FIT, EXIT_NO_SPACE, EXIT_USAGE
 from expert.jobs.launch.cluster import PORT, ClusterJob, start_line, yaml_text
 
 _SECONDS_TO_END = 10
-"""Of the time to save, for ranks to end after it."""
+"""Part of the time to save that is reserved for ranks to end."""
 
 
 def text(job: ClusterJob) -> str:
@@ -22,7 +22,7 @@ def text(job: ClusterJob) -> str:
         f"The claim {job.claim} must hold the folder of the expert as {job.folder}, and is where",
         "prepared data and runs go. Submit it with: kubectl apply -f FILE",
         "A pod that is evicted or fails is replaced, and the run resumes from its last checkpoint.",
-        "Applied again under the same name, the run is resumed; a new run needs another name.",
+        "Applied again under the same name, it resumes the run; a new run needs another name.",
     ]
     meta = {"name": job.name, **({"namespace": job.namespace} if job.namespace else {})}
     service = {
@@ -40,8 +40,8 @@ def text(job: ClusterJob) -> str:
 
 
 def _job(job: ClusterJob, meta: dict[str, str]) -> dict[str, Any]:
-    again = sorted([EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_NO_SPACE])  # would fail again
-    codes = {"containerName": "ranks", "operator": "In", "values": again}
+    fatal = sorted([EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_NO_SPACE])  # would fail again
+    codes = {"containerName": "ranks", "operator": "In", "values": fatal}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

@@ -1,4 +1,4 @@
-"""`expert train --gpus`: this very command, once for each card of this machine."""
+"""`expert train --gpus`: the same command once for each GPU of this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from expert.parallel.ranks import Ended
 
 GIVEN = "EXPERT_GIVEN_COMMAND"
-"""The command that a person gave, for those that were started for it."""
+"""The user's command, for processes started on its behalf."""
 PROGRAM = (sys.executable, "-P", "-m", "expert")
 """-P: a folder `expert` in the working directory is not this package."""
 
@@ -26,8 +26,8 @@ PROGRAM = (sys.executable, "-P", "-m", "expert")
 def train_on_ranks(
     argv: Sequence[str], cards: Cards, *, max_restarts: int, tell: Callable[[str], None]
 ) -> Ended:
-    """Run the command `argv` on every rank. After a restart the ranks resume the run that they had
-    made, from its newest checkpoint."""
+    """Run the command `argv` on every rank. After a restart, the ranks resume the run that they had
+    created from its newest checkpoint."""
     from expert.parallel.ranks import start_ranks
 
     words = without_options(argv[1:], ("--gpus", "--max-restarts"))
@@ -40,19 +40,19 @@ def train_on_ranks(
 
 
 def given_command(env: Mapping[str, str] = os.environ) -> list[str]:
-    """The command line that a person gave, also in a process that was started for it."""
+    """The user's command line, also in a process started on its behalf."""
     return list(json.loads(env[GIVEN])) if env.get(GIVEN) else list(sys.argv)
 
 
 def resuming(words: Sequence[str], run: Path | None) -> list[str]:
-    """The command that resumes a run; as it was given where nothing is saved there yet."""
+    """The command that resumes a run; unchanged if nothing is saved there yet."""
     if run is None or not has_saved(RunFolder(run)):
         return list(words)
     return [*without_options(with_resume_value(list(words)), (RESUME,)), RESUME, str(run)]
 
 
 def without_options(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    """A command line without options that take a value, as `--option value` or `--option=value`."""
+    """Remove options with a value, as `--option value` or `--option=value`, from a command line."""
     kept, waiting = [], list(words)
     while waiting:
         word = waiting.pop(0)

@@ -1,4 +1,4 @@
-"""A task for SkyPilot, to be started as a managed job: it is recovered where it is preempted."""
+"""A SkyPilot task, to be started as a managed job, which recovers from preemption."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from expert.jobs.launch.cluster import ClusterJob, start_line, yaml_text
 
 
 def text(job: ClusterJob) -> str:
-    """The task as YAML."""
     head = [
         f"{job.name}: {job.ranks} ranks, {job.gpus} on each of {job.nodes} machines.",
         f"Submit it with: sky jobs launch --name {job.name} FILE",
@@ -28,23 +27,23 @@ def text(job: ClusterJob) -> str:
 
 
 def _resources(job: ClusterJob) -> dict[str, Any]:
-    found: dict[str, Any] = {"infra": job.infra} if job.infra else {}
+    resources: dict[str, Any] = {"infra": job.infra} if job.infra else {}
     if not job.on_cpu:
-        found["accelerators"] = f"{job.accelerator}:{job.gpus}"
-    found["cpus"] = f"{job.cpus * job.gpus}+"
+        resources["accelerators"] = f"{job.accelerator}:{job.gpus}"
+    resources["cpus"] = f"{job.cpus * job.gpus}+"
     if job.memory:
-        found["memory"] = f"{job.memory.rstrip('GBgbi')}+"
+        resources["memory"] = f"{job.memory.rstrip('GBgbi')}+"
     if job.image:
-        found["image_id"] = f"docker:{job.image}"
+        resources["image_id"] = f"docker:{job.image}"
     return {
-        **found,
+        **resources,
         "use_spot": job.spot,
         "job_recovery": {"max_restarts_on_errors": job.restarts},
     }
 
 
 def _script(job: ClusterJob) -> str:
-    # The number of a managed job stays when it is recovered.
+    # A managed job keeps its number when it is recovered.
     runs, cache = f"{job.shared}/runs/$SKYPILOT_TASK_ID", f"{job.shared}/cache/{job.name}"
     words = job.train_words(runs)
     words += ["--set", f"training.config.pretokenized_cache={cache}"]

@@ -1,4 +1,4 @@
-"""A batch script for Slurm: one task for each rank, requeued and resumed when it is preempted."""
+"""A Slurm batch script: one task per rank, requeued and resumed after preemption."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _SCRIPT = """\
 # Submit it with: sbatch FILE
 {directives}
 
-# Every task is a rank: expert reads its number, and where rank 0 is, from Slurm's variables.
+# Every task is a rank: expert reads its number and the address of rank 0 from Slurm's variables.
 set -u
 runs={shared}/runs/{name}-$SLURM_JOB_ID
 mkdir -p "$runs"
-# The first rank that fails says why, and with which code: that of srun is the largest of all.
+# The first rank that fails records why, and its exit code: srun returns the largest one of all.
 export TORCHELASTIC_ERROR_FILE=$runs/failure.json
 rm -f "$TORCHELASTIC_ERROR_FILE"
 {setup}
-# {warning} seconds before the time limit or before it has to make room, Slurm sends USR1 to this
-# script alone: the ranks are asked to save and end, and the job is queued again. TERM comes with
-# scancel, scontrol requeue and preemption; Slurm sends it to the ranks itself, they save and end.
+# {warning} seconds before the time limit or preemption, Slurm sends USR1 to this script only: it
+# asks the ranks to save and end, and requeues the job. TERM comes with scancel, scontrol requeue
+# and preemption; Slurm sends it to the ranks itself, which save and end.
 requeue=no
 stopped=no
 save_and_requeue() {{
@@ -37,7 +37,7 @@ srun --kill-on-bad-exit=1 --cpus-per-task={cpus} \\
 ranks=$!
 wait "$ranks"
 code=$?
-while kill -0 "$ranks" 2>/dev/null; do  # a signal ends `wait`, not the ranks
+while kill -0 "$ranks" 2>/dev/null; do  # a signal ends `wait`, but not the ranks
     wait "$ranks"
     code=$?
 done
@@ -46,10 +46,10 @@ if [ "$code" -ne 0 ] && [ -f "$TORCHELASTIC_ERROR_FILE" ]; then
     code=$(grep -o '"exit_code": [0-9]*' "$TORCHELASTIC_ERROR_FILE" | grep -o '[0-9]*$')
 fi
 
-# After a crash the job is queued again at most {restarts} times. Not after what would fail again:
+# After a crash the job is requeued at most {restarts} times; not after errors that would repeat:
 # 2 wrong command line or manifest, 3 does not fit, 75 no space on the disk.
 case $requeue-$code in
-    yes-0) requeue=no ;;  # it was finished meanwhile
+    yes-0) requeue=no ;;  # it finished meanwhile
     no-0 | no-2 | no-3 | no-75) ;;
     no-*)
         echo "$code" >>"$runs/crashes"
@@ -57,7 +57,7 @@ case $requeue-$code in
         ;;
 esac
 if [ "$requeue" = yes ] && [ "$stopped" = no ]; then
-    echo "ended with code $code: queued again, to resume"
+    echo "ended with code $code: requeued, to resume"
     scontrol requeue "$SLURM_JOB_ID" && exit 0
 fi
 exit "$code"
@@ -65,7 +65,6 @@ exit "$code"
 
 
 def script(job: ClusterJob) -> str:
-    """The whole script."""
     title = f"{job.name}: {job.ranks} ranks, {job.gpus} on each of {job.nodes} machines"
     if job.nodes == 1:
         title = f"{job.name}: {job.ranks} ranks on one machine"
@@ -84,7 +83,7 @@ def script(job: ClusterJob) -> str:
 
 
 def _directives(job: ClusterJob) -> list[str]:
-    found = [
+    directives = [
         f"job-name={job.name}",
         f"nodes={job.nodes}",
         f"ntasks-per-node={job.gpus}",
@@ -94,9 +93,9 @@ def _directives(job: ClusterJob) -> list[str]:
     ]
     for name in ("time", "partition", "account", "qos"):
         value = getattr(job, name)
-        found += [f"{name}={value}"] if value else []
+        directives += [f"{name}={value}"] if value else []
     return [
-        *found,
+        *directives,
         f"signal=B:USR1@{job.warning}",
         "requeue",
         f"output={job.name}-%j.log",

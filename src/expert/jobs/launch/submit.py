@@ -1,4 +1,4 @@
-"""The file that starts a run on a cluster is written, and submitted."""
+"""Writes the file that starts a run on a cluster, and submits it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class SubmitFailed(LaunchError):
 
 
 def text_of(job: ClusterJob) -> str:
-    """The file that starts a job."""
+    """The contents of the job file."""
     texts = {"slurm": slurm.script, "kubernetes": kubernetes.text, "skypilot": skypilot.text}
     return texts[job.on](job)
 
 
 def write_job(job: ClusterJob, to: Path | None) -> Path:
-    """Write the file; beside the manifest where no other place was named."""
+    """Write the file; by default next to the manifest."""
     file = to or job.source.parent / f"{job.name}{SCHEDULERS[job.on].ending}"
     if file.is_relative_to(Path.cwd()):
         file = file.relative_to(Path.cwd())
@@ -35,13 +35,12 @@ def write_job(job: ClusterJob, to: Path | None) -> Path:
 
 
 def submit_command(job: ClusterJob, file: Path) -> list[str]:
-    """The command that submits the file."""
     more = ["--name", job.name] if job.on == "skypilot" else []
     return [*SCHEDULERS[job.on].submitted_by, *more, str(file)]
 
 
 def submit(job: ClusterJob, file: Path) -> str:
-    """Submit the file; what the scheduler answered."""
+    """Submit the file; returns the scheduler's answer."""
     refuse_absent_program(job.on)
     command = submit_command(job, file)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -55,7 +54,7 @@ def submit(job: ClusterJob, file: Path) -> str:
 
 
 def refuse_absent_program(on: System) -> None:
-    """Raise where the program that submits is not installed, before anything is written."""
+    """Raise if the submitting program is not installed, before anything is written."""
     program, install = SCHEDULERS[on].submitted_by[0], SCHEDULERS[on].install
     if shutil.which(program) is None:
         raise LaunchError(f"--submit: {program} is not installed here  ({install})")

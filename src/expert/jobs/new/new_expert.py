@@ -57,6 +57,12 @@ epochs and 100 % after 5."""
 LOOKED_AT = 50
 """Rows that are read closely to understand a file."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_OPTIONS = {
+    "training.dataset.json_values: true": "--json-values",
+    "training.dataset.field_mapping.messages": "--map messages=COLUMN",
+    "training.dataset.field_mapping": "--map",
+}
+"""What is written in a manifest, where there is none yet."""
 _STARTS = {
     "sql": re.compile(r"\s*(?:SELECT|WITH|INSERT|UPDATE|DELETE|CREATE)\s", re.IGNORECASE),
     "cypher": re.compile(r"\s*(?:MATCH|OPTIONAL MATCH|MERGE|UNWIND|CREATE\s*\()\s*", re.IGNORECASE),
@@ -278,7 +284,10 @@ def _look(data: Path, asked: Mapping[str, Any]) -> _Looked:
         columns = understand_columns(seen, DatasetSpec(**asked))
     except DataError as error:
         what, _, how = str(error).partition("  (")
-        if "field_mapping" in how:  # there is no manifest yet
+        talks = re.match(r"training\.dataset\.field_mapping\.messages: (.+) reads", how)
+        if talks:  # there is no manifest yet
+            how = f"--map messages={talks[1]} reads its conversations"
+        elif "field_mapping" in how:
             how = "--map instruction=COLUMN --map response=COLUMN names them"
         raise CannotMake(f"--from {data}: {what}  ({how.removesuffix(')')})") from None
     read = [example_of(row, columns) for row in rows]
@@ -286,6 +295,8 @@ def _look(data: Path, asked: Mapping[str, Any]) -> _Looked:
     if not examples:
         bad = next((each for each in read if isinstance(each, BadRow)), None)
         why = bad.reason if bad is not None else "none is preferred"
+        for key, option in _OPTIONS.items():
+            why = why.replace(key, option)
         raise CannotMake(f"--from {data}: no row can be trained on: {why}")
     good = sum(isinstance(each, Example | Dropped) for each in read)
     return _Looked(columns, seen, examples, len(found), len(found) - good)

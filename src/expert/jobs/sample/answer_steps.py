@@ -1,13 +1,13 @@
-"""The scores of every row's next token, step by step: the two ways to continue some prompts.
+"""Decoding steps: the scores of every row's next token, in two implementations.
 
-Where a model allows it, keys and values are in memory at fixed addresses: prompts are read in
-groups of their own lengths, and on a card the step is captured once as a CUDA graph and replayed.
-Other models (some layers see only a window, or keep a state) use transformers' growing cache.
+If a model allows it, the KV cache is at a fixed address: prompts are read in groups by length, and
+on a GPU the step is captured as a CUDA graph and replayed. Other models (with sliding windows or
+recurrent states) use transformers' growing cache.
 
-Measured against transformers' own generate (tiny, batched, one CPU thread, same answers): 147
-tokens/s here, 122 with its dynamic and 118 with its static cache on JSON rows; 327, 252 and 141 on
-SQL rows (docs/benchmarks/answers-generate-cpu.json). It also has no CUDA graph without compiling:
-captured steps are 2.0 to 2.5 times as fast as the growing cache on an H200 (answers-h200.json).
+Compared with transformers' generate (tiny, batched, one CPU thread, same answers): 147 tokens/s
+here, 122 with its dynamic and 118 with its static cache on JSON rows; 327, 252 and 141 on SQL rows
+(docs/benchmarks/answers-generate-cpu.json). It also has no CUDA graphs without compiling: captured
+steps are 2.0 to 2.5 times as fast as the growing cache on an H200 (answers-h200.json).
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
     from expert.run.stored.load import Trained
 
 CLEAR_BELOW = 0.75
-"""Rows that have ended stay in the batch until this share of it is left: taking them out copies the
+"""Finished rows stay in the batch until only this share is unfinished: removing them copies the
 whole cache."""
 CLEAR_RECORDED_BELOW = 0.5
-"""The same where the step must be captured again afterwards."""
+"""The same if the step must be captured again afterwards."""
 ENDLESS = 2**31
-"""Context of a model that does not tell where its own ends."""
+"""Context of a model that does not declare one."""
 ROOM = {"cpu": 32, "cuda": 128}
-"""Tokens to come that memory is taken for at once. More of them are looked at in vain, fewer are
-recorded more often, which takes about as long as three steps that are not."""
+"""Tokens for which the cache is extended at a time. More of them are attended in vain, fewer are
+captured more often, which takes about as long as three uncaptured steps."""
 
 
 MOST_ROWS = {"cpu": 128, "cuda": 512}
-"""At once. 300 answers of 25 tokens took `tiny` 4.1 s on one CPU core with 128 rows, 4.0 s with 64,
-5.5 s with 32. A step of a small model takes a card as long for a few rows as for hundreds: 512 is
-reckoned from that, not measured."""
+"""Largest batch. 300 answers of 25 tokens took `tiny` 4.1 s on one CPU core with 128 rows, 4.0 s
+with 64, 5.5 s with 32. On a GPU, a step of a small model takes as long for a few rows as for
+hundreds: 512 is derived from that, not measured."""
 CACHE_SHARE = 0.4
-"""Of the memory that is free, for keys and values."""
+"""Share of free memory for keys and values."""
 
 Group = Sequence[Sequence[int]]
 """Prompts that are read together, as tokens."""
 
 
 class Speaker:
-    """A model that answers, and how it does so on its device."""
+    """A model that generates answers on its device."""
 
     def __init__(self, trained: Trained, note: Callable[[str], None] = lambda text: None) -> None:
         from expert.model.fixed_cache import can_be_fixed
@@ -55,7 +55,7 @@ class Speaker:
         prompts = trained.loaded.soft_prompts
         self.soft: Tensor | None = prompts.rows().detach() if prompts is not None else None
         self.lead = len(self.soft) if self.soft is not None else 0
-        """Places that stand before every prompt."""
+        """Positions of the soft prompt before every prompt."""
         config = self.model.config.get_text_config()
         self.context: int = getattr(config, "max_position_embeddings", None) or ENDLESS
         self.fixed = can_be_fixed(self.model)
@@ -63,17 +63,17 @@ class Speaker:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens have a score."""
+        """Number of tokens that have a score."""
         return int(self.model.get_output_embeddings().weight.shape[0])
 
     @property
     def number_bytes(self) -> int:
-        """Of a number of the model."""
+        """Bytes of a number of the model."""
         return max(2, int(next(self.model.parameters()).element_size()))
 
     @property
     def remembered_bytes(self) -> int:
-        """Of keys and values a token; 0 where the model does not tell its shape."""
+        """Bytes of keys and values per token; 0 if the model's shape is unknown."""
         config = self.model.config.get_text_config()
         heads = getattr(config, "num_attention_heads", None)
         layers = getattr(config, "num_hidden_layers", None)
@@ -84,7 +84,6 @@ class Speaker:
         return 2 * int(layers) * int(groups) * int(width) * self.number_bytes
 
     def free_bytes(self) -> int:
-        """Of memory on its device."""
         import psutil
         import torch
 
@@ -95,30 +94,30 @@ class Speaker:
         return int(psutil.virtual_memory().available)
 
     def begin(self, groups: Sequence[Group], room: int) -> Steps:
-        """Read some prompts, longest first, to be answered with so many tokens at most; all in one
-        group where memory cannot be fixed."""
+        """Read prompts, longest first, for answers of at most `room` tokens; all must be in one
+        group if the cache cannot be fixed."""
         return FixedSteps(self, groups, room) if self.fixed else GrowingSteps(self, groups)
 
     def recorder(self) -> Capture | None:
-        """Who records the steps of a batch. Each has its own: where memory ran out while one was
-        recording, its own is not to be trusted any more."""
+        """Captures the steps of one batch. Each batch gets its own: after running out of memory
+        during a capture it cannot be trusted any more."""
         return recorder_of(self.device) if self._can_record else None
 
     def cannot_record(self, reason: str) -> None:
-        """Steps are launched kernel by kernel from here on: it is slower, and says the same."""
+        """Stop capturing: slower, with the same answers."""
         self._can_record = False
         self.note(f"answers were generated without CUDA graphs, more slowly: a step {reason}")
 
 
 def recorder_of(device: torch.device) -> Capture | None:
-    """Who records a step; None where every kernel is launched by itself."""
+    """Captures steps; None if kernels are launched one by one."""
     from expert.parallel.graphs import CudaCapture
 
     return CudaCapture() if device.type == "cuda" else None
 
 
 def read(speaker: Speaker, group: Group) -> tuple[Any, Tensor, Tensor]:
-    """Read some prompts, left-padded: what was remembered, the scores of what follows, the mask."""
+    """Read left-padded prompts: returns the KV cache, the next tokens' scores and the mask."""
     import torch
 
     model, soft, lead, device = speaker.model, speaker.soft, speaker.lead, speaker.device
@@ -129,15 +128,15 @@ def read(speaker: Speaker, group: Group) -> tuple[Any, Tensor, Tensor]:
         ids[place, width - len(prompt) :] = torch.tensor(prompt)
         mask[place, width - len(prompt) - lead :] = 1
     ids, mask = ids.to(device), mask.to(device)
-    given = {"input_ids": ids}
+    inputs = {"input_ids": ids}
     if soft is not None:
         words = model.get_input_embeddings()(ids)
         for place, prompt in enumerate(group):
             end = width - len(prompt)
             words[place, end - lead : end] = soft.to(words.device, words.dtype)
-        given = {"inputs_embeds": words}
+        inputs = {"inputs_embeds": words}
     output = model(
-        **given,
+        **inputs,
         attention_mask=mask,
         position_ids=(mask.cumsum(1) - 1).clamp(min=0),
         use_cache=True,
@@ -153,18 +152,18 @@ class Steps(Protocol):
     """Of the next token of every row."""
 
     def go_on(self, tokens: Tensor) -> None:
-        """One token more to every row."""
+        """Add a token to every row."""
 
     def keep(self, index: Tensor) -> None:
-        """Only these rows are left."""
+        """Keep only these rows."""
 
     @property
     def clear_below(self) -> float:
-        """The share of rows that must be left for the others to stay, too."""
+        """Finished rows stay until less than this share is unfinished."""
 
 
 class GrowingSteps:
-    """With transformers' own cache, which is copied at every step."""
+    """With transformers' cache, which is copied at every step."""
 
     clear_below = CLEAR_BELOW
 
@@ -177,7 +176,7 @@ class GrowingSteps:
         import torch
 
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
-        # Rows that have ended continue past the context, and are ignored.
+        # Finished rows continue past the context, and are ignored.
         positions = (self._mask.sum(1, keepdim=True) - 1).clamp(max=self._speaker.context - 1)
         output = self._speaker.model(
             input_ids=tokens[:, None],
@@ -195,7 +194,7 @@ class GrowingSteps:
 
 
 class FixedSteps:
-    """In memory that stays where it is, recorded where there is somebody who can."""
+    """With a KV cache at a fixed address, and CUDA graphs if possible."""
 
     def __init__(self, speaker: Speaker, groups: Sequence[Group], room: int) -> None:
         import torch
@@ -218,14 +217,14 @@ class FixedSteps:
         self._forget()
 
     def join(self, groups: Sequence[Group], rows: Sequence[int]) -> None:
-        """Read more prompts, in the order of these rows, which nobody needs any more."""
+        """Read more prompts into these finished rows, in their order."""
         width = max(len(prompt) for group in groups for prompt in group) + self._speaker.lead
         if width > self._cache.filled:
             self._reframe(width - self._cache.filled, self._more_room(width))
         self._put(groups, rows)
 
     def make_room(self, needed: Tensor) -> None:
-        """Where all places are filled, let go of those that only other rows have, and add more."""
+        """If the cache is full, drop positions that no `needed` row uses, and extend it."""
         if not self._cache.is_full:
             return
         spare = int(self._mask[needed, 0, 0].int().argmax(1).min())
@@ -236,7 +235,7 @@ class FixedSteps:
 
         cache, first = self._cache, 0
         for group in groups:
-            past, found, mask = read(self._speaker, group)
+            past, scores, mask = read(self._speaker, group)
             index = torch.tensor(rows[first : first + len(group)], device=self._speaker.device)
             cache.put(past, index)
             own = torch.zeros((len(group), cache.size), dtype=torch.bool, device=mask.device)
@@ -244,10 +243,10 @@ class FixedSteps:
             self._mask[index, 0, 0] = own
             self._positions[index] = mask.sum(1, keepdim=True) - 1
             if not len(self.scores):
-                self.scores = found.new_zeros((cache.rows, found.shape[1]))
-            self.scores[index] = found
+                self.scores = scores.new_zeros((cache.rows, scores.shape[1]))
+            self.scores[index] = scores
             first += len(group)
-            del past  # before the next group's is made
+            del past  # before the next group's cache is allocated
 
     @property
     def clear_below(self) -> float:
@@ -273,7 +272,7 @@ class FixedSteps:
         self._tokens, self.scores = self._tokens[index], self.scores[index]
 
     def _reframe(self, before: int, room: int) -> None:
-        """Places before the first are added or, below 0, dropped; with room for more tokens."""
+        """Add positions at the start, or drop them if negative, with room for more tokens."""
         import torch.nn.functional as F
 
         from expert.model.fixed_cache import even
@@ -289,8 +288,8 @@ class FixedSteps:
         return max(1, min(at_once, self._most - filled))
 
     def _forget(self) -> None:
-        """What was recorded reads memory that is no longer used; the first step of a new shape is
-        not recorded, as kernels are chosen and given their workspace in it."""
+        """Drop the graph, which reads memory that is no longer in use. The first step of a new
+        shape is not captured, because kernels are tuned and given workspace in it."""
         self._replay = None
         self._past = self._cache.for_transformers()
         self._warm = False
@@ -308,8 +307,8 @@ class FixedSteps:
         self.scores = scores
 
     def _step(self) -> tuple[Tensor]:
-        """One step: everything it changes is on the device."""
-        # Rows that have ended continue past the context, and are ignored.
+        """One step; everything it changes is on the device."""
+        # Finished rows continue past the context, and are ignored.
         self._positions.add_(1).clamp_(max=self._speaker.context - 1)
         self._mask.index_fill_(3, self._cache.place, True)
         output = self._speaker.model(

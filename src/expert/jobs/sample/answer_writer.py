@@ -1,4 +1,4 @@
-"""What follows an answer while it is generated: its text as it comes, and where it ends."""
+"""Follows an answer while it is generated: its text so far, and where it ends."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Tell = Callable[[str], None]
-"""Told the text as it comes, piece by piece."""
+"""Gets the text piece by piece."""
 
 
 def cut_at(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first of the stops begins; None where none occurs."""
+    """Where the first stop sequence starts; None if there is none."""
     places = [text.index(stop) for stop in stops if stop and stop in text]
     return min(places) if places else None
 
 
 def begun_stop(text: str, stops: Sequence[str]) -> int:
-    """Characters at the end of a text that may be the beginning of a stop."""
+    """Number of characters at the end of a text that may be the start of a stop sequence."""
     longest = max((len(stop) for stop in stops), default=1) - 1
     ends = range(min(longest, len(text)), 0, -1)
     return next((n for n in ends if any(s[:n] == text[-n:] for s in stops if len(s) > n)), 0)
 
 
 class AnswerWriter:
-    """Follows the tokens of one answer, reports its text, and knows when it has ended."""
+    """Collects the tokens of one answer, reports its text, and knows when it has ended."""
 
     def __init__(
         self,
@@ -39,31 +39,30 @@ class AnswerWriter:
         self.ids: list[int] = []
         self.ended = False
         self._tokenizer, self._ends, self._stops = tokenizer, ends, stops
-        self._tell, self._strip, self._told = tell, strip, 0
+        self._tell, self._strip, self._shown = tell, strip, 0
         self._special = special or bool(stops)
 
     def take(self, token: int) -> None:
-        """One token more."""
         self.ids.append(token)
         self.ended = token in self._ends or self._has_stop()
         if self._tell is None:
             return
         shown = self.text()
-        # A character may still lack bytes, and a stop its end.
+        # A character may still be missing bytes, and a stop sequence its end.
         if not self.ended and not shown.endswith("\ufffd"):
             shown = shown[: len(shown) - begun_stop(shown, self._stops)]
-            self._tell(shown[self._told :])
-            self._told = max(self._told, len(shown))
+            self._tell(shown[self._shown :])
+            self._shown = max(self._shown, len(shown))
 
     def end(self) -> None:
-        """No more tokens: tell what was held back."""
+        """Report the text that was held back."""
         if self._tell is not None:
-            self._tell(self.text()[self._told :])
+            self._tell(self.text()[self._shown :])
 
     def text(self, *, special: bool = False) -> str:
-        """What was said, without what ended it; on request with its special tokens."""
-        said = [token for token in self.ids if token not in self._ends]
-        text = self._decoded(said, special=special or self._special)
+        """The text without what ended it; on request with its special tokens."""
+        ids = [token for token in self.ids if token not in self._ends]
+        text = self._decoded(ids, special=special or self._special)
         place = cut_at(text, self._stops)
         text = text if place is None else text[:place]
         return text.strip() if self._strip else text
@@ -71,7 +70,7 @@ class AnswerWriter:
     def _has_stop(self) -> bool:
         if not self._stops:
             return False
-        # A character has at most four tokens; more are decoded only where that finds something.
+        # A character has at most four tokens; everything is decoded only if the tail has a stop.
         tail = self._decoded(self.ids[-4 * max(map(len, self._stops)) - 8 :])
         found = cut_at(tail, self._stops) is not None
         return found and cut_at(self._decoded(self.ids), self._stops) is not None

@@ -1,4 +1,4 @@
-"""How tokens are chosen: the manifest's decoding with what was asked for on top."""
+"""How tokens are chosen: the manifest's decoding with the user's overrides."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 CHARACTER_TEMPERATURE = 0.8
-"""For the character model where nothing is asked for: the likeliest character alone soon repeats
-itself."""
+"""Default for the character model: always taking the most likely character soon repeats itself."""
 
 
 class CannotSample(ExpertError):
-    """A prompt or a way of decoding that this model has no use for."""
+    """A prompt or decoding option that this model does not support."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingSettings:
-    """How tokens are chosen."""
-
     temperature: float
     top_p: float
     top_k: int | None
@@ -37,9 +34,11 @@ class DecodingSettings:
     stop_sequences: tuple[str, ...]
 
 
-def settle_decoding(plan: RunPlan, asked: Mapping[str, Any]) -> tuple[DecodingSettings, list[str]]:
-    """The manifest's decoding with what was asked for laid over it, and what is to be said."""
-    given = {key: value for key, value in asked.items() if value is not None}
+def settle_decoding(
+    plan: RunPlan, overrides: Mapping[str, Any]
+) -> tuple[DecodingSettings, list[str]]:
+    """The manifest's decoding with overrides, and notes for the user."""
+    given = {key: value for key, value in overrides.items() if value is not None}
     base = {**Defaults().model_dump(), **plan.decoding}
     merged = {key: given.get(key, base[key]) for key in DecodingSettings.__annotations__}
     merged["stop_sequences"] = tuple(merged["stop_sequences"])
@@ -64,12 +63,12 @@ def settle_decoding(plan: RunPlan, asked: Mapping[str, Any]) -> tuple[DecodingSe
 
 
 def generation_config(how: DecodingSettings, ends: Sequence[int]) -> Any:
-    """The settings of transformers' generate; at temperature 0 the likeliest token is taken."""
+    """Settings for transformers' generate; greedy at temperature 0."""
     transformers: Any = importlib.import_module("transformers")
     options: dict[str, Any] = {"do_sample": False}
     if how.temperature > 0:
         options = {"do_sample": True, "temperature": how.temperature, "top_p": how.top_p}
-        # Zero turns it off; left out, transformers would take the 50 likeliest.
+        # Zero turns it off; by default transformers would use 50.
         options |= {"top_k": how.top_k or 0, "min_p": how.min_p or None}
     return transformers.GenerationConfig(
         **options,
@@ -82,6 +81,6 @@ def generation_config(how: DecodingSettings, ends: Sequence[int]) -> Any:
 
 
 def end_tokens(encoder: Any, template: Template) -> list[int]:
-    """The tokens that end an answer: the template's, and the tokenizer's own."""
-    found = (encoder.tokenizer.token_to_id(text) for text in (template.stop, encoder.special.eos))
-    return list(dict.fromkeys(token for token in found if token is not None))
+    """The tokens that end an answer: the template's and the tokenizer's."""
+    tokens = (encoder.tokenizer.token_to_id(text) for text in (template.stop, encoder.special.eos))
+    return list(dict.fromkeys(token for token in tokens if token is not None))

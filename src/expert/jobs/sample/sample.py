@@ -1,4 +1,4 @@
-"""The job behind `expert sample`: a trained expert answers, or continues a text."""
+"""`expert sample`: a trained expert answers prompts or continues a text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from expert.core.text import counted
 from expert.data.examples.tools import tool_names, tools_of
 from expert.data.records import Example, Segment, Turn, UnfitRow
 from expert.jobs.sample.answer_steps import Speaker
-from expert.jobs.sample.answer_writer import AnswerWriter, Tell, cut_at
+from expert.jobs.sample.answer_writer import AnswerWriter, Tell, begun_stop, cut_at
 from expert.jobs.sample.decoding import CannotSample, DecodingSettings, end_tokens, settle_decoding
 from expert.jobs.sample.token_choice import TokenChoice
 from expert.run.stored.choose_checkpoint import choose
@@ -28,30 +28,30 @@ if TYPE_CHECKING:
 
 
 Begin = Callable[[str, bool], None]
-"""Called with the prompt, and whether it is continued as plain text, before the first token."""
+"""Called before the first token with the prompt and whether it is continued as plain text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What became of one prompt."""
+    """The answer to one prompt."""
 
     prompt: str
     text: str
     tokens: int
     ended: bool
-    """It came to its end; otherwise it was cut at max_new_tokens."""
+    """It is complete; otherwise it was cut at max_new_tokens."""
     note: str = ""
-    """What is to be said of it."""
+    """A remark for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """All prompts, and what is needed to get the same texts again."""
+    """All answers, and what is needed to reproduce them."""
 
     run: Path
     checkpoint: str
     plain: bool
-    """The prompts were continued as they stand, without a template."""
+    """The prompts were continued as they are, without a template."""
     seed: int
     decoding: DecodingSettings
     notes: tuple[str, ...]
@@ -60,7 +60,7 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """A trained expert that is loaded, and how it answers."""
+    """A loaded expert, and how it answers."""
 
     run: Path
     trained: Trained
@@ -69,7 +69,7 @@ class Ready:
     decoding: DecodingSettings
     notes: tuple[str, ...]
     tools: str = ""
-    """As JSON, those that the model is offered with every prompt."""
+    """As JSON: the tools offered with every prompt."""
 
 
 def sample(
@@ -81,12 +81,12 @@ def sample(
     tell: Tell = lambda piece: None,
     **how: Any,
 ) -> Samples:
-    """Answer every prompt with what a run trained.
+    """Answer every prompt with a trained run.
 
-    `how`: what `ready` takes. `begin` and `tell` follow the work.
+    `how`: arguments of `ready`. `begin` and `tell` report progress.
     """
     loaded = ready(run, prompts, system=system, **how)
-    done = [
+    samples = [
         Conversation(loaded, system=system).ask(prompt, begin=begin, tell=tell)
         for prompt in prompts
     ]
@@ -96,8 +96,8 @@ def sample(
         plain=loaded.plain,
         seed=loaded.seed,
         decoding=loaded.decoding,
-        notes=(*dict.fromkeys(each.note for each in done if each.note), *loaded.notes),
-        samples=tuple(done),
+        notes=(*dict.fromkeys(answer.note for answer in samples if answer.note), *loaded.notes),
+        samples=tuple(samples),
     )
 
 
@@ -114,10 +114,10 @@ def ready(
     tools: Path | None = None,
     loading: Callable[[str], None] = lambda what: None,
 ) -> Ready:
-    """A trained run, loaded to answer; what cannot be answered is refused before that.
+    """Load a trained run; what it cannot answer is refused before loading.
 
-    `decoding` holds what differs from the manifest's; `plain` continues prompts as they stand, None
-    decides by the data. `tools` is a file that names them; None: those of the first training row.
+    `decoding`: overrides of the manifest's; `plain`: continue prompts as they are, None: decide by
+    the data. `tools`: a file with tools; None: those of the first training row.
     """
     from expert.data.plain_text import FirstRow, trained_on_text
 
@@ -130,7 +130,7 @@ def ready(
         raise CannotSample("--system: continued text has no system turn  (put it into the prompt)")
     if not continues and any(not prompt.strip() for prompt in prompts):
         raise CannotSample("--prompt: is empty  (write a question)")
-    offered, told = _offered(first, tools, continues=continues)
+    offered, tool_notes = _offered(first, tools, continues=continues)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remark = base_remark(folder, plan)
     loading(f"loading {plan.model.name} and {choice.name} of {folder.path}")
@@ -140,14 +140,13 @@ def ready(
         plain=continues,
         seed=secrets.randbelow(2**31) if seed is None else seed,
         decoding=how,
-        notes=(*notes, *told, *([remark] if remark else [])),
+        notes=(*notes, *tool_notes, *([remark] if remark else [])),
         tools=offered,
     )
 
 
 def _offered(first: FirstRow, file: Path | None, *, continues: bool) -> tuple[str, list[str]]:
-    """The tools of a prompt, and notes on them: a run trained on calls expects
-    some."""
+    """The tools of a prompt, and notes on them: a run trained on calls expects some."""
     if continues and file is not None:
         raise CannotSample("--tools: continued text makes no calls  (leave it out)")
     if continues or file is not None:
@@ -163,13 +162,13 @@ def _offered(first: FirstRow, file: Path | None, *, continues: bool) -> tuple[st
 def prompt_text(
     template: Template, prompt: str, *, system: str = "", plain: bool = False, tools: str = ""
 ) -> str:
-    """What the model is given: a conversation that ends where the answer begins, or plain text."""
+    """The model's input: a conversation up to where the answer starts, or plain text."""
     if not plain:
         turns = [Turn("system", system)] if system else []
         return template.prompt([*turns, Turn("user", prompt)], tools)
     segments: list[Segment] = template.segments(Example(text=prompt))
     whole = "".join(segment.text for segment in segments)
-    return whole[: whole.rindex(prompt) + len(prompt)]  # without the end that training adds
+    return whole[: whole.rindex(prompt) + len(prompt)]  # without the end token of training
 
 
 # --- characters ----------------------------------------------------------------------------------
@@ -185,24 +184,26 @@ def _continue_characters(loaded: Ready, prompt: str, begin: Begin, tell: Tell) -
     encoder, module = trained.encoder, trained.loaded.module
     assert isinstance(encoder, CharacterEncoder)
     assert isinstance(module, CharGpt)
-    # A text begins after the end of another one, which in most corpora is a line's.
+    # A text starts after the end of another, which in most corpora is a line break.
     start = prompt or ("\n" if "\n" in encoder.characters else encoder.characters[0])
     ids = encoder.encode([[Segment(start, learn=False)]]).ids.tolist()
     tokens = torch.tensor([ids], device=trained.device)
     generator = torch.Generator(trained.device).manual_seed(loaded.seed)
     begin(prompt, loaded.plain)
-    text, ended, count = "", False, 0
-    while count < how.max_new_tokens and not ended:
+    text, shown, count = "", 0, 0
+    cut: int | None = None
+    while count < how.max_new_tokens and cut is None:
         tokens = module.generate(tokens, 1, how.temperature, how.top_k, generator)
         count += 1
-        piece = encoder.decode(tokens[0, -1:].tolist())
-        text += piece
+        text += encoder.decode(tokens[0, -1:].tolist())
         cut = cut_at(text, how.stop_sequences)
-        ended = cut is not None
-        if not ended:
-            tell(piece)
-    text = text if not ended else text[: cut_at(text, how.stop_sequences)]
-    return Sample(prompt=prompt, text=text, tokens=count, ended=ended)
+        if cut is None:
+            safe = max(shown, len(text) - begun_stop(text, how.stop_sequences))
+            tell(text[shown:safe])
+            shown = safe
+    text = text[:cut]
+    tell(text[shown:])  # a stop sequence that was begun but not completed
+    return Sample(prompt=prompt, text=text, tokens=count, ended=cut is not None)
 
 
 # --- transformers models -------------------------------------------------------------------------
@@ -216,7 +217,7 @@ def generate(
     begin: Begin = lambda prompt, plain: None,
     tell: Tell = lambda piece: None,
 ) -> Sample:
-    """What follows a text as the model is given it; `prompt`: the part of it that was asked."""
+    """What follows `text`, the model's whole input; `prompt`: the part that was asked."""
     import torch
 
     from expert.data.tokens.encoder import TextEncoder
@@ -261,7 +262,7 @@ def generate(
 
 
 def _room_left(speaker: Speaker, prompt_tokens: int, model: str) -> int:
-    """Tokens that an answer may have; positions beyond its context were never trained."""
+    """Tokens left for an answer; positions beyond the context were never trained."""
     taken = prompt_tokens + speaker.lead
     if taken >= speaker.context:
         raise CannotSample(
@@ -273,29 +274,29 @@ def _room_left(speaker: Speaker, prompt_tokens: int, model: str) -> int:
 
 
 class NoTools(ExpertError):
-    """A file that names no tools."""
+    """A file without tools."""
 
 
 def tools_in(file: Path) -> str:
-    """The tools of a JSON file: a list of them, or a row that has a field `tools`."""
+    """The tools in a JSON file: a list of them, or a row with a field `tools`."""
     how = "a JSON list of functions as OpenAI has them, or a file of rows with a column tools"
     try:
         text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "no text"
+        why = getattr(error, "strerror", None) or "it is not a text file"
         raise NoTools(f"--tools {file}: {why}  ({how})") from None
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = _first_line(text)
-    given = value.get("tools") if isinstance(value, dict) else value
+    tools = value.get("tools") if isinstance(value, dict) else value
     try:
-        found = tools_of(given, "tools")
+        checked = tools_of(tools, "tools")
     except UnfitRow as fault:
         raise NoTools(f"--tools {file}: {fault}  ({how})") from None
-    if not found:
+    if not checked:
         raise NoTools(f"--tools {file}: there are no tools in it  ({how})")
-    return found
+    return checked
 
 
 def _first_line(text: str) -> object:
@@ -306,7 +307,7 @@ def _first_line(text: str) -> object:
 
 
 class Conversation:
-    """A loaded expert asked again and again; a text that is continued has nothing before it."""
+    """Several prompts to a loaded expert; continued texts do not depend on earlier ones."""
 
     def __init__(self, loaded: Ready, *, system: str = "") -> None:
         self._loaded, self._system = loaded, system
@@ -314,7 +315,7 @@ class Conversation:
 
     @property
     def remembers(self) -> bool:
-        """Whether an answer depends on the turns before it."""
+        """Whether an answer depends on earlier turns."""
         return not self._loaded.plain and self._loaded.trained.template is not None
 
     def anew(self) -> None:
@@ -328,16 +329,16 @@ class Conversation:
         begin: Begin = lambda prompt, plain: None,
         tell: Tell = lambda piece: None,
     ) -> Sample:
-        """The answer to a prompt after all turns so far; a failed one does not become a turn. The
-        same seed gives the same text on the same machine."""
+        """The answer to a prompt after all turns so far; a failed prompt is not added. The same
+        seed gives the same text on the same machine."""
         loaded, template = self._loaded, self._loaded.trained.template
         if template is None:
             return _continue_characters(loaded, prompt, begin, tell)
         if loaded.plain:
             text = prompt_text(template, prompt, plain=True)
             return generate(loaded, prompt, text, begin=begin, tell=tell)
-        asked = [*self._turns, Turn("user", prompt)]
-        text = template.prompt(asked, loaded.tools)
-        said = generate(loaded, prompt, text, begin=begin, tell=tell)
-        self._turns = [*asked, Turn("assistant", said.text)]
-        return said
+        turns = [*self._turns, Turn("user", prompt)]
+        text = template.prompt(turns, loaded.tools)
+        answer = generate(loaded, prompt, text, begin=begin, tell=tell)
+        self._turns = [*turns, Turn("assistant", answer.text)]
+        return answer

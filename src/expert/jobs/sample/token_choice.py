@@ -1,4 +1,4 @@
-"""The next token of every row, from the scores of all: the likeliest, or one that is drawn."""
+"""Chooses the next token of every row: the most likely, or a random one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class TokenChoice:
-    """Chooses the next token of every row; what a row has seen is made less likely if asked for.
+    """Chooses the next token of every row, with an optional repetition penalty.
 
-    What a row draws depends on its own number and the seed alone.
+    A row's random numbers depend only on its number and the seed.
     """
 
     def __init__(
@@ -25,10 +25,10 @@ class TokenChoice:
         seed: int,
         speaker: Speaker,
     ) -> None:
-        """For rows with these numbers and prompts."""
+        """`prompts`: by row number."""
         self._how, self._step = how, 0
         self._draws: Tensor | None = None
-        """Drawn before, so that what a row draws does not depend on its neighbours."""
+        """Drawn in advance, so that a row's numbers do not depend on its neighbours."""
         if how.temperature > 0:
             self._draws = row_draws(how, prompts, seed).to(speaker.device)
         self._penalty: Penalty | None = None
@@ -37,7 +37,7 @@ class TokenChoice:
             self._penalty = Penalty(how.repetition_penalty, seen)
 
     def of(self, scores: Tensor) -> Tensor:
-        """The tokens that these scores lead to: the likeliest, or drawn ones."""
+        """The next tokens for these scores."""
         if self._penalty is not None:
             scores = self._penalty(scores)
         if self._draws is None:
@@ -46,12 +46,11 @@ class TokenChoice:
         return drawn(scores, self._how, self._draws[:, self._step - 1])
 
     def took(self, tokens: Tensor) -> None:
-        """Every row has one token more."""
+        """Record the tokens that were added to the rows."""
         if self._penalty is not None:
             self._penalty.add(tokens)
 
     def keep(self, index: Tensor) -> None:
-        """Only these rows are left."""
         if self._draws is not None:
             self._draws = self._draws[index]
         if self._penalty is not None:
@@ -59,7 +58,7 @@ class TokenChoice:
 
 
 def drawn(scores: Tensor, how: DecodingSettings, draws: Tensor) -> Tensor:
-    """A token of every row, by a number from 0 to 1 for each."""
+    """Sample a token for every row, given a number from 0 to 1 for each."""
     import torch
 
     ordered, tokens = (scores / how.temperature).sort(-1, descending=True)
@@ -76,7 +75,7 @@ def drawn(scores: Tensor, how: DecodingSettings, draws: Tensor) -> Tensor:
 
 
 class Penalty:
-    """Scores of tokens that a row has seen made less likely."""
+    """Lowers the scores of tokens that a row has seen."""
 
     def __init__(self, factor: float, seen: Tensor) -> None:
         self._factor, self._seen, self.device = factor, seen, seen.device
@@ -86,7 +85,7 @@ class Penalty:
         return lower.where(self._seen, scores)
 
     def add(self, tokens: Tensor) -> None:
-        """Every row has seen one more."""
+        """Record the tokens that were added to the rows."""
         self._seen.scatter_(1, tokens[:, None], value=True)
 
     def keep(self, index: Tensor) -> None:
@@ -94,18 +93,18 @@ class Penalty:
 
 
 def row_draws(how: DecodingSettings, numbers: Iterable[int], seed: int) -> Tensor:
-    """A number from 0 to 1 for every token to come, by the seed and the number of the row."""
+    """A number from 0 to 1 for every coming token, from the seed and the row number."""
     import torch
 
-    drawn = []
+    draws = []
     for number in numbers:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
-        drawn.append(torch.rand(how.max_new_tokens, generator=generator))
-    return torch.stack(drawn)
+        draws.append(torch.rand(how.max_new_tokens, generator=generator))
+    return torch.stack(draws)
 
 
 def seen_tokens(prompts: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
-    """Which tokens stand in each prompt."""
+    """Which tokens are in each prompt."""
     import torch
 
     seen = torch.zeros((len(prompts), vocabulary), dtype=torch.bool)

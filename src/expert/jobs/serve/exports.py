@@ -57,7 +57,7 @@ def read_export(path: Path) -> Export:
     fault = damage_once(path)
     if fault:
         raise Damaged(f"{path}: {fault}  (export it again, or download it again)")
-    origin, settings = read_object(path / ORIGIN), object_in(path / _CONFIG)
+    origin, settings = read_object((path / ORIGIN).resolve()), _object(path / _CONFIG)
     if any(path.glob("*.gguf")):
         raise CannotServe(f"{path}: is a GGUF file  (llama-server -m FILE --jinja serves it)")
     kind = "dora" if settings.get("use_dora") else str(settings.get("peft_type", "none")).lower()
@@ -81,6 +81,11 @@ def read_export(path: Path) -> Export:
     return Export(path, plan.expert, plan, kind != "none", base.get("weights"))
 
 
+def _object(path: Path) -> dict[str, Any]:
+    """What a file of an export says, through a link of the hub's cache: its hash was checked."""
+    return object_in(path.resolve())
+
+
 def _partly(kind: Any, **values: Any) -> Any:
     """A part of a plan with these values alone: whoever reads others fails at once."""
     return kind.model_construct(**values)
@@ -89,7 +94,7 @@ def _partly(kind: Any, **values: Any) -> Any:
 def _model(path: Path, settings: dict[str, Any], base: dict[str, Any]) -> ModelPlan:
     """The folder itself, or the base of its adapter: the copy in it, else as a manifest that lay
     there would find it."""
-    of_characters = object_in(path / "config.json").get("model_type") == CHAR_GPT
+    of_characters = _object(path / "config.json").get("model_type") == CHAR_GPT
     name, place, location = CHAR_GPT if of_characters else path.name, "folder", str(path)
     if settings and (path / COPY).is_dir():
         location = str(path / COPY)
@@ -107,7 +112,7 @@ def _model(path: Path, settings: dict[str, Any], base: dict[str, Any]) -> ModelP
 
 def _decoding(path: Path) -> dict[str, Any]:
     """That of an export by an earlier version: all but the texts that end an answer."""
-    told = object_in(path / "generation_config.json")
+    told = _object(path / "generation_config.json")
     kept = {key: told[key] for key in DecodingSettings.__annotations__ if told.get(key)}
     return kept if told.get("do_sample") else {**kept, "temperature": 0.0}
 

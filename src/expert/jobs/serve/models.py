@@ -87,9 +87,7 @@ def load_models(
         loading(f"loading {plan.model.name} and {each.state} of {each.path}")
         key = _base_of(plan)
         shared = bases.get(key) if plan.adapter.type in ADAPTERS else None
-        # A base that is there already is read where it takes no memory of the card.
-        apart = shared is not None and plan.model.quantization == "none"
-        trained = each.load(device=_cpu() if apart else on)
+        trained = each.load(device=_reading_place(plan, shared, on))
         if shared is not None:
             trained = _on_base(trained, shared, on)
         elif plan.adapter.type != "full":
@@ -179,10 +177,13 @@ def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._:-]+", "-", name).strip("-._:")
 
 
-def _cpu() -> torch.device:
+def _reading_place(plan: RunPlan, shared: Trained | None, device: torch.device) -> torch.device:
+    """Where a model is read: a base that is on the card already is read where it takes no memory of
+    the card, unless its numbers would be others there (quantised weights; float16 on a CPU)."""
     import torch
 
-    return torch.device("cpu")
+    alike = plan.model.quantization == "none" and plan.kernels.precision != "fp16"
+    return torch.device("cpu") if shared is not None and alike else device
 
 
 def _base_of(plan: RunPlan) -> str:
@@ -233,8 +234,7 @@ def _bases(
                 f"--with-base: {each.path} is merged, its base is not in it  (leave it out)"
             )
         shared = bases.get(_base_of(each.plan))
-        apart = shared is not None and each.plan.model.quantization == "none"
-        trained = load_base(each.plan, device=_cpu() if apart else device)
+        trained = load_base(each.plan, device=_reading_place(each.plan, shared, device))
         if shared is not None:
             trained = _on_base(trained, shared, device)
         name = BASE if not found else f"{BASE}-{len(found) + 1}"

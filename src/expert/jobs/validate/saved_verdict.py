@@ -111,7 +111,7 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
     if not folder.validation.is_file():
         return None
     if state_of(folder.validation) == "damaged":
-        return SavedVerdict(passed=False, reasons="the file has other bytes than were written")
+        return SavedVerdict(passed=False, reasons="the file changed after it was written")
     try:
         found = read_object(folder.validation)
         gate, part = found["gate"], found.get("partial") or {}

@@ -88,8 +88,8 @@ DATASET_ALIASES = _by_alias(
         ),
         "validation_path": "val_path valid_path validation_file eval_path eval_dataset val_data",
         "test_path": "test_file",
-        "validation_split": "val_split val_set_size val_size",
-        "text_field": "dataset_text_field",
+        "validation_split": "val_split val_set_size val_size test_split_size",
+        "text_field": "dataset_text_field text_column_name",
         "max_samples": "max_train_samples",
     }
 )

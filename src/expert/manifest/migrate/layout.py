@@ -27,9 +27,10 @@ from expert.manifest.peers.converted_keys import (
     read_methods,
     read_quantization,
 )
-from expert.manifest.peers.data_sets import read_hub_parts
+from expert.manifest.peers.data_sets import note_loss, read_hub_parts
 from expert.manifest.peers.litgpt_torchtune import read_litgpt, read_torchtune
 from expert.manifest.peers.llama_factory import read_llama_factory
+from expert.manifest.peers.mlx_autotrain import read_mlx, refuse_autotrain
 from expert.manifest.peers.packed_batches import read_packed_batches
 from expert.manifest.peers.sections import move_loader_keys, open_sections, read_python_lines
 from expert.manifest.peers.unsupported_keys import answer_keys
@@ -75,6 +76,8 @@ def _read_other_trainers(work: Migration) -> None:
     read_python_lines(work)
     read_litgpt(work)
     read_torchtune(work)
+    read_mlx(work)
+    refuse_autotrain(work)
     if not work.is_whole:
         open_sections(work, work.root)
     open_sections(work, work.section("training"))
@@ -82,6 +85,7 @@ def _read_other_trainers(work: Migration) -> None:
     read_llama_factory(work, work.folder)
     read_quantization(work)
     read_hub_parts(work)
+    note_loss(work)
     read_axolotl(work)
     read_packed_batches(work)
     model = work.root.get("model")

@@ -8,7 +8,7 @@ from expert.manifest.peers.data_sets import (
     PREFERENCES,
     NamedDataset,
     keys_of_messages,
-    own_column,
+    map_column,
     put_rows,
     put_validation,
     roles,
@@ -16,6 +16,7 @@ from expert.manifest.peers.data_sets import (
 )
 from expert.manifest.peers.packed_batches import number_in, put_batch_tokens
 from expert.manifest.peers.unsupported_keys import answer_keys
+from expert.manifest.schema.message_names import ROLES
 from expert.manifest.text.item import Item, shown
 
 # Any of them beside micro_batch_size says that the file is one of Axolotl's.
@@ -29,6 +30,13 @@ _COLUMNS = {"field_instruction": "instruction", "field_input": "input", "field_o
 _FORMATS = ("json", "jsonl", "csv", "parquet", "text", "arrow")
 _TEXT_TYPES = ("completion", "pretrain", "pretraining")
 _PREFERENCE_TYPES = ("bradley_terry", "stepwise_supervised", "chatml.intel", "llama3.ultra")
+_KEYS_OF_MESSAGES = {
+    "message_field_role": "role",
+    "message_field_content": "content",
+    "message_field_training": "train",
+    "message_field_training_detail": "train_detail",
+    "field_thinking": "reasoning",
+}
 _CADENCES = {
     "evals_per_epoch": ("evaluation_strategy", "eval_steps"),
     "saves_per_epoch": ("save_strategy", "save_steps"),
@@ -244,9 +252,8 @@ def _columns_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
         if item.value and item.value != "{system}":
             work.without_effect(item, "base_models[0].prompt_template decides how a row is written")
     for zone in (under, fields):
-        for key, part in (("field_system", "system"), ("field_tools", "tools")):
-            if key in zone:
-                own_column(work, part, zone.pop(key))
+        for part in ("system", "tools"):
+            map_column(named, part, take(zone, f"field_{part}"))
     messages = take(fields, "field_messages")
     if messages.value not in (None, *MESSAGES):
         named.mapping["messages"] = messages
@@ -256,11 +263,19 @@ def _messages_of(work: Migration, fields: Entries) -> None:
     """Names of the keys and of the speakers in a conversation."""
     for part, item in take(fields, "message_property_mappings").fields().items():
         keys_of_messages(work, part, item)
-    for key, part in (("message_field_role", "role"), ("message_field_content", "content")):
-        if key in fields:
-            keys_of_messages(work, part, fields.pop(key))
-    for names in take(fields, "roles").fields().values():
-        roles(work, names.value if isinstance(names.value, list) else [names])
+    for key, part in _KEYS_OF_MESSAGES.items():
+        keys_of_messages(work, part, take(fields, key))
+    for role, names in take(fields, "roles").fields().items():
+        roles(work, names.value if isinstance(names.value, list) else [names], role)
+    trained = take(fields, "roles_to_train")
+    speakers = trained.value if isinstance(trained.value, list) else [trained]
+    if any(ROLES.get(str(name.value)) != "assistant" for name in speakers if name.value):
+        what = f"{shown(trained.plain())} are trained on there, and answers alone here"
+        fix = "write [assistant]; training.config.train_on_prompt: true trains on everything"
+        work.problem(trained, what, fix)
+    elif trained.value == []:
+        text = "answers that do not say whether they are trained on are, here"
+        work.report("warning", trained, text)
     dropped = take(fields, "drop_system_message")
     if dropped.value:
         text = "system texts of the rows are kept; take them out of the rows"

@@ -109,6 +109,10 @@ def _template(work: Migration, zone: Entries, item: Item) -> None:
     word = str(item.value).lower()
     if not isinstance(item.value, str):
         work.refuse(item, "the name of a template")
+    elif "{{" in word or "{%" in word:
+        what = "a template written out in a manifest is not read"
+        fix = "put it into the tokenizer_config.json of the base model's folder"
+        work.problem(item, what, f"{fix}; prompt_template: tokenizer uses it")
     elif MEDIA_TEMPLATE.search(word):
         what = f"{word} is a template for images or sound"
         work.problem(item, what, "only text is trained: name a model and a template for text")
@@ -211,6 +215,13 @@ def _min_rate(work: Migration, zone: Entries, item: Item) -> None:
     options = zone.setdefault("lr_scheduler_kwargs", Item({}, item.path, item.line))
     options.fields()["min_lr"] = Item(rate, item.path, item.line)
     work.read_as(item, f"training.config.lr_scheduler_kwargs.min_lr: {rate:g}")
+
+
+def _percentage(work: Migration, zone: Entries, item: Item) -> None:
+    if isinstance(item.value, bool) or not isinstance(item.value, int | float):
+        work.refuse(item, "a number")
+    else:
+        work.convert(zone, "validation_split", item.value / 100, item)
 
 
 def _overlong(work: Migration, zone: Entries, item: Item) -> None:
@@ -351,8 +362,10 @@ CONVERTED: dict[str, Callable[[Migration, Entries, Item], None]] = {
     ),
     **_all("cosine_min_lr_ratio min_lr", _min_rate),
     "excess_length_strategy": _overlong,
+    "validation_split_percentage": _percentage,
     **_all(
-        "completion_only_loss assistant_only_loss mask_prompt",
+        "completion_only_loss assistant_only_loss mask_prompt train_on_responses_only "
+        "train_on_completions_only",
         Values("train_on_prompt", {True: False, False: True}, "true or false"),
     ),
     "model_revision": _revision,

@@ -7,35 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from expert.manifest.migrate.migration import Entries, Migration
+from expert.manifest.schema.message_names import ROLES, THOUGHTS, TRAINED, TRAINED_IN_PARTS
 from expert.manifest.text.item import Item, shown
 
-ROLES = frozenset(
-    [
-        "system",
-        "developer",
-        "user",
-        "human",
-        "assistant",
-        "gpt",
-        "bot",
-        "model",
-        "function_call",
-        "tool",
-        "function",
-        "observation",
-        "ipython",
-    ]
-)
-"""Who may speak in a message, by the names that rows are read with."""
-KEYS_OF_MESSAGES = {"role": ("role", "from"), "content": ("content", "value")}
+KEYS_OF_MESSAGES = {
+    "role": ("role", "from"),
+    "content": ("content", "value"),
+    "train": TRAINED,
+    "train_detail": (TRAINED_IN_PARTS,),
+    **dict.fromkeys(THOUGHTS, THOUGHTS),
+}
 MESSAGES = ("messages", "conversations")
 """Columns that are taken for conversations by their name."""
 PREFERENCES = (
     "preference rows; only sft (supervised fine-tuning) is built",
     "docs/DATA.md says how the preferred answers are trained on",
 )
-_OWN_NAMES = {"system": ("system",), "tools": ("tools", "functions"), "history": ("history",)}
-"""Columns that are read under these names only."""
+_FILE = re.compile(r"\.(?:jsonl?|ndjson|csv|tsv|parquet|arrow|txt|md)(?:\.gz|\.zst)?$")
+_LOSS_KEYS = {
+    *("completion_only_loss", "assistant_only_loss", "train_on_responses_only"),
+    *("train_on_completions_only", "train_on_prompt", "train_on_inputs"),
+}
+_USUAL_COLUMNS = {"system": ("system",), "tools": ("tools", "functions")}
 
 
 @dataclass
@@ -60,8 +53,10 @@ class NamedDataset:
         if self.path is None or not isinstance(self.path.value, str):
             return self.path
         parts = [self.path.value]
-        if self.split is not None or self.subset is not None:
-            parts.append(str(self.split.value) if self.split is not None else "train")
+        split = str(self.split.value) if self.split is not None else "train"
+        all_of_a_file = split == "train" and _FILE.search(self.path.value)
+        if self.subset is not None or (self.split is not None and not all_of_a_file):
+            parts.append(split)
         if self.subset is not None:
             parts.append(str(self.subset.value))
         return Item("::".join(parts), self.path.path, self.path.line)
@@ -152,31 +147,44 @@ def read_hub_parts(work: Migration) -> None:
         work.dataset.setdefault("validation_path", held_out)
 
 
+def note_loss(work: Migration) -> None:
+    """TRL trains on the requests of conversations too, unless it is told otherwise."""
+    if not {"model_name_or_path", "model_name"} & {*work.root} or work.is_whole:
+        return
+    if {"dataset_name", "dataset_text_field"} & {*work.root} and not _LOSS_KEYS & {*work.root}:
+        at = work.root.get("dataset_name") or work.root["dataset_text_field"]
+        text = (
+            "of conversations only the answers are trained on; train_on_prompt: true is TRL's way"
+        )
+        work.report("note", at, text)
+
+
 def title_of(path: str) -> str:
     """What a data set is called where only its place is known."""
     last = re.split(r"[\\/]", path.split("::")[0].rstrip("\\/"))[-1]
     return last.removesuffix(".jsonl").removesuffix(".json") or "rows"
 
 
-def own_column(work: Migration, part: str, item: Item) -> None:
-    """A column that is read under its own name only: another name is refused."""
-    usual = _OWN_NAMES[part]
-    if item.value not in (None, *usual):
-        what = f"the {part} texts are in the column {shown(item.plain())}"
-        work.problem(item, what, f"call it {usual[0]} in the rows")
+def map_column(named: NamedDataset, part: str, item: Item) -> None:
+    """A column beside the conversation; under its usual name it is found without being named."""
+    if item.value not in (None, *_USUAL_COLUMNS[part]):
+        named.mapping[part] = item
 
 
 def keys_of_messages(work: Migration, part: str, item: Item) -> None:
-    """The role and the text of a message: `role` or `from`, `content` or `value`."""
-    usual = KEYS_OF_MESSAGES.get(part)
-    if usual and item.value not in (None, *usual):
+    """What a message has under names of its own: `role` or `from`, `content` or `value`, …"""
+    usual = KEYS_OF_MESSAGES.get(part, (part,))
+    if item.value not in (None, *usual):
         what = f"the {part} of a message is in its key {shown(item.plain())}"
         work.problem(item, what, f"call it {' or '.join(usual)} in the rows")
 
 
-def roles(work: Migration, names: Sequence[Item]) -> None:
-    """Every name of a speaker has to be one that rows are read with."""
+def roles(work: Migration, names: Sequence[Item], role: str) -> None:
+    """Every name of a speaker has to be one that rows are read with, and mean the same there."""
     for item in names:
-        if item.value is not None and not (isinstance(item.value, str) and item.value in ROLES):
+        known = ROLES.get(item.value) if isinstance(item.value, str) else None
+        if item.value is not None and known != ROLES.get(role, known or role):
             what = f"{shown(item.plain())} speaks in the messages"
+            if known:
+                what = f"{what} as {role}; here it is {known}"
             work.problem(item, what, "call the speakers system, user and assistant in the rows")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 from expert.manifest.migrate.migration import Entries, Migration, beside, take
+from expert.manifest.peers.data_sets import NamedDataset
+from expert.manifest.peers.packed_batches import number_in, put_batch_tokens
 from expert.manifest.text.item import Item, shown
 
 _LITGPT_TARGETS = {
@@ -162,6 +164,7 @@ _TUNE_NAMES = {
     "enable_activation_checkpointing": "gradient_checkpointing",
     "log_every_n_steps": "logging_steps",
     "clip_grad_norm": "max_grad_norm",
+    "run_val_every_n_steps": "eval_steps",
 }
 
 
@@ -172,12 +175,22 @@ def read_torchtune(work: Migration) -> None:
     if made is None and kind is None:
         return
     _tune_checkpointer(work)
+    length = work.root.get("tokenizer", Item(None)).get("max_seq_len") or Item(None)
+    if length.value is not None:
+        work.place(work.root, "max_seq_length", length, "training.config.max_seq_length")
     if made is not None:
         del work.root["model"]
         _tune_adapter(work, model.fields(), made)
     if kind is not None:
         del work.root["dataset"]
         _tune_rows(work, rows.fields(), kind)
+    judged = work.root.get("dataset_val", Item(None))
+    if (kind := judged.get("_component_")) is not None:
+        del work.root["dataset_val"]
+        _put_tune_source(work, "validation_path", judged.fields(), kind)
+    packs = work.root.get("packing", Item(None)).value is True
+    if packs and number_in(length) and number_in(work.root.get("batch_size", Item(None))):
+        put_batch_tokens(work, work.root.pop("batch_size"), number_in(length))
     for key, home in _TUNE_NAMES.items():
         if key in work.root:
             work.place(work.root, home, work.root.pop(key), f"training.config.{home}")
@@ -224,20 +237,38 @@ def _tune_adapter(work: Migration, fields: Entries, made: Item) -> None:
 
 
 def _tune_rows(work: Migration, fields: Entries, kind: Item) -> None:
-    source, files, split = (take(fields, key) for key in ("source", "data_files", "split"))
-    if files.value and source.value in ("json", "csv"):
-        source = files
-    hub = _TUNE_SETS.get(str(kind.value).rpartition(".")[2])
-    if hub is not None and split.value is not None:
-        hub = f"{hub}::{split.value}"
-    _put_source(work, source if isinstance(source.value, str) else None, kind, hub)
+    _put_tune_source(work, "path", fields, kind)
     _tune_columns(work, fields)
     for key, home in (("packed", "packing"), ("train_on_input", "train_on_prompt")):
         item = take(fields, key)
         if item.value is not None:
             work.place(work.root, home, item, f"training.config.{home}")
-    known = re.compile(r"_|conversation_style|new_system_prompt$")
+    system = take(fields, "new_system_prompt")
+    if system.value:
+        work.root["default_system"] = system  # refused with the others
+    known = re.compile(r"_|conversation_style$")
     _arguments_without_effect(work, {k: v for k, v in fields.items() if not known.match(k)})
+
+
+def _put_tune_source(work: Migration, key: str, fields: Entries, kind: Item) -> None:
+    """A file, or a set of the hub with its split, as `key` of training.dataset."""
+    source, files, split = (take(fields, name) for name in ("source", "data_files", "split"))
+    if files.value and source.value in ("json", "csv", "text", "parquet"):
+        source = files
+        if isinstance(files.value, list) and len(files.value) == 1:
+            source = files.value[0]
+    hub = _TUNE_SETS.get(str(kind.value).rpartition(".")[2])
+    if source.value is None and hub is not None:
+        source = beside(kind, hub)
+    if not isinstance(source.value, str):
+        _put_source(work, None, kind, None)
+        return
+    named = NamedDataset("rows", kind, source, split if split.value is not None else None)
+    place = named.source
+    if place is not None:
+        if place.path == kind.path or place.value != source.value:
+            work.read_as(place, f"training.dataset.{key}: {place.value}")
+        work.place_in_dataset(key, place)
 
 
 def _tune_columns(work: Migration, fields: Entries) -> None:

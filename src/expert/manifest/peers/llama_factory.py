@@ -14,12 +14,12 @@ from expert.manifest.peers.data_sets import (
     PREFERENCES,
     NamedDataset,
     keys_of_messages,
-    own_column,
+    map_column,
     put_rows,
     put_validation,
     roles,
 )
-from expert.manifest.text.item import Item
+from expert.manifest.text.item import Item, shown
 
 SIGNS = ("finetuning_type", "stage", "cutoff_len", "dataset_dir", "quantization_bit", "lora_target")
 INFO = "dataset_info.json"
@@ -30,6 +30,7 @@ _ALPACA = (
     ("query", "input", "input"),
     ("response", "response", "output"),
 )
+_SPEAKERS = {"observation": "tool", "function": "assistant"}
 _OTHER_PLACES = ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 
 
@@ -180,9 +181,11 @@ def _columns(
     at: Any,
 ) -> None:
     """Its columns, as field_mapping; speakers and keys of messages have to be known ones."""
-    for part in ("system", "tools", "history"):
-        if columns.get(part):
-            own_column(work, part, at(columns[part], f"columns.{part}"))
+    for part in ("system", "tools"):
+        map_column(named, part, at(columns.get(part), f"columns.{part}"))
+    if columns.get("history") not in (None, "history"):
+        what = f"earlier turns are in the column {shown(columns['history'])}"
+        work.problem(at(None, "columns.history"), what, "call it history in the rows")
     if about.get("formatting", "alpaca") in ("sharegpt", "openai"):
         column = columns.get("messages", "conversations")
         if column not in MESSAGES:
@@ -191,7 +194,8 @@ def _columns(
             if tag in ("role_tag", "content_tag"):
                 keys_of_messages(work, tag.removesuffix("_tag"), at(name, f"tags.{tag}"))
             elif tag.endswith("_tag"):
-                roles(work, [at(name, f"tags.{tag}")])
+                role = tag.removesuffix("_tag")
+                roles(work, [at(name, f"tags.{tag}")], _SPEAKERS.get(role, role))
         return
     if set(columns) == {"prompt"} and "text_field" in work.dataset:  # stage: pt
         named.mapping["text"] = at(columns["prompt"], "columns.prompt")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from expert.core.text import counted
 from expert.manifest.migrate.migration import Migration
 from expert.manifest.text.item import Item
 
+_MODEL_NAMES = ("model_name_or_path", "model_name")
+_PACKING = ("packing", "neat_packing", "sample_packing")
 _LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "max_seq_len")
 _SIGNS_OF_LLAMA_FACTORY = ("stage", "finetuning_type", "lora_target", "cutoff_len", "neat_packing")
 _DEFAULT_LENGTHS = {"LLaMA-Factory": 2048, "TRL": 1024}
 
 
 def read_packed_batches(work: Migration) -> None:
-    """`per_device_train_batch_size` of TRL and LLaMA-Factory, beside `packing: true`. Their files
-    name the model so; in others the key is another word for our rows."""
+    """`per_device_train_batch_size` of TRL, Unsloth and LLaMA-Factory, beside `packing: true`.
+    Their files name the model so; in others the key is another word for our rows."""
     key = "per_device_train_batch_size"
-    if "model_name_or_path" not in work.root or key not in work.root:
+    named = {*work.root, *work.root.get("model", Item(None)).fields()}
+    if named.isdisjoint(_MODEL_NAMES) or key not in work.root:
         return
-    packing = [work.root[name] for name in ("packing", "neat_packing") if name in work.root]
+    packing = [work.root[name] for name in _PACKING if name in work.root]
     if not any(item.value is True for item in packing) or "streaming" in work.dataset:
         return
     if "batch_size" in work.root or "batch_tokens" in work.root:
@@ -34,8 +38,9 @@ def put_batch_tokens(work: Migration, count: Item, places: int) -> None:
     sequences = number_in(count)
     tokens = sequences * places
     work.root["batch_tokens"] = Item(tokens, count.path, count.line)
-    text = f"training.config.batch_tokens: {tokens} ({sequences} packed sequences of {places} "
-    work.read_as(count, f"{text}tokens; rows by their mean length)")
+    packed = counted(sequences, "packed sequence")
+    text = f"training.config.batch_tokens: {tokens} ({packed} of {places} tokens; rows by their "
+    work.read_as(count, f"{text}mean length)")
 
 
 def number_in(item: Item) -> int:

@@ -164,6 +164,12 @@ refused: only the adapter is trained, no other weights
 refused: a part of the weights cannot be trained alone
     > remove it, or train all weights: adapter_type: full
     unfrozen_parameters freeze_trainable_layers freeze_trainable_modules
+refused: the rows of a mixture are tasks here
+    > training.dataset.tasks: one for each data set, with its weight
+    dataset_mixture dataset_mixer
+refused: the rows are named by training.dataset
+    > write path: owner/name, and its columns in field_mapping
+    hf_dataset
 refused: an adapter goes on every block
     > remove it; target_modules chooses layers of a block
     layers_to_transform lora_layers_to_transform peft_layers_to_transform
@@ -226,8 +232,6 @@ superseded unless false, -100: padding and prompts do not count in the loss
 refused: every answer of a conversation is trained on
     > exclude earlier answers with weight: 0 in the messages
     mask_history
-warning: assistants are trained; a message with "weight": 0 or "train": false is not
-    roles_to_train message_field_training message_field_training_detail
 superseded unless false, "turn", "all": the end of every trained answer is trained on too
     train_on_eos
 refused: a template written out in a manifest is not read
@@ -240,7 +244,7 @@ refused: system texts come from the rows
 superseded: tool calls are written as the model's own template has them
     tool_format
 superseded: reasoning in the rows is written as the model's template has it
-    enable_thinking
+    enable_thinking template_thinking_key split_thinking
 refused unless "concat": rows of several data sets are mixed by the weight of each
     > training.dataset.tasks.<name>.weight
     mix_strategy interleave_probs

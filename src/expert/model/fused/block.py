@@ -1,10 +1,9 @@
-"""A decoder block of Llama's kind with LoRA or DoRA, as three functions around its attention.
+"""A Llama-style decoder block with LoRA or DoRA, as three autograd functions around attention:
 
-norm, q k v and rotary embedding; the output of attention, added to the residual; norm, gate and up,
-SwiGLU and down, added to the residual. Little is kept for the backward: the inputs of norms, what
-q k v and gate up gave, and the narrow products of the adapters. The rest is computed again from
-those by passes over memory that cost less than to keep them. Gradients of the residual go through
-the functions, so that nothing is added up outside of a kernel.
+norm, q/k/v and rotary embedding; output projection and residual; norm, gated MLP and residual.
+For the backward only the inputs of the norms, the q/k/v and gate/up outputs and the low-rank
+products are saved; the rest is recomputed, which takes less time than saving it. The residual's
+gradient also goes through these functions, so that every addition happens inside a kernel.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from expert.model.fused.product import Kept, Product, make_room
 from expert.model.lora.dora import faster_class
 
 KNOWN = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
-"""Blocks that are computed as this file does it; others of the same names of parts may not be."""
+"""Block classes whose math is known to be the one in this file."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Parts:
-    """What a block is made of."""
+    """Weights and shape of a block."""
 
     qkv: Product
     out: Product
@@ -47,14 +46,14 @@ class Parts:
     epsilon: float
     head_norms: tuple[Tensor, Tensor] | None
     heads: tuple[int, int]
-    """Of queries, and of keys."""
+    """Of queries, of keys."""
     width: int
     """Of a head."""
 
 
 class QueriesKeysValues(torch.autograd.Function):
-    """hidden -> queries, keys, values [sequences, heads, length, width], and hidden itself, whose
-    gradient is added where that of the norm is made."""
+    """hidden -> queries, keys, values [sequences, heads, length, width], and hidden again, so that
+    the residual's gradient is added in the norm's backward kernel."""
 
     @staticmethod
     def forward(
@@ -69,47 +68,47 @@ class QueriesKeysValues(torch.autograd.Function):
         rows, product = hidden.view(-1, hidden.shape[-1]), parts.qkv
         both = product.with_room(rows)
         inverse = norm(rows, parts.first_norm, parts.epsilon, both[:, : product.inputs])
-        made, kept = product.forward(both, seeds)
+        projected, kept = product.forward(both, seeds)
         finish = product.finish(kept)
-        # What is neither normed nor finished is not read again before it is turned.
+        # Without head norms, scale and bias, nothing reads q/k/v before the rotation again.
         in_place = parts.head_norms is None and not finish.is_needed
-        given = (parts.head_norms, parts.epsilon, parts.heads, finish)
-        turned = rotate(made, cos, sin, *given, in_place=in_place)
-        ctx.save_for_backward(rows, inverse, made, cos, sin, *kept)
+        head_args = (parts.head_norms, parts.epsilon, parts.heads, finish)
+        turned = rotate(projected, cos, sin, *head_args, in_place=in_place)
+        ctx.save_for_backward(rows, inverse, projected, cos, sin, *kept)
         ctx.parts, ctx.shape = parts, hidden.shape
         queries, keys = parts.heads
         if finish.is_needed:
             values = turned[:, queries + keys :]
         else:
-            values = made[:, (queries + keys) * parts.width :].view(-1, keys, parts.width)
+            values = projected[:, (queries + keys) * parts.width :].view(-1, keys, parts.width)
         split = (turned[:, :queries], turned[:, queries : queries + keys], values)
         shape = (*hidden.shape[:-1], -1, parts.width)
         return *(part.view(shape).transpose(1, 2) for part in split), hidden.view_as(hidden)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        rows, inverse, made, cos, sin, *all_kept = ctx.saved_tensors
+        rows, inverse, projected, cos, sin, *all_kept = ctx.saved_tensors
         parts, kept = ctx.parts, Kept(*all_kept)
         product: Product = parts.qkv
-        of_made = torch.empty_like(made)
+        of_projected = torch.empty_like(projected)
         of_queries, of_keys, of_values, residual = gradients
         rotate_backward(
-            (of_queries, of_keys, of_values), made, cos, sin, parts.head_norms, parts.epsilon,
-            parts.heads, of_made, product.finish(kept),
+            (of_queries, of_keys, of_values), projected, cos, sin, parts.head_norms, parts.epsilon,
+            parts.heads, of_projected, product.finish(kept),
         )  # fmt: skip
         x = torch.empty_like(rows)
         norm(rows, parts.first_norm, parts.epsilon, x)
-        back = product.gradients(of_made, made, kept, wide=True)
+        back = product.gradients(of_projected, projected, kept, wide=True)
         of_hidden = None
         if ctx.needs_input_grad[0]:
-            room = make_room(rows, parts.down.ranks)  # for the block before this one
+            room = make_room(rows, parts.down.ranks)  # the previous block's backward uses it
             norm_backward(back.of_input(), rows, parts.first_norm, inverse, _flat(residual), room)
             of_hidden = _shaped(room, ctx.shape)
         return of_hidden, None, None, None, None, *back.of_trained(x)
 
 
 class AttentionOutput(torch.autograd.Function):
-    """hidden + the output projection of what attention gave."""
+    """hidden + the output projection of attention."""
 
     @staticmethod
     def forward(
@@ -122,10 +121,10 @@ class AttentionOutput(torch.autograd.Function):
     ) -> Tensor:
         both = parts.out.with_room(attended)
         both[:, : parts.out.inputs] = attended
-        made, kept = parts.out.onto(hidden.view(-1, hidden.shape[-1]), both, seeds)
+        summed, kept = parts.out.onto(hidden.view(-1, hidden.shape[-1]), both, seeds)
         ctx.save_for_backward(attended, *kept)
         ctx.parts = parts
-        return made.view(hidden.shape)
+        return summed.view(hidden.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -136,7 +135,7 @@ class AttentionOutput(torch.autograd.Function):
 
 
 class GatedMlp(torch.autograd.Function):
-    """hidden + down(silu(gate) * up) of its norm."""
+    """hidden + down(silu(gate) * up), with gate and up of the normed hidden."""
 
     @staticmethod
     def forward(
@@ -145,17 +144,17 @@ class GatedMlp(torch.autograd.Function):
         rows, product = hidden.view(-1, hidden.shape[-1]), parts.gate_up
         both = product.with_room(rows)
         inverse = norm(rows, parts.second_norm, parts.epsilon, both[:, : product.inputs])
-        made, kept = product.forward(both, seeds[0])
+        gate_up, kept = product.forward(both, seeds[0])
         gated = parts.down.with_room(rows)
-        swiglu(made, gated[:, : parts.down.inputs], product.finish(kept))
+        swiglu(gate_up, gated[:, : parts.down.inputs], product.finish(kept))
         out, kept_down = parts.down.onto(rows, gated, seeds[1])
-        ctx.save_for_backward(rows, inverse, made, *kept, *kept_down)
+        ctx.save_for_backward(rows, inverse, gate_up, *kept, *kept_down)
         ctx.parts = parts
         return out.view(hidden.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        rows, inverse, made, *all_kept = ctx.saved_tensors
+        rows, inverse, gate_up, *all_kept = ctx.saved_tensors
         parts: Parts = ctx.parts
         gradient = _flat(gradients[0])
         count = len(Kept._fields)
@@ -163,34 +162,34 @@ class GatedMlp(torch.autograd.Function):
         down = parts.down.gradients(gradient, kept_down.unscaled, kept_down, wide=False)
         finish = parts.gate_up.finish(kept)
         gated, rest = down.sum_of_input(complete=finish.rest is None)
-        # Leaves in `gated` what it was the gradient of.
-        of_made = swiglu_backward(made, gated, finish, rest)
+        # Replaces the gradient in `gated` with SwiGLU's output, recomputed.
+        of_gate_up = swiglu_backward(gate_up, gated, finish, rest)
         trained_down = down.of_trained(gated)
         x = torch.empty_like(rows)
         norm(rows, parts.second_norm, parts.epsilon, x)
-        back = parts.gate_up.gradients(of_made, made, kept, wide=True)
+        back = parts.gate_up.gradients(of_gate_up, gate_up, kept, wide=True)
         room = make_room(rows, parts.out.ranks)
         norm_backward(back.of_input(), rows, parts.second_norm, inverse, gradient, room)
         of_hidden = _shaped(room, gradients[0].shape)
         return of_hidden, None, None, *back.of_trained(x), *trained_down
 
 
-def _shaped(made: Tensor, shape: torch.Size) -> Tensor:
-    """The matrix in another shape, with the room that it has."""
-    shaped = made.view(shape)
-    shaped.whole = made.whole  # type: ignore[attr-defined]
+def _shaped(matrix: Tensor, shape: torch.Size) -> Tensor:
+    """Reshape a matrix and keep its spare columns (`make_room`)."""
+    shaped = matrix.view(shape)
+    shaped.whole = matrix.whole  # type: ignore[attr-defined]
     return shaped
 
 
 def _flat(gradient: Tensor) -> Tensor:
-    """As a matrix, with the room that it has."""
+    """Flatten to a matrix and keep its spare columns (`make_room`)."""
     flat = gradient.reshape(-1, gradient.shape[-1])
     flat.whole = getattr(gradient, "whole", None)  # type: ignore[attr-defined]
     return flat
 
 
 class FusedForward:
-    """What a block's `forward` is; the block's own where it is used in another way."""
+    """The fused `forward` of a block; falls back to the original for calls it does not cover."""
 
     def __init__(self, block: Any, adapter: str) -> None:
         self.plain: Callable[..., Any] = block.forward
@@ -207,21 +206,25 @@ class FusedForward:
         past_key_values: Any = None,
         **more: Any,
     ) -> Any:
-        if args or position_embeddings is None or past_key_values is not None:
-            return self._as_it_was(
-                hidden_states, *args, position_embeddings, past_key_values, **more
-            )
         layer = self._adapted
-        if layer.disable_adapters or layer.merged or not hidden_states.is_contiguous():
-            return self._as_it_was(hidden_states, position_embeddings, past_key_values, **more)
+        if (
+            args
+            or position_embeddings is None
+            or past_key_values is not None
+            or layer.disable_adapters
+            or layer.merged
+            or not hidden_states.is_contiguous()
+        ):
+            more |= {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
+            return self.plain(hidden_states, *args, **more)
         parts, shape = self.parts, hidden_states.shape
         cos, sin = (
             part.expand(*shape[:-1], -1).reshape(-1, parts.width) for part in position_embeddings
         )
         of_qkv, of_out, *of_mlp = self._seeds(hidden_states.device)
         run: Any = QueriesKeysValues.apply
-        given = (hidden_states, cos, sin, parts, of_qkv)
-        queries, keys, values, hidden = run(*given, *parts.qkv.trained())
+        inputs = (hidden_states, cos, sin, parts, of_qkv)
+        queries, keys, values, hidden = run(*inputs, *parts.qkv.trained())
         attended = self._attended(queries, keys, values, more).reshape(-1, parts.out.inputs)
         run = AttentionOutput.apply
         hidden = run(attended, hidden, parts, of_out, *parts.out.trained())
@@ -229,7 +232,7 @@ class FusedForward:
         return run(hidden, parts, tuple(of_mlp), *parts.gate_up.trained(), *parts.down.trained())
 
     def _seeds(self, device: torch.device) -> list[Tensor | None]:
-        """Of what the adapters of each product drop now."""
+        """Dropout seeds of each product for this call."""
         parts = self.parts
         products = (parts.qkv, parts.out, parts.gate_up, parts.down)
         if not self._adapted.training or not any(product.dropout for product in products):
@@ -238,49 +241,42 @@ class FusedForward:
         drawn = seeds_of(sum(counts), device)
         return list(torch.split_with_sizes(drawn, counts))
 
-    def _as_it_was(self, hidden: Tensor, *args: Any, **more: Any) -> Any:
-        *first, embeddings, past = args
-        return self.plain(
-            hidden, *first, position_embeddings=embeddings, past_key_values=past, **more
-        )
-
     def _attended(self, queries: Tensor, keys: Tensor, values: Tensor, more: Any) -> Tensor:
         attention = self._attention
         functions: Any = importlib.import_module("transformers.modeling_utils")
-        known = functions.ALL_ATTENTION_FUNCTIONS[attention.config._attn_implementation]
-        given = {name: value for name, value in more.items() if name not in _UNREAD}
-        made: Tensor = known(
+        attend = functions.ALL_ATTENTION_FUNCTIONS[attention.config._attn_implementation]
+        kwargs = {name: value for name, value in more.items() if name not in _UNREAD}
+        attended: Tensor = attend(
             attention,
             queries,
             keys,
             values,
-            given.pop("attention_mask", None),
+            kwargs.pop("attention_mask", None),
             dropout=attention.attention_dropout if attention.training else 0.0,
             scaling=attention.scaling,
             sliding_window=self._window,
-            **given,
+            **kwargs,
         )[0]
-        return made
+        return attended
 
 
 _UNREAD = ("position_ids", "use_cache", "cache_position")
 
 
 def fuse_blocks(blocks: Sequence[nn.Module], adapter: str) -> str:
-    """Compute every block by these functions; why not, where one of them cannot be, and then none
-    is."""
+    """Replace `forward` of all blocks by the fused one; or of none, and return the reason."""
     for block in blocks:
         reason = why_not(block, adapter)
         if reason:
             return reason
     for block in blocks:
-        made: Any = FusedForward(block, adapter)
-        block.forward = made
+        fused: Any = FusedForward(block, adapter)
+        block.forward = fused
     return ""
 
 
 def parts_of(block: Any, adapter: str) -> Parts:
-    """The block's weights, put together; its own become views of them."""
+    """Pack the block's weights; its parameters become views of the packed matrices."""
     attention, mlp = block.self_attn, block.mlp
     width = attention.head_dim
     queries = base_of(attention.q_proj).out_features // width
@@ -304,18 +300,17 @@ def parts_of(block: Any, adapter: str) -> Parts:
 
 
 def window_of(block: Any) -> int | None:
-    """How far back attention looks: of the layer, or for Mistral, whose layers are alike, of the
-    model. None of a layer of Qwen means that it looks at everything."""
+    """The sliding window of the layer, or for Mistral of the model. None: full attention."""
     attention = block.self_attn
     if hasattr(attention, "sliding_window"):
-        found: int | None = attention.sliding_window
-        return found
+        window: int | None = attention.sliding_window
+        return window
     alike = type(block).__name__ == "MistralDecoderLayer"
     return getattr(attention.config, "sliding_window", None) if alike else None
 
 
 def why_not(block: Any, adapter: str) -> str:
-    """Why a block cannot be computed by these functions; empty where it can."""
+    """Why a block cannot be fused; empty if it can."""
     if type(block).__name__ not in KNOWN:
         return f"{type(block).__name__} is not one of {', '.join(KNOWN)}"
     mlp, width = block.mlp, block.self_attn.head_dim
@@ -327,7 +322,7 @@ def why_not(block: Any, adapter: str) -> str:
     adapted = [layer for layer in layers if has_adapter(layer, adapter)]
     if not adapted:
         return "no linear layer of the block has an adapter"
-    reason = next((reason for layer in adapted if (reason := _layer(layer, adapter))), "")
+    reason = next((reason for layer in adapted if (reason := _why_not_layer(layer, adapter))), "")
     if reason:
         return reason
     alike = {
@@ -343,14 +338,13 @@ def why_not(block: Any, adapter: str) -> str:
 
 
 def layers_of(block: Any) -> list[Any]:
-    """The linear layers of a block."""
     attention, mlp = block.self_attn, block.mlp
     layers = [getattr(attention, f"{name}_proj") for name in "qkvo"]
     return [*layers, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
-def _layer(layer: Any, adapter: str) -> str:
-    """A plain base of the adapter's own dtype."""
+def _why_not_layer(layer: Any, adapter: str) -> str:
+    """Why a layer cannot be fused; empty if it can."""
     base, first, second = layer.get_base_layer(), layer.lora_A[adapter], layer.lora_B[adapter]
     plain, dtype = type(base) is nn.Linear, first.weight.dtype
     if not (plain or is_quantised(base)) or base.weight.device != first.weight.device:

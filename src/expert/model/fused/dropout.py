@@ -1,9 +1,9 @@
-"""Dropout of what adapters read, without a dropped copy of it.
+"""Dropout of the adapters' input without a dropped copy of it.
 
-Every layer drops other values. Which ones follows from a seed of the layer and the place of a value
-by a hash (two rounds of multiply and shift), so that the backward finds the same again and nothing
-is kept. Kernels read the input once, drop in registers and multiply with the narrow factor there:
-0.6B with dropout on all layers would otherwise read and write 6 GB a block more.
+Every layer drops different values: a hash (two rounds of multiply and shift) of the layer's seed
+and a value's position decides, so that the backward recomputes the same mask and nothing is saved.
+Kernels read the input once, drop in registers and multiply by the low-rank factor: copies would add
+6 GB of reads and writes per block at 0.6B with dropout on all layers.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _ROWS, _COLUMNS, _ROWS_OF_A_PART = 64, 64, 2048
 
 
 class Drops(NamedTuple):
-    """What layers that read the same drop of it."""
+    """Dropout of layers that read the same input."""
 
     seeds: Tensor
-    """One a layer."""
+    """One for each layer."""
     probability: float
     rank: int
-    """Of every layer."""
+    """Of each layer."""
 
 
 def seeds_of(count: int, device: torch.device) -> Tensor:
-    """One seed a layer, of torch's own random numbers: a resumed run draws the same."""
+    """One seed per layer from torch's random state: a resumed run draws the same."""
     return torch.randint(0, 2**31, (count,), device=device)
 
 
 def low_product(x: Tensor, first: Tensor, drops: Drops, factor: float, out: Tensor) -> None:
-    """factor * dropped(x) A^T of every layer, side by side into `out`; the A of all layers lie one
-    below the other in `first`."""
+    """factor * dropped(x) A^T of every layer, side by side into `out`; `first` stacks A of all
+    layers."""
     seeds, probability, rank = drops
     if not uses_triton(x):
         for part, seed in _parts(drops):
@@ -53,7 +53,7 @@ def low_product(x: Tensor, first: Tensor, drops: Drops, factor: float, out: Tens
 
 
 def add_to_input(out: Tensor, below: Tensor, first: Tensor, drops: Drops) -> None:
-    """Add to `out`, for every layer, its part of below A, with the same values dropped."""
+    """Add below A to `out` for every layer, with the same values dropped."""
     seeds, probability, rank = drops
     if not uses_triton(out):
         for part, seed in _parts(drops):
@@ -68,7 +68,7 @@ def add_to_input(out: Tensor, below: Tensor, first: Tensor, drops: Drops) -> Non
 
 
 def of_first(below: Tensor, x: Tensor, drops: Drops) -> Tensor:
-    """The gradients of the A of all layers: below^T dropped(x)."""
+    """The gradient of A of all layers: below^T dropped(x)."""
     seeds, probability, rank = drops
     if not uses_triton(x):
         return torch.cat(
@@ -76,21 +76,21 @@ def of_first(below: Tensor, x: Tensor, drops: Drops) -> Tensor:
         )
     rows, width = x.shape
     ranks, parts = rank * len(seeds), -(-rows // _ROWS_OF_A_PART)
-    made = torch.empty(parts, ranks, width, dtype=torch.float32, device=x.device)
+    sums = torch.empty(parts, ranks, width, dtype=torch.float32, device=x.device)
     kernel(_of_first)[(-(-width // _COLUMNS), len(seeds), parts)](
-        below, x, seeds, made, rows, width, ranks, below.stride(0), x.stride(0), probability,
+        below, x, seeds, sums, rows, width, ranks, below.stride(0), x.stride(0), probability,
         RANK=rank, RANKS=_padded(rank), ROWS=_ROWS, COLUMNS=_COLUMNS, PART=_ROWS_OF_A_PART,
         PRECISION=precision_of(x), num_warps=4,
     )  # fmt: skip
-    return made.sum(0).to(x.dtype)
+    return sums.sum(0).to(x.dtype)
 
 
 def _padded(rank: int) -> int:
-    return max(16, power(rank))  # the least that matrix units multiply
+    return max(16, power(rank))  # the minimum of `tl.dot`
 
 
 def _parts(drops: Drops) -> list[tuple[slice, int]]:
-    """Where the columns of every layer are, and its seed."""
+    """Columns and seed of every layer."""
     seeds, _, rank = drops
     return [(slice(i * rank, (i + 1) * rank), seed) for i, seed in enumerate(seeds.tolist())]
 
@@ -104,7 +104,7 @@ def _dropped(x: Tensor, seed: int, probability: float) -> Tensor:
     return torch.where(kept, x / (1 - probability), 0)
 
 
-# Triton reads the sources of these functions.
+# Compiled by Triton from their source.
 def _keeps(seed, places, probability):  # type: ignore[no-untyped-def]
     hashed = places.to(tl.uint32) * 0x9E3779B1 + seed
     hashed = (hashed ^ (hashed >> 16)) * 0x7FEB352D

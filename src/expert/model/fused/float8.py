@@ -1,14 +1,14 @@
-"""Products with frozen weights in FP8 (e4m3), forward and backward, twice as fast as in bfloat16.
+"""Products with frozen FP8 (e4m3) weights, forward and backward, twice as fast as in bfloat16.
 
-Weights have a scale for every row; what they are multiplied with is quantised row by row when it is
-needed. Matrix units read both sides along what is summed over, so that the backward turns the
-weights first: keeping them turned too would take the memory that FP8 saves. Their scales lie along
-that sum there, and are multiplied into the gradient before that is quantised.
+Weights have a scale for each row; activations and gradients are quantised row by row on the fly.
+Tensor cores need both operands contiguous along the summed dimension, so the backward transposes
+the weights: keeping a transposed copy would take the memory that FP8 saves. There, the weights'
+scales run along the summed dimension and are multiplied into the gradient before quantising it.
 
-The adapter stays in 16 bits and is added afterwards, where the kernel of torch has rounded its sum
-to bfloat16. A change smaller than half a step of that would always be rounded away, so the sum is
-asked for in other steps, divided by a factor that is no power of two: what is added then is rounded
-up as often as it should be.
+The adapter stays in 16 bits and is added after torch's kernel has rounded its sum to bfloat16.
+A change below half a rounding step would then always be lost. So the sum is computed divided by a
+factor that is not a power of two: its rounding steps then lie elsewhere, and the added change is
+rounded up as often as it should be.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ tl: Any = None  # set by `kernel`
 KIND = torch.float8_e4m3fn
 LARGEST = 448.0
 ALIGNED = 16
-"""Inputs and outputs are multiples of this."""
+"""Inputs and outputs must be multiples of this."""
 _STEPS = 2**-0.5
 FACTOR = 1 / _STEPS
-"""From those steps to the usual ones."""
+"""Undoes `_STEPS`."""
 _TILE = 128
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Float8Weight:
-    """W [N, k] as codes times a scale a row."""
+    """W [N, k] as codes, with a scale for each row."""
 
     codes: Tensor
     scales: Tensor
 
     def times(self, x: Tensor) -> Tensor:
-        """x W^T, in steps of its own."""
+        """x W^T * _STEPS."""
         codes, scales = quantised_rows(x)
-        made = _product(codes, scales, self.codes, self.scales * _STEPS, fast=True)
-        return made.to(x.dtype)
+        product = _product(codes, scales, self.codes, self.scales * _STEPS, fast=True)
+        return product.to(x.dtype)
 
     def back(self, gradient: Tensor) -> Tensor:
-        """gradient W, in steps of its own."""
+        """gradient W * _STEPS."""
         codes, scales = quantised_rows(gradient, self.scales)
         ones = torch.full((self.codes.shape[1],), _STEPS, device=gradient.device)
         return _product(codes, scales, _turned(self.codes), ones, fast=False).to(gradient.dtype)
 
 
 def quantised_rows(x: Tensor, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Codes and scales of the rows of x, with its columns multiplied by `factors` before."""
+    """FP8 codes and scales of the rows of x, after multiplying its columns by `factors`."""
     rows, width = x.shape
     if not uses_triton(x):
         wide = x.float() if factors is None else x.float() * factors
@@ -72,8 +72,8 @@ def quantised_rows(x: Tensor, factors: Tensor | None = None) -> tuple[Tensor, Te
 def _product(
     left: Tensor, left_scales: Tensor, right: Tensor, right_scales: Tensor, *, fast: bool
 ) -> Tensor:
-    """left right^T, times the scales of both. `fast`: sums of 32 products are not kept in float32,
-    which a tenth of the time is saved by."""
+    """left right^T times both scales. `fast`: accumulate groups of 32 products below float32
+    precision, which saves a tenth of the time."""
     if left.is_cuda:
         return torch._scaled_mm(
             left, right.t(), left_scales[:, None], right_scales[None, :],
@@ -83,7 +83,7 @@ def _product(
 
 
 def _turned(codes: Tensor) -> Tensor:
-    """[k, N] of [N, k], in memory too."""
+    """Transposed in memory, [N, k] to [k, N]."""
     if not uses_triton(codes):
         return codes.view(torch.uint8).t().contiguous().view(KIND)
     rows, columns = codes.shape
@@ -95,7 +95,7 @@ def _turned(codes: Tensor) -> Tensor:
 
 
 def added(made: Tensor, low: Tensor, second: Tensor, residual: Tensor | None) -> Tensor:
-    """made in its usual steps + low second^T + residual, rounded once; in place of `made`."""
+    """made * FACTOR + low second^T + residual, rounded once; on a GPU in place."""
     ranks = low.shape[1]
     if not uses_triton(made):
         wide = made.float() * FACTOR + low.float() @ second.float().t()

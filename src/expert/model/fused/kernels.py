@@ -1,8 +1,8 @@
-"""Norms, rotary embedding and SwiGLU as Triton kernels, and as plain torch where there is none.
+"""RMSNorm, rotary embedding and SwiGLU as Triton kernels, with a torch fallback.
 
-Each reads its inputs once and writes its outputs once, wherever in a larger matrix they lie.
-Everything is computed in float32 (float64 for float64 inputs) and rounded once; only the value that
-a norm multiplies with its weight is rounded before, as in transformers.
+Each kernel reads its inputs and writes its outputs once, also as strided parts of larger matrices.
+Everything is computed in float32 (float64 for float64 inputs) and rounded once; only the normed
+value is also rounded before it is multiplied by the norm's weight, as in transformers.
 """
 
 from __future__ import annotations
@@ -22,26 +22,25 @@ tl: Any = None  # set by `kernel`
 
 
 class Finish(NamedTuple):
-    """What becomes of the outputs of a product where they are read: output * scale + bias."""
+    """Applied to the outputs of a product by the kernel that reads them: output * scale + bias."""
 
     scale: Tensor | None = None
     bias: Tensor | None = None
     rest: Rest | None = None
-    """What is to be added before; only SwiGLU does that, and for outputs without a scale."""
+    """Added before that; only by SwiGLU, and only to outputs without a scale."""
 
     @property
     def is_needed(self) -> bool:
         return self.scale is not None or self.bias is not None
 
-    def of(self, made: Tensor) -> Tensor:
-        """Exactly as kernels read it."""
-        wide = made.to(wide_of(made)) if self.rest is None else self.rest.onto(made)
+    def of(self, outputs: Tensor) -> Tensor:
+        """The finished value, as kernels compute it."""
+        wide = outputs.to(wide_of(outputs)) if self.rest is None else self.rest.onto(outputs)
         wide = wide if self.scale is None else wide * self.scale
         return wide if self.bias is None else wide + self.bias
 
-    def given(self, made: Tensor) -> dict[str, Any]:
-        """The kernels' arguments."""
-        scale, bias = (made if part is None else part for part in (self.scale, self.bias))
+    def given(self, outputs: Tensor) -> dict[str, Any]:
+        scale, bias = (outputs if part is None else part for part in (self.scale, self.bias))
         wanted = {"SCALED": self.scale is not None, "BIASED": self.bias is not None}
         return {"scale": scale, "bias": bias, **wanted}
 
@@ -50,8 +49,8 @@ PLAIN = Finish()
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> Tensor:
-    """RMSNorm of the rows of x into `out`, whose rows may lie apart; 1 / the root of the mean
-    square of each row, which the backward needs."""
+    """RMSNorm of the rows of x into `out`, which may be strided; returns 1 / RMS of each row for
+    the backward."""
     rows, width = x.shape
     if not uses_triton(x):
         wide = x.to(wide_of(x))
@@ -98,15 +97,14 @@ def rotate(
     *,
     in_place: bool = False,
 ) -> Tensor:
-    """Queries and keys [rows, heads, width], side by side in the columns of `qkv`, normed if there
-    are weights for it, and turned by their positions (cos, sin [rows, width]); after them the
-    values, where outputs are to be finished."""
+    """Rotary embedding of the queries and keys in the columns of `qkv`, normed first if there are
+    weights, as [rows, heads, width]; followed by the values if `finish` changes them."""
     rows, width = cos.shape
     count = sum(heads)
     values = heads[1] if finish.is_needed else 0
-    made = qkv.new_empty(rows, count + values, width)
+    rotated = qkv.new_empty(rows, count + values, width)
     if in_place:
-        made = qkv[:, : count * width].view(rows, count, width)
+        rotated = qkv[:, : count * width].view(rows, count, width)
     if not uses_triton(qkv):
         all_heads = finish.of(qkv).view(rows, -1, width)
         wide = all_heads[:, :count]
@@ -114,16 +112,17 @@ def rotate(
             inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
             wide = ((wide * inverse).to(qkv.dtype) * _of_heads(norms, heads)).to(wide.dtype)
         cos, sin = (part.to(wide.dtype)[:, None] for part in (cos, sin))
-        made[:, count:] = all_heads[:, count : count + values]
-        made[:, :count] = wide * cos + _turned(wide) * sin
-        return made
+        rotated[:, count:] = all_heads[:, count : count + values]
+        rotated[:, :count] = wide * cos + _turned(wide) * sin
+        return rotated
     first, second = norms or (qkv, qkv)
     kernel(_rotate)[(rows,)](
-        qkv, cos, sin, first, second, made, qkv.stride(0), made.stride(0), cos.stride(0), epsilon,
-        **finish.given(qkv), QUERIES=heads[0], HEADS=count, VALUES=values, BLOCK=power(count),
-        VALUE_BLOCK=power(heads[1]), WIDTH=width, NORMED=norms is not None, num_warps=4,
+        qkv, cos, sin, first, second, rotated, qkv.stride(0), rotated.stride(0), cos.stride(0),
+        epsilon, **finish.given(qkv), QUERIES=heads[0], HEADS=count, VALUES=values,
+        BLOCK=power(count), VALUE_BLOCK=power(heads[1]), WIDTH=width, NORMED=norms is not None,
+        num_warps=4,
     )  # fmt: skip
-    return made
+    return rotated
 
 
 def rotate_backward(
@@ -137,8 +136,8 @@ def rotate_backward(
     out: Tensor,
     finish: Finish = PLAIN,
 ) -> None:
-    """The gradient of `qkv` once finished into `out`, of those of queries, keys and values, which
-    are [sequences, heads, length, width] and may lie in any order but that of the width."""
+    """The gradient of the finished `qkv` into `out`, from those of queries, keys and values,
+    [sequences, heads, length, width] with any strides."""
     rows, width = cos.shape
     count = sum(heads)
     if not uses_triton(qkv):
@@ -156,10 +155,10 @@ def rotate_backward(
         out[:, count * width :] = values.reshape(rows, -1)
         return
     first, second = norms or (qkv, qkv)
-    given = [part if part.stride(3) == 1 else part.contiguous() for part in gradients]
+    contiguous = [part if part.stride(3) == 1 else part.contiguous() for part in gradients]
     kernel(_rotate_backward)[(rows,)](
-        *given, qkv, cos, sin, first, second, out,
-        *(part.stride(axis) for part in given for axis in (0, 1, 2)), given[0].shape[2],
+        *contiguous, qkv, cos, sin, first, second, out,
+        *(part.stride(axis) for part in contiguous for axis in (0, 1, 2)), contiguous[0].shape[2],
         qkv.stride(0), cos.stride(0), out.stride(0), epsilon, **finish.given(qkv),
         QUERIES=heads[0], KEYS=heads[1], BLOCK=power(count), VALUES=power(heads[1]),
         WIDTH=width, NORMED=norms is not None, num_warps=4,
@@ -167,7 +166,7 @@ def rotate_backward(
 
 
 def swiglu(both: Tensor, out: Tensor, finish: Finish = PLAIN) -> None:
-    """silu(gate) * up of [gate | up], into `out`, whose rows may lie apart."""
+    """silu(gate) * up of [gate | up] into `out`, which may be strided."""
     rows, width = out.shape
     if not uses_triton(both):
         gate, up = finish.of(both).chunk(2, dim=1)
@@ -185,37 +184,37 @@ def swiglu(both: Tensor, out: Tensor, finish: Finish = PLAIN) -> None:
 def swiglu_backward(
     both: Tensor, gradient: Tensor, finish: Finish = PLAIN, of_gradient: Rest | None = None
 ) -> Tensor:
-    """The gradient of [gate | up] once finished; in place of the given gradient, what `swiglu` had
-    made. `of_gradient`: what is to be added to that gradient before."""
+    """The gradient of the finished [gate | up]; replaces `gradient` with the output of `swiglu`.
+    `of_gradient`: what `gradient` is missing."""
     width = gradient.shape[1]
     if not uses_triton(both):
         gate, up = finish.of(both).chunk(2, dim=1)
         share, wide = torch.sigmoid(gate), gradient.to(gate.dtype)
         wide = wide if of_gradient is None else of_gradient.onto(gradient)
         of_gate = wide * up * share * (1 + gate * (1 - share))
-        made = torch.cat((of_gate, wide * gate * share), dim=1).to(both.dtype)
+        of_both = torch.cat((of_gate, wide * gate * share), dim=1).to(both.dtype)
         gradient.copy_(gate * share * up)
-        return made
+        return of_both
     if finish.rest is not None:
         rests = (gradient, of_gradient)
         return swiglu_of_sums_backward(both, finish.rest, finish.bias, *rests)
-    made = torch.empty_like(both)
+    of_both = torch.empty_like(both)
     kernel(_swiglu_backward)[(both.shape[0], -(-width // COLUMNS))](
-        both, gradient, made, width, both.stride(0), **finish.given(both),
+        both, gradient, of_both, width, both.stride(0), **finish.given(both),
         COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip
-    return made
+    return of_both
 
 
-def finish_onto(made: Tensor, finish: Finish, residual: Tensor) -> Tensor:
-    """residual + what is finished of `made`, rounded once."""
-    rows, width = made.shape
-    if not uses_triton(made):
-        return (finish.of(made) + residual).to(made.dtype)
-    out = torch.empty_like(made)
+def finish_onto(outputs: Tensor, finish: Finish, residual: Tensor) -> Tensor:
+    """residual + the finished outputs, rounded once."""
+    rows, width = outputs.shape
+    if not uses_triton(outputs):
+        return (finish.of(outputs) + residual).to(outputs.dtype)
+    out = torch.empty_like(outputs)
     kernel(_finish_onto)[(rows, -(-width // COLUMNS))](
-        made, residual, out, width, made.stride(0), residual.stride(0), **finish.given(made),
-        COLUMNS=COLUMNS, num_warps=4,
+        outputs, residual, out, width, outputs.stride(0), residual.stride(0),
+        **finish.given(outputs), COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -223,7 +222,7 @@ def finish_onto(made: Tensor, finish: Finish, residual: Tensor) -> Tensor:
 def scale_columns(
     gradient: Tensor, before: Tensor, scale: Tensor, *, in_place: bool
 ) -> tuple[Tensor, Tensor]:
-    """(gradient * scale, the sums over all rows of gradient * before)."""
+    """(gradient * scale, column sums of gradient * before)."""
     rows, width = gradient.shape
     if not uses_triton(gradient):
         wide = gradient.to(wide_of(gradient))
@@ -242,16 +241,16 @@ def scale_columns(
 
 
 ROWS, SUMMED = 64, 128
-"""Rows and columns that one program scales and adds up."""
+"""Rows and columns of one program of `_scale_columns`."""
 COLUMNS = 1024
-"""Of a row, that one program does."""
+"""Columns of a row that one program handles."""
 
 
 @functools.cache
 def triton_trouble(device: torch.device) -> str:
-    """Why Triton's kernels do not run here, tried once in a process; empty where they do.
+    """Why Triton kernels do not work here, tried once per process; empty if they do.
 
-    Triton can be imported where it has no compiler or the card is not one of its own.
+    Triton can be importable without a compiler or without support for the card.
     """
     if device.type != "cuda":
         return ""
@@ -276,7 +275,7 @@ def _turned(x: Tensor) -> Tensor:
 
 
 def _of_heads(norms: tuple[Tensor, Tensor], heads: tuple[int, int]) -> Tensor:
-    """[heads, width]: the weight that every head is normed with."""
+    """[heads, width]: the norm weight of every head."""
     return torch.cat([weight.expand(count, -1) for weight, count in zip(norms, heads, strict=True)])
 
 
@@ -284,7 +283,7 @@ def _warps(block: int) -> int:
     return max(1, min(8, block // 256))
 
 
-# Triton reads the sources of these functions.
+# Compiled by Triton from their source.
 def _norm(  # type: ignore[no-untyped-def]
     x, weight, out, inverses, width, x_stride, out_stride, epsilon, BLOCK: tl.constexpr
 ):
@@ -323,7 +322,7 @@ def _rotate(  # type: ignore[no-untyped-def]
     VALUES: tl.constexpr, BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     NORMED: tl.constexpr,
 ):  # fmt: skip
-    """One program does all heads of a row, in two halves that turn into each other."""
+    """One program handles all heads of a row, each as the two halves that rotate together."""
     row = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = WIDTH // 2
     heads = tl.arange(0, BLOCK)[:, None]

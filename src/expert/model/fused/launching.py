@@ -1,4 +1,4 @@
-"""When kernels are Triton's, and how a function of ours becomes one."""
+"""Decides whether to use Triton, and turns functions into Triton kernels on first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from expert.model.loss_kernel import triton_installed
 
 INTERPRETED = False
-"""Run the kernels without a card, by Triton's interpreter: for tests."""
+"""Run kernels on the CPU with Triton's interpreter: for tests."""
 
 
 def uses_triton(tensor: Tensor) -> bool:
@@ -22,8 +22,8 @@ def uses_triton(tensor: Tensor) -> bool:
 
 @functools.cache
 def kernel(function: Any) -> Any:
-    """The function as a kernel. Triton reads its source, which knows the module `tl`: imported only
-    now, because CPU builds of torch come without Triton."""
+    """The function as a Triton kernel. Triton and `tl` are imported only here, because CPU builds
+    of torch come without Triton."""
     triton = importlib.import_module("triton")
     names = function.__globals__
     names["tl"] = importlib.import_module("triton.language")
@@ -34,15 +34,15 @@ def kernel(function: Any) -> Any:
 
 
 def wide_of(tensor: Tensor) -> torch.dtype:
-    """What kernels compute in."""
+    """The dtype that kernels compute in."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def power(number: int) -> int:
-    """The power of two that is not less."""
+    """The next power of two, or the number itself."""
     return 1 << (number - 1).bit_length()
 
 
 def precision_of(tensor: Tensor) -> str:
-    """How matrix units multiply numbers of its dtype: float32 as such, not shortened to TF32."""
+    """Precision of `tl.dot`: full float32 instead of TF32 for float32 inputs."""
     return "ieee" if tensor.dtype == torch.float32 else "tf32"

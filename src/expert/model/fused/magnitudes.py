@@ -1,4 +1,4 @@
-"""DoRA's scale of every output of a product."""
+"""DoRA's scale for every output of a product."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _ROWS, _MOST_RANKS = 32, 128
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Magnitudes:
-    """DoRA's length of every row, instead of that of W + s B A."""
+    """DoRA's magnitude of every row, which replaces the norm of that row of W + s B A."""
 
     vectors: Sequence[nn.Parameter]
-    """The layers' own, views of `all`."""
+    """Of each layer, views of `all`."""
     all: Tensor
-    """[N]: 1 for rows of layers without an adapter."""
+    """[N], with 1 for layers without an adapter."""
     squares: Tensor
-    """The squared length of every row of W; 1 for those."""
+    """Squared norm of every row of W; 1 for layers without an adapter."""
     places: Sequence[tuple[int, int]]
-    """The rows of each of `vectors`."""
+    """The rows of each layer in `vectors`."""
 
     def scale(
         self, weight: Tensor, first: Tensor, second: Tensor, scaling: float
     ) -> tuple[Tensor, Tensor]:
-        """([N] what outputs are multiplied with, the length of every row of W + s B A)."""
+        """([N] scale of the outputs, [N] norms of the rows of W + s B A)."""
         return row_scales(self.all, self.squares, weight, first, second, scaling)
 
 
 def row_scales(
     vectors: Tensor, squares: Tensor, weight: Tensor, first: Tensor, second: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """vectors / lengths, and the lengths of the rows of weight + scaling * second @ first; rounded
-    as the layers' own would be, so that a fresh adapter scales by exactly 1."""
+    """vectors / norms, and the norms of the rows of weight + scaling * second @ first; rounded as
+    in an unfused layer, so that a fresh adapter scales by exactly 1."""
     rows, ranks = second.shape
     padded = max(16, power(ranks))
     if not uses_triton(weight) or padded > _MOST_RANKS:
@@ -60,7 +60,7 @@ def _row_scales(  # type: ignore[no-untyped-def]
     vectors, squares, cross, gram, second, scale, lengths, rows, ranks, cross_stride,
     second_stride, scaling, ROWS: tl.constexpr, RANKS: tl.constexpr,
 ):  # fmt: skip
-    """As `row_norms` does it."""
+    """The same as `row_norms`."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     rank = tl.arange(0, RANKS)
     there = (row < rows)[:, None] & (rank < ranks)[None, :]
@@ -73,7 +73,7 @@ def _row_scales(  # type: ignore[no-untyped-def]
     crossed = tl.load(cross + place * cross_stride + rank[None, :], mask=there, other=0.0)
     change = tl.sum((2 * scaling * crossed.to(tl.float32) + change) * b, 1)
     base = tl.load(squares + row, mask=row < rows, other=1.0)
-    # Where the adapter cancels a row, what is left is rounding, and may be less than nothing.
+    # Where the adapter cancels a row, only rounding error remains, which may be negative.
     found = tl.sqrt(tl.maximum(base + change, base * 1.1920929e-7 + 1.1754944e-38))
     vector = tl.load(vectors + row, mask=row < rows, other=1.0)
     found = found.to(vector.dtype).to(tl.float32)

@@ -1,4 +1,4 @@
-"""From PEFT's layers to products: weights and adapters are put side by side, once."""
+"""Packs PEFT layers into products: weights and adapters side by side, once."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from expert.model.quantised import Float8Linear, weight_only_class
 
 @torch.no_grad()
 def pack(layers: Sequence[Any], adapter: str, like: Tensor, *, for_swiglu: bool = False) -> Product:
-    """The layers as one product; their own adapters, and weights that are not quantised, become
-    views of its matrices. Some or all layers may have no adapter; `like`: a tensor of the dtype to
-    compute in then. `for_swiglu`: of the outputs."""
+    """Pack layers into one product; their adapters and unquantised weights become views of it.
+
+    Layers may have no adapter; if none has one, the dtype is that of `like`. `for_swiglu`: the
+    outputs go to SwiGLU."""
     bases = [base_of(layer) for layer in layers]
     rows = ends(base.out_features for base in bases)
     adapted = [index for index, layer in enumerate(layers) if has_adapter(layer, adapter)]
@@ -67,7 +68,7 @@ def pack(layers: Sequence[Any], adapter: str, like: Tensor, *, for_swiglu: bool 
 
 
 def _joined_float8(bases: Sequence[Any], rows: Sequence[tuple[int, int]]) -> Float8Weight:
-    """The layers' weights side by side, of which their own become views."""
+    """Concatenate the layers' weights, which become views of the result."""
     codes = torch.cat([base.weight for base in bases])
     scales = torch.cat([base.scales for base in bases])
     for base, (start, end) in zip(bases, rows, strict=True):
@@ -76,7 +77,7 @@ def _joined_float8(bases: Sequence[Any], rows: Sequence[tuple[int, int]]) -> Flo
 
 
 def base_of(layer: Any) -> Any:
-    """The base's own layer, whether there is an adapter or not."""
+    """The base layer, with or without an adapter around it."""
     return layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer
 
 
@@ -85,15 +86,15 @@ def has_adapter(layer: Any, adapter: str) -> bool:
 
 
 def _dropout(layer: Any, adapter: str) -> float:
-    found: float = getattr(layer.lora_dropout[adapter], "p", 0.0)
-    return found
+    probability: float = getattr(layer.lora_dropout[adapter], "p", 0.0)
+    return probability
 
 
 def is_quantised(base: Any) -> bool:
-    """Whether a layer has weights that can be unpacked: NF4 of two quantisations, int8 or FP8."""
+    """Whether the weights can be dequantised: double-quantised NF4, int8 or FP8."""
     if isinstance(base, Float8Linear):
         return not (base.in_features % WHOLE or base.out_features % WHOLE)
-    bnb: Any = sys.modules.get("bitsandbytes")  # where it is not loaded, no layer is one of its own
+    bnb: Any = sys.modules.get("bitsandbytes")  # if not imported, no layer is quantised by it
     if bnb is None:
         return False
     if isinstance(base, bnb.nn.Linear4bit):
@@ -108,24 +109,24 @@ def _part(weight: Tensor) -> Tensor:
 def _magnitudes(
     layers: Sequence[Any], places: Sequence[tuple[int, int]], outputs: int, adapter: str
 ) -> Magnitudes | None:
-    """Of layers with an adapter, which have these rows of all outputs."""
-    found = [layer.lora_magnitude_vector for layer in layers]
-    if not found or adapter not in found[0]:
+    """Of the adapted layers, whose outputs are these `places`."""
+    dicts = [layer.lora_magnitude_vector for layer in layers]
+    if not dicts or adapter not in dicts[0]:
         return None
-    vectors = [each[adapter] for each in found]
+    vectors = [vectors_of[adapter] for vectors_of in dicts]
     assert all(isinstance(vector, faster_class()) for vector in vectors)
-    every = vectors[0].weight.new_ones(outputs)
+    lengths = vectors[0].weight.new_ones(outputs)
     squares = vectors[0].base_squares.new_ones(outputs)
     for vector, (start, end) in zip(vectors, places, strict=True):
-        _move(vector.weight, every[start:end])
+        _move(vector.weight, lengths[start:end])
         squares[start:end] = vector.base_squares
     return Magnitudes(
-        vectors=[vector.weight for vector in vectors], all=every, squares=squares, places=places
+        vectors=[vector.weight for vector in vectors], all=lengths, squares=squares, places=places
     )
 
 
 def _joined(biases: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | None:
-    """The biases of layers as one, with zeros where there are none."""
+    """The layers' biases as one, zero where a layer has none."""
     like = next((bias for bias in biases if bias is not None), None)
     if like is None:
         return None
@@ -134,6 +135,6 @@ def _joined(biases: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | N
 
 
 def _move(parameter: nn.Parameter, place: Tensor) -> None:
-    """Let a parameter live in `place`, with the values it has."""
+    """Move a parameter's data into `place`."""
     place.copy_(parameter)
     parameter.data = place

@@ -1,22 +1,22 @@
-"""Layers that read the same input as one product, with their LoRA or DoRA in it.
+"""Layers that read the same input as one matrix product, including their LoRA or DoRA.
 
-q, k and v read the same x, as gate and up do. Layer by layer that is three products of the base,
-three of every factor, and sums in between; together it is one of each. The adapter is part of the
-same product, so that all of it is rounded once, with the residual where that is added:
+q, k and v read the same x, and so do gate and up. One by one they need three base products, three
+of each LoRA factor, and sums in between; packed, one of each. The adapter, and the residual where
+there is one, are part of the same product, so that the sum is rounded once:
 
     forward   [x | s x A^T] [W | B]^T
     backward  [g | s g B] [W ; A]
 
-A change that is small beside what it is added to would otherwise be rounded away
-(model/lora/lora.py). Where g has more columns than x, room beside it costs more than another pass
-over the result: g W + (s g B) A. The matrices are parts of one, [[W, B], [A, 0]], of which the
-layers' own weights and adapters are views: nothing is put together in a step. The products of
-Qwen3-0.6B with LoRA of rank 16 and 32k tokens take 98 ms this way on an H200, 140 layer by layer,
-and those of the base alone 76. Quantised weights are unpacked for each product; then it is
-x W^T + (s x A^T) B^T, rounded once too. A layer may have no adapter: then B has zeros there.
+Otherwise a small adapter change would be rounded away beside a large output (model/lora/lora.py).
+Where g is wider than x, a second pass over the result is cheaper than copying g to add columns:
+g W + (s g B) A. All matrices are parts of one, [[W, B], [A, 0]], and the layers' parameters are
+views of it, so that no step concatenates anything. On an H200, the products of Qwen3-0.6B with
+rank-16 LoRA and 32k tokens take 98 ms this way, 140 ms layer by layer, and 76 ms without LoRA.
+Quantised weights are dequantised for each product: x W^T + (s x A^T) B^T, also rounded once.
+B is zero for layers without an adapter.
 
-DoRA's scales and biases are not multiplied and added here: whoever reads the outputs does that
-(`Finish` in kernels.py), which costs no pass over them.
+DoRA's scale and the bias are applied by the kernel that reads the outputs (`Finish` in kernels.py),
+which saves a pass over them.
 """
 
 from __future__ import annotations
@@ -36,55 +36,55 @@ from expert.model.fused.magnitudes import Magnitudes
 from expert.model.fused.unfinished import MOST_RANKS, Rest
 
 ALIGNED = 8
-"""The columns of adapters are filled up to a multiple of this: 16 bytes, which matrix units ask of
-every row of 16-bit numbers."""
+"""Adapter columns are padded to a multiple of this: tensor cores need rows of 16-bit numbers
+aligned to 16 bytes."""
 BESIDE = 64
-"""The same where they lie beside those of x and W: products go over them in steps of 64 columns, so
-that these cost nothing, and every row begins at a multiple of 128 bytes. 1.01x at 0.6B and 1.017x
-at 8B on an H200."""
+"""The same for adapter columns beside x and W: matrix products take 64 columns at a time, so the
+padding is free, and every row starts at a multiple of 128 bytes. 1.01x at 0.6B and 1.017x at 8B on
+an H200."""
 
 
 class Kept(NamedTuple):
-    """What a product keeps for its backward."""
+    """What a product saves for its backward."""
 
     low: Tensor
     """s x A^T."""
     seeds: Tensor | None = None
-    """Of what was dropped."""
+    """Of dropout."""
     scale: Tensor | None = None
-    """DoRA's, of every output."""
+    """DoRA's scale of every output."""
     lengths: Tensor | None = None
-    """Of every row of W + s B A."""
+    """Norm of every row of W + s B A."""
     unscaled: Tensor | None = None
-    """With DoRA, the outputs of layers whose outputs nobody else keeps."""
+    """The outputs before DoRA's scale, unless the caller saves them."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Product:
-    """Weights [N, k] and adapters of layers; the layers' own adapters are views of these."""
+    """Packed weights [N, k] and adapters of layers; the layers' adapters are views of these."""
 
     first: Tensor
-    """A, [R, k], of all layers."""
+    """A of all layers, [R, k]."""
     second: Tensor
-    """B, [N, R], with a block for every layer."""
+    """B of all layers, [N, R], block-diagonal."""
     weight: Callable[[], Tensor]
-    """W: as it lies, or unpacked."""
+    """W, dequantised if needed."""
     matrix: Tensor | None
-    """[[W, B], [A, 0]], of which all of them are parts; None: W is quantised."""
+    """[[W, B], [A, 0]], which contains all of the above; None if W is quantised."""
     float8: Float8Weight | None
-    """W, which products of 8 bits are made with."""
+    """W for FP8 products."""
     scaling: float
     firsts: Sequence[nn.Parameter]
-    """The layers' own A, [rank, k] each."""
+    """A of each adapted layer, [rank, k]."""
     seconds: Sequence[nn.Parameter]
-    """The layers' own B."""
+    """B of each adapted layer."""
     places: Sequence[tuple[int, int]]
-    """The rows of W of each of those."""
+    """The rows of W of each adapted layer."""
     bias: Tensor | None
     magnitudes: Magnitudes | None
     dropout: float
     for_swiglu: bool = False
-    """SwiGLU reads the outputs, which can add what they lack."""
+    """The outputs go to SwiGLU, whose kernel can add the adapter."""
 
     @property
     def inputs(self) -> int:
@@ -99,12 +99,11 @@ class Product:
         return self.first.shape[0]
 
     def trained(self) -> tuple[nn.Parameter, ...]:
-        """Everything of the layers that trains."""
         vectors = self.magnitudes.vectors if self.magnitudes is not None else ()
         return (*self.firsts, *self.seconds, *vectors)
 
     def with_room(self, rows: Tensor) -> Tensor:
-        """Memory for so many rows of x, with room for what is made of them beside it."""
+        """Memory for x with columns for s x A^T beside it, one row for each of `rows`."""
         return rows.new_empty(len(rows), self.inputs + self.ranks)
 
     def drops(self, seeds: Tensor | None) -> Drops | None:
@@ -114,7 +113,7 @@ class Product:
 
     @property
     def lacks_adapter(self) -> bool:
-        """Whether the outputs are sums that who reads them completes."""
+        """Whether `forward` leaves the adapter to the kernel that reads the outputs."""
         able = self.for_swiglu and self.magnitudes is None and self.ranks <= MOST_RANKS
         return able and self.float8 is not None
 
@@ -125,8 +124,8 @@ class Product:
     def forward(
         self, both: Tensor, seeds: Tensor | None = None, added_to: Tensor | None = None
     ) -> tuple[Tensor, Kept]:
-        """added_to + W x + s B A x of x, which has room for s A x beside it, to be finished by who
-        reads it, and what the backward needs."""
+        """added_to + W x + s B A x, still without `finish`, and what the backward needs. `both`: x,
+        with columns beside it that receive s A x."""
         x, low = both[:, : self.inputs], both[:, self.inputs :]
         drops = self.drops(seeds)
         if drops is None:
@@ -137,39 +136,39 @@ class Product:
         unpacked = self.matrix is None and self.float8 is None
         weight = self.weight() if unpacked or self.magnitudes is not None else None
         if self.float8 is not None:
-            made = self.float8.times(x)
+            outputs = self.float8.times(x)
             if not self.lacks_adapter:
-                made = added(made, low, self.second, added_to)
+                outputs = added(outputs, low, self.second, added_to)
         elif self.matrix is None:
             assert weight is not None
-            made = (low @ self.second.t()).addmm_(x, weight.t())
-            made = made if added_to is None else made.add_(added_to)
+            outputs = (low @ self.second.t()).addmm_(x, weight.t())
+            outputs = outputs if added_to is None else outputs.add_(added_to)
         else:
             weights = self.matrix[: self.outputs].t()
-            made = both @ weights if added_to is None else torch.addmm(added_to, both, weights)
+            outputs = both @ weights if added_to is None else torch.addmm(added_to, both, weights)
         scale, lengths = None, None
         if self.magnitudes is not None:
             assert weight is not None
             scale, lengths = self.magnitudes.scale(weight, self.first, self.second, self.scaling)
-        return made, Kept(low.contiguous(), seeds, scale, lengths)
+        return outputs, Kept(low.contiguous(), seeds, scale, lengths)
 
     def onto(
         self, residual: Tensor, both: Tensor, seeds: Tensor | None = None
     ) -> tuple[Tensor, Kept]:
-        """residual + what is finished of the outputs, rounded once where there is no DoRA."""
+        """residual + the finished outputs; rounded once unless there is DoRA or a bias."""
         if self.magnitudes is None and self.bias is None:
             return self.forward(both, seeds, residual)
-        made, kept = self.forward(both, seeds)
+        outputs, kept = self.forward(both, seeds)
         if self.magnitudes is not None:
-            kept = kept._replace(unscaled=made)
-        return finish_onto(made, self.finish(kept), residual), kept
+            kept = kept._replace(unscaled=outputs)
+        return finish_onto(outputs, self.finish(kept), residual), kept
 
     def gradients(
         self, gradient: Tensor, made: Tensor | None, kept: Kept, *, wide: bool
     ) -> Gradients:
-        """What the backward starts with. `gradient`: of what is finished; `made`: what `forward`
-        gave, for DoRA; `wide`: of layers with more outputs than inputs, whose gradient may be
-        changed in place."""
+        """Start the backward. `gradient`: of the finished outputs; `made`: the result of `forward`,
+        for DoRA; `wide`: the layers have more outputs than inputs, and `gradient` may be changed in
+        place."""
         if self.magnitudes is None:
             return Gradients(self, gradient, kept, wide=wide)
         assert made is not None
@@ -183,7 +182,7 @@ class Product:
 
 
 class Gradients:
-    """The gradients of a product: first that of its input, and then, with the input, the others."""
+    """Gradients of a product: first of its input, then of its parameters."""
 
     def __init__(
         self,
@@ -209,33 +208,33 @@ class Gradients:
         self._below = _scaled(gradient, product.second, product.scaling, out=both[:, outputs:])
 
     def of_input(self) -> Tensor:
-        made, rest = self.sum_of_input(complete=True)
+        of_input, rest = self.sum_of_input(complete=True)
         assert rest is None
-        return made
+        return of_input
 
     def sum_of_input(self, *, complete: bool) -> tuple[Tensor, Rest | None]:
-        """The gradient of the input, and what it lacks where it need not be `complete`."""
+        """The gradient of the input, and what it is missing unless `complete`."""
         product = self._product
         if self._both is not None:
             assert product.matrix is not None
             return self._both @ product.matrix[:, : product.inputs], None
         if product.float8 is None:
-            made = self._gradient @ product.weight()
+            of_input = self._gradient @ product.weight()
         else:
-            made = product.float8.back(self._gradient)
+            of_input = product.float8.back(self._gradient)
             low = self._below if self._drops is None else self._below[:, :0]
             second = product.first[: low.shape[1]].t()
             if not complete and self._drops is None and low.shape[1] <= MOST_RANKS:
-                return made, Rest(low, second, FACTOR)
-            made = added(made, low, second, None)
+                return of_input, Rest(low, second, FACTOR)
+            of_input = added(of_input, low, second, None)
         if self._drops is not None:
-            add_to_input(made, self._below, product.first, self._drops)
+            add_to_input(of_input, self._below, product.first, self._drops)
         elif product.float8 is None:
-            made = made.addmm_(self._below, product.first)
-        return made, None
+            of_input = of_input.addmm_(self._below, product.first)
+        return of_input, None
 
     def of_trained(self, x: Tensor) -> list[Tensor]:
-        """In the order of `Product.trained`; `x`: the input."""
+        """Gradients in the order of `Product.trained`; `x`: the input."""
         firsts = self._product.firsts
         if not firsts:
             return []
@@ -256,15 +255,15 @@ class Gradients:
 
 
 def make_room(tensor: Tensor, columns: int) -> Tensor:
-    """Memory like the matrix `tensor`, with room for so many more columns beside it."""
+    """Empty memory like the matrix `tensor`, with `columns` spare ones beside it."""
     whole = tensor.new_empty(tensor.shape[0], tensor.shape[1] + columns)
-    made = whole[:, : tensor.shape[1]]
-    made.whole = whole  # type: ignore[attr-defined]
-    return made
+    part = whole[:, : tensor.shape[1]]
+    part.whole = whole  # type: ignore[attr-defined]
+    return part
 
 
 def room_beside(tensor: Tensor, columns: int) -> Tensor | None:
-    """The tensor and so many columns beside it, where `make_room` made it; else None."""
+    """The tensor with its `columns` spare ones if it is from `make_room`, else None."""
     whole: Tensor | None = getattr(tensor, "whole", None)
     if whole is None or whole.shape[1] != tensor.shape[1] + columns:
         return None
@@ -279,5 +278,5 @@ def _scaled(left: Tensor, right: Tensor, factor: float, out: Tensor | None = Non
 
 
 def ends(sizes: Iterable[int]) -> list[tuple[int, int]]:
-    """Where each of the parts of these sizes begins and ends."""
+    """Start and end of consecutive parts of these sizes."""
     return list(pairwise(accumulate(sizes, initial=0)))

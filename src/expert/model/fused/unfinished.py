@@ -1,8 +1,8 @@
-"""SwiGLU of sums that are not finished: whoever reads a product adds its adapter.
+"""SwiGLU that adds the adapter to its inputs while reading them.
 
-The product of FP8 weights comes rounded and in steps of its own (float8.py), and the adapter's part
-is still to be added. Where SwiGLU reads it next, that costs no pass over memory of its own: of the
-8B shape these are two thirds of all such passes. Sums stay in float32 until SwiGLU has used them.
+Products with FP8 weights come without the adapter and scaled (float8.py). Adding it where SwiGLU
+reads them saves a pass over memory: in an 8B model, two thirds of all such passes. Sums stay in
+float32 until SwiGLU has used them.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from expert.model.fused.launching import kernel, power, precision_of, wide_of
 tl: Any = None  # set by `kernel`
 INLINED = ("_sum", "_gate_and_up")
 TILE, TILE_BACK = (64, 64), (16, 256)
-"""Rows and columns that one program does: the fastest of 30, forward and backward, on an H200."""
+"""Rows and columns of one program, forward and backward: the fastest of 30 tried on an H200."""
 MOST_RANKS = 128
-"""That one program multiplies with."""
+"""Largest total rank that one program multiplies."""
 
 
 class Rest(NamedTuple):
-    """What a sum lacks: sum * factor + low second^T is the whole."""
+    """What is missing from a product: the full value is product * factor + low second^T."""
 
     low: Tensor
     second: Tensor
     factor: float
 
-    def onto(self, made: Tensor) -> Tensor:
-        """Exactly as kernels read it."""
-        wide = wide_of(made)
-        return made.to(wide) * self.factor + self.low.to(wide) @ self.second.to(wide).t()
+    def onto(self, product: Tensor) -> Tensor:
+        """The full value, as kernels compute it."""
+        wide = wide_of(product)
+        return product.to(wide) * self.factor + self.low.to(wide) @ self.second.to(wide).t()
 
     def given(self, name: str) -> dict[str, Any]:
-        """The kernels' arguments."""
+        """Kernel arguments, with `name` as prefix."""
         ranks = self.low.shape[1]
         values = {
             "low": self.low, "second": self.second, "factor": self.factor, "ranks": ranks,
@@ -46,7 +46,7 @@ class Rest(NamedTuple):
 
 
 def swiglu_of_sums(both: Tensor, rest: Rest, bias: Tensor | None, out: Tensor) -> None:
-    """silu(gate) * up of [gate | up] + the rest, into `out`, whose rows may lie apart."""
+    """silu(gate) * up of [gate | up] + rest, into `out`, which may be strided."""
     rows, width = out.shape
     kernel(_swiglu_of_sums)[_programs(rows, width, TILE)](
         both, out, both if bias is None else bias, rows, width, both.stride(0), out.stride(0),
@@ -58,30 +58,30 @@ def swiglu_of_sums(both: Tensor, rest: Rest, bias: Tensor | None, out: Tensor) -
 def swiglu_of_sums_backward(
     both: Tensor, rest: Rest, bias: Tensor | None, gradient: Tensor, of_gradient: Rest | None
 ) -> Tensor:
-    """The gradient of the whole [gate | up]; in place of the given gradient, which may lack a rest
-    too, what `swiglu_of_sums` had made."""
+    """The gradient of the full [gate | up]; replaces `gradient` with the output of SwiGLU.
+    `of_gradient`: what `gradient` itself is missing."""
     rows, width = gradient.shape
-    made = torch.empty_like(both)
+    of_both = torch.empty_like(both)
     lacks = of_gradient is not None
     kernel(_swiglu_of_sums_backward)[_programs(rows, width, TILE_BACK)](
-        both, gradient, made, both if bias is None else bias, rows, width,
+        both, gradient, of_both, both if bias is None else bias, rows, width,
         both.stride(0), gradient.stride(0), **rest.given("made"),
         **(of_gradient or rest).given("given"), BIASED=bias is not None, LACKS=lacks,
         ROWS=TILE_BACK[0], COLUMNS=TILE_BACK[1], PRECISION=precision_of(both), num_warps=4,
     )  # fmt: skip
-    return made
+    return of_both
 
 
 def _programs(rows: int, width: int, tile: tuple[int, int]) -> tuple[int, int]:
     return -(-rows // tile[0]), -(-width // tile[1])
 
 
-# Triton reads the sources of these functions.
+# Compiled by Triton from their source.
 def _sum(  # type: ignore[no-untyped-def]
     place, low, second, there, row, column, rows, width, factor, ranks, low_stride, second_stride,
     second_rank, RANKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What lies at `place`, times the factor, and what it lacks."""
+    """The full value at `place`: product * factor + low second^T."""
     total = tl.load(place, mask=there, other=0.0).to(tl.float32) * factor
     rank = tl.arange(0, RANKS)
     known = (row < rows) & (rank < ranks)[None, :]

@@ -1,7 +1,7 @@
-"""NF4 weights of two quantisations unpacked by one kernel a layer.
+"""Dequantises double-quantised NF4 weights with one kernel per layer.
 
-bitsandbytes takes three kernels and some hundred microseconds of the host: for each of the seven
-layers of a block, twice a pass, more than the card needs for a block of 0.6B.
+bitsandbytes needs three kernels and some hundred microseconds of host time: for the seven layers of
+a block, twice per pass, that is more than the GPU needs for a block of 0.6B.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from expert.model.lora.nf4 import is_doubly_quantised, parts_of
 
 tl: Any = None  # set by `kernel`
 _BYTES = 1024
-"""That one program unpacks."""
+"""Packed bytes that one program unpacks."""
 
 
 def unpacked(bases: list[Any], dtype: torch.dtype) -> Tensor:
-    """Quantised weights, side by side, as numbers of this dtype."""
+    """Dequantised weights of the layers, concatenated, in this dtype."""
     if not (is_doubly_quantised(bases[0]) and uses_triton(bases[0].weight)):
         parts = [reader_of(base)[0](base, dtype).to(dtype) for base in bases]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -47,10 +47,10 @@ def _unpack(base: Any, out: Tensor) -> None:
 
 @functools.cache
 def _digits(device: torch.device) -> Tensor:
-    """What the sixteen digits of NF4 stand for."""
+    """The sixteen values of NF4."""
     functional: Any = importlib.import_module("bitsandbytes").functional
-    found: Tensor = functional.get_4bit_type("nf4", device=device)
-    return found
+    values: Tensor = functional.get_4bit_type("nf4", device=device)
+    return values
 
 
 def _unpack_nf4(  # type: ignore[no-untyped-def]

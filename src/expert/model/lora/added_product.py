@@ -1,8 +1,8 @@
-"""x W + s low B^T, rounded once: the low part is where the product is added to, in float32.
+"""x W + s low B^T, rounded once: the product is accumulated onto the low-rank part in float32.
 
-`low` is what the first factor of an adapter makes of x, `second` its second factor, W the weight
-[in, out] of the base, which does not learn. Once as a function of autograd, which costs the host
-little, and once as an operator that compilers do not look into.
+`low`: x times the adapter's first factor; `second`: its second factor; W: the frozen base weight
+[in, out]. Once as an autograd function, which has little host overhead, and once as an operator
+that torch.compile does not trace into.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def start(low: Tensor, second: Tensor) -> Tensor:
-    """What is added to the product; its memory becomes that of the sum."""
+    """The low-rank part, whose memory the sum reuses."""
     return low @ second.t()
 
 
 def gradients_of_low(
     gradient: Tensor, low: Tensor, second: Tensor, factor: float, needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Those of `low` and `second`; the factor goes to them, as they are smaller."""
+    """Of `low` and `second`; these get the factor because they are the smallest tensors."""
     return (
         (gradient @ second).mul_(factor) if needed[0] else None,
         (gradient.t() @ low).mul_(factor) if needed[1] else None,
@@ -31,7 +31,7 @@ def gradients_of_low(
 
 
 class AddedProduct(torch.autograd.Function):
-    """For what is run as it is."""
+    """For eager mode."""
 
     @staticmethod
     def forward(
@@ -51,7 +51,7 @@ class AddedProduct(torch.autograd.Function):
 
 @torch.library.custom_op("expert::added_product", mutates_args=())
 def added_product(low: Tensor, second: Tensor, x: Tensor, weight: Tensor, factor: float) -> Tensor:
-    """For what is compiled."""
+    """For compiled code."""
     return start(low, second).addmm_(x, weight, beta=factor)
 
 

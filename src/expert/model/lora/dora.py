@@ -1,11 +1,11 @@
-"""DoRA whose row norms are worked out without the matrix they are the norms of.
+"""DoRA that computes row norms without building the matrix.
 
-Every forward needs the norm of each row of W + s B A. PEFT makes that matrix: B A through an
-identity, a copy of W, their sum and its norm, each as large as W. Here it is taken apart:
+Every forward needs the norm of each row of W + s B A. PEFT builds that matrix: B A through an
+identity, a copy of W, their sum and its norm, each as large as W. Here the square is expanded:
 
     |W_i + s B_i A|^2 = |W_i|^2 + 2 s (W A^T)_i . B_i + s^2 B_i (A A^T) B_i^T
 
-The first term never changes, and the others are matrices of the rank's width.
+The first term is constant, and the others need only matrices as wide as the rank.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ ReadWeight = Callable[[Any, torch.dtype], Tensor]
 
 
 def settle_dora(wrapped: nn.Module, adapter: str) -> None:
-    """Put the faster layer in place of PEFT's wherever `adapter` is DoRA on a linear layer.
+    """Replace PEFT's DoRA layers of `adapter` on linear layers by the faster class.
 
-    Parameters and their names stay; the base must not change afterwards. First magnitudes are set
-    anew from the norms that forward will see, so that a fresh adapter changes nothing at all.
+    Parameters and names stay; the base must not change afterwards. Magnitudes are set again from
+    the norms that the forward computes, so that a fresh adapter changes nothing at all.
     """
     theirs = importlib.import_module("peft.tuners.lora.dora").DoraLinearLayer
     for module in wrapped.modules():
@@ -47,15 +47,15 @@ def settle_dora(wrapped: nn.Module, adapter: str) -> None:
 def row_norms(
     base_squares: Tensor, weight: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float
 ) -> Tensor:
-    """[out]: the norms of the rows of weight + scaling * lora_b @ lora_a, in the dtype of
-    `base_squares`, which are those of the weight alone; no gradient flows back."""
+    """[out]: norms of the rows of weight + scaling * lora_b @ lora_a, without gradient.
+    `base_squares`: squared row norms of the weight alone; the result has their dtype."""
     exact = base_squares.dtype
     with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
-        # In the weight's own dtype: a float32 copy of the weight would be the largest matrix here.
+        # In the weight's dtype: a float32 copy of the weight would be the largest matrix here.
         cross = (weight @ lora_a.to(weight.dtype).T).to(exact)
         a, b = lora_a.to(exact), lora_b.to(exact)
         change = ((2 * scaling * cross + scaling**2 * (b @ (a @ a.T))) * b).sum(1)
-        # Where the adapter cancels a row, what is left is rounding, and may be less than nothing.
+        # Where the adapter cancels a row, only rounding error remains, which may be negative.
         limits = torch.finfo(exact)
         least = base_squares * limits.eps + limits.tiny
         return torch.maximum(base_squares + change, least).sqrt()
@@ -63,7 +63,7 @@ def row_norms(
 
 @functools.cache
 def faster_class() -> type[Any]:
-    """The layer's class: one of PEFT's, so that PEFT merges, saves and loads it as its own."""
+    """A subclass of PEFT's layer, so that PEFT can merge, save and load it."""
     parent: Any = importlib.import_module("peft.tuners.lora.dora").DoraLinearLayer
 
     class FasterDora(parent):  # type: ignore[misc]
@@ -90,8 +90,8 @@ def faster_class() -> type[Any]:
             base_result: Tensor | None = None,
             adapter_name: str = "default",
         ) -> Tensor:
-            """What DoRA adds to the base layer's result; None: `x` went through dropout, and the
-            base must see it too."""
+            """What DoRA adds to the base layer's result. If that is None, `x` has been through
+            dropout, and the base layer is applied to it here."""
             scale = self.row_scale(base_layer, lora_A, lora_B, scaling)
             lora_result = lora_B(lora_A(x))
             if base_result is None:
@@ -104,16 +104,16 @@ def faster_class() -> type[Any]:
             return added
 
         def row_scale(self, base_layer: Any, lora_A: Any, lora_B: Any, scaling: float) -> Tensor:
-            """[out]: what every row of W + s B A is multiplied with."""
+            """[out]: the factor of every row of W + s B A."""
             weight = self.read_weight(base_layer, lora_A.weight.dtype)
             norms = row_norms(self.base_squares, weight, lora_A.weight, lora_B.weight, scaling)
-            # Rounded as the magnitudes are: a fresh adapter in bfloat16 then scales by exactly 1.
-            # The quotient is not rounded: near 1 bfloat16 has steps of 0.4 and 0.8 %.
+            # Rounded like the magnitudes: a fresh adapter in bfloat16 then scales by exactly 1. The
+            # quotient is not rounded: near 1, bfloat16 has steps of 0.4 and 0.8 %.
             magnitudes: Tensor = self.weight
             return magnitudes.to(norms.dtype) / norms.to(magnitudes.dtype).to(norms.dtype)
 
         def _of_dropped(self, x: Tensor, base_layer: Any) -> Tensor:
-            if self.is_quantised:  # its own product keeps no full weight for the backward pass
+            if self.is_quantised:  # its operator saves no full weight for the backward pass
                 return _less_bias(base_layer(x), base_layer)
             return F.linear(x, self.read_weight(base_layer, x.dtype).to(x.dtype))
 
@@ -126,15 +126,15 @@ def _less_bias(result: Tensor, base_layer: Any) -> Tensor:
 
 
 def reader_of(base_layer: Any) -> tuple[ReadWeight, bool]:
-    """(what gives the layer's weight [out, in], whether that is a quantised one). The dtype it is
-    given is for weights that have none of their own."""
+    """(function that returns the layer's weight [out, in], whether the weight is quantised). The
+    function's dtype is for weights that have none."""
     from transformers.pytorch_utils import Conv1D
 
     if isinstance(base_layer, Conv1D):
-        return _turned_weight, False
+        return _transposed_weight, False
     if isinstance(base_layer, Float8Linear):
         return _int8_weight, True
-    bnb: Any = sys.modules.get("bitsandbytes")  # where it is not loaded, no layer is one of its own
+    bnb: Any = sys.modules.get("bitsandbytes")  # if not imported, no layer is quantised by it
     if bnb is not None:
         if isinstance(base_layer, bnb.nn.Linear4bit):
             read: Any = bnb.functional.dequantize_4bit
@@ -149,7 +149,7 @@ def _plain_weight(base_layer: Any, dtype: torch.dtype) -> Tensor:
     return weight
 
 
-def _turned_weight(base_layer: Any, dtype: torch.dtype) -> Tensor:
+def _transposed_weight(base_layer: Any, dtype: torch.dtype) -> Tensor:
     weight: Tensor = base_layer.weight.T
     return weight
 

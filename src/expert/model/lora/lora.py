@@ -1,16 +1,16 @@
-"""LoRA and DoRA that are added inside the product of the base layer, before that is rounded.
+"""LoRA and DoRA added inside the base layer's product, before rounding.
 
-PEFT rounds W x to the dtype of the model and adds s B A x to it. In bfloat16 that sum is rounded
-back to W x wherever the change is less than 0.2 to 0.4 % of it: of changes of 0.1 % 55 % arrive, of
-0.01 % 6 %. A fresh adapter does next to nothing, and a grown one less than it has learnt. Here W x
-is added to s B A x while it is still in float32, as matrix kernels do for nothing, and the sum is
-rounded once: bfloat16 then learns as float32 does (docs/benchmarks/lora-rounding-h200.json). It is
-also two kernels less a layer: 0.6B, compiled, makes 122,994 tokens/s on an H200 instead of 115,686.
-A bias, where a layer has one, is added afterwards and rounds again.
+PEFT rounds W x to the model's dtype and adds s B A x. In bfloat16 that sum is rounded back to W x
+wherever the change is below 0.2 to 0.4 % of it: of changes of 0.1 %, 55 % survive, of 0.01 %, 6 %.
+So a fresh adapter has almost no effect, and a trained one less than it should. Here W x is
+accumulated onto s B A x in float32, which matrix kernels do at no cost, and the sum is rounded
+once: bfloat16 then trains like float32 (docs/benchmarks/lora-rounding-h200.json). It also saves two
+kernels per layer: compiled 0.6B reaches 122,994 tokens/s on an H200 instead of 115,686. A bias is
+added afterwards and rounded again.
 
-Dropout is of what the adapter reads. PEFT lets what is left go through the base of DoRA too, beside
-all of it, to scale that by what magnitudes have changed: the same on average, with more noise, and
-twice the products.
+Dropout applies to the adapter's input only. For DoRA, PEFT also passes the dropped input through
+the base layer a second time, to scale it by the change of the magnitudes: the same on average, but
+with more noise and twice the products.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from expert.model.lora.nf4 import is_doubly_quantised, nf4_added, parts_of
 from expert.model.quantised import Float8Linear, int8_added, int8_parts, weight_only_class
 
 FEW_ROWS = 64
-"""That are only looked at, as the tokens of answers are: kernels of bitsandbytes multiply them with
-NF4 weights as these are, which is faster than to unpack them."""
+"""Up to this many rows without gradients, as in generation, bitsandbytes' NF4 kernels are faster
+than dequantising the weight."""
 
 
 def settle_lora(wrapped: nn.Module, adapter: str) -> None:
-    """Let every LoRA layer of this name on a linear layer add inside the base's product."""
+    """Make the LoRA layers of this adapter on linear layers add inside the base's product."""
     theirs: Any = importlib.import_module("peft.tuners.lora")
     kinds = [getattr(theirs, kind, None) for kind in ("Linear", "Linear8bitLt", "Linear4bit")]
     for module in wrapped.modules():
@@ -49,7 +49,7 @@ def settle_lora(wrapped: nn.Module, adapter: str) -> None:
 
 @functools.cache
 def added_class(kind: str) -> type[Any]:
-    """The layer's class: one of PEFT's, so that PEFT merges, saves and loads it as its own."""
+    """A subclass of PEFT's layer, so that PEFT can merge, save and load it."""
     parent: Any = getattr(importlib.import_module("peft.tuners.lora"), kind)
 
     class AddedLora(parent):  # type: ignore[misc]
@@ -64,8 +64,8 @@ def added_class(kind: str) -> type[Any]:
             name, base = self.adapter, self.get_base_layer()
             rows = x.reshape(-1, x.shape[-1])
             if self.product is _nf4 and len(rows) <= FEW_ROWS and not torch.is_grad_enabled():
-                few: Tensor = super().forward(x)
-                return few
+                bitsandbytes_result: Tensor = super().forward(x)
+                return bitsandbytes_result
             first, second = self.lora_A[name], self.lora_B[name]
             read = self.lora_dropout[name](self._cast_input_dtype(rows, first.weight.dtype))
             result: Tensor = self.product(
@@ -73,8 +73,8 @@ def added_class(kind: str) -> type[Any]:
             )
             if name in self.lora_magnitude_vector:
                 dora = self.lora_magnitude_vector[name]
-                above = dora.row_scale(base, first, second, self.scaling[name]) - 1
-                result = torch.addcmul(result, result, above.to(result.dtype))
+                excess = dora.row_scale(base, first, second, self.scaling[name]) - 1
+                result = torch.addcmul(result, result, excess.to(result.dtype))
             if base.bias is not None:
                 result = result + base.bias.to(result.dtype)
             return result.view(*x.shape[:-1], result.shape[-1])
@@ -83,7 +83,7 @@ def added_class(kind: str) -> type[Any]:
 
 
 def _is_known(layer: Any, adapter: str) -> bool:
-    """Whether an adapter is LoRA as such, or DoRA with the norms of `settle_dora`."""
+    """Whether an adapter is plain LoRA, or DoRA prepared by `settle_dora`."""
     dora = layer.lora_magnitude_vector
     if layer.lora_B[adapter].bias is not None:
         return False
@@ -93,17 +93,17 @@ def _is_known(layer: Any, adapter: str) -> bool:
 
 
 def _product_of(base: Any) -> Any:
-    """What multiplies rows with a base layer's weight and adds something to that, rounded once;
-    None for layers whose kernels cannot."""
+    """The function that multiplies by a base layer's weight and adds the adapter, rounded once;
+    None if its kernels cannot do that."""
     from transformers.pytorch_utils import Conv1D
 
     if type(base) is nn.Linear:
         return _plain
     if type(base) is Conv1D:
-        return _turned
+        return _transposed
     if type(base) is Float8Linear:
         return _int8
-    bnb: Any = sys.modules.get("bitsandbytes")  # where it is not loaded, no layer is one of its own
+    bnb: Any = sys.modules.get("bitsandbytes")  # if not imported, no layer is quantised by it
     if bnb is not None and type(base) is weight_only_class():
         return _int8
     if bnb is not None and isinstance(base, bnb.nn.Linear4bit) and is_doubly_quantised(base):
@@ -115,38 +115,37 @@ def _plain(base: Any, rows: Tensor, low: Tensor, second: Tensor, scaling: float)
     return _sum(rows, base.weight.t(), low, second, scaling)
 
 
-def _turned(base: Any, rows: Tensor, low: Tensor, second: Tensor, scaling: float) -> Tensor:
+def _transposed(base: Any, rows: Tensor, low: Tensor, second: Tensor, scaling: float) -> Tensor:
     return _sum(rows, base.weight, low, second, scaling)
 
 
 def _sum(rows: Tensor, weight: Tensor, low: Tensor, second: Tensor, scaling: float) -> Tensor:
     dtype = _computed_in(weight)
-    given = (low.to(dtype), second.to(dtype), rows.to(dtype), weight.to(dtype), scaling)
-    # Inductor would take the sum apart again, and torch 2.9's would lose the factor: it is not
-    # shown what it compiles.
+    args = (low.to(dtype), second.to(dtype), rows.to(dtype), weight.to(dtype), scaling)
+    # An opaque operator: Inductor would split the sum again, and torch 2.9's would lose the factor.
     if torch.compiler.is_compiling():
-        whole: Tensor = added_product(*given)
-        return whole
+        compiled: Tensor = added_product(*args)
+        return compiled
     run: Any = AddedProduct.apply
-    found: Tensor = run(*given)
-    return found
+    eager: Tensor = run(*args)
+    return eager
 
 
 def _int8(base: Any, rows: Tensor, low: Tensor, second: Tensor, scaling: float) -> Tensor:
     dtype = _computed_in(rows)
-    given = (low.to(dtype), second.to(dtype), rows.to(dtype))
-    whole: Tensor = int8_added(*given, *int8_parts(base), scaling)
+    args = (low.to(dtype), second.to(dtype), rows.to(dtype))
+    whole: Tensor = int8_added(*args, *int8_parts(base), scaling)
     return whole
 
 
 def _nf4(base: Any, rows: Tensor, low: Tensor, second: Tensor, scaling: float) -> Tensor:
     dtype = base.compute_dtype or _computed_in(rows)
-    given = (low.to(dtype), second.to(dtype), rows.to(dtype))
-    whole: Tensor = nf4_added(*given, *parts_of(base), scaling)
+    args = (low.to(dtype), second.to(dtype), rows.to(dtype))
+    whole: Tensor = nf4_added(*args, *parts_of(base), scaling)
     return whole if torch.is_autocast_enabled(rows.device.type) else whole.to(rows.dtype)
 
 
 def _computed_in(tensor: Tensor) -> torch.dtype:
-    """autocast lets no operation in place through, so it is done by hand."""
+    """The dtype under autocast, which does not cast in-place operations."""
     kind = tensor.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype

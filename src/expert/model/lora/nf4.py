@@ -1,7 +1,7 @@
-"""Products with NF4 weights to which something is added before they are rounded.
+"""Products with NF4 weights that add the adapter before rounding.
 
-Operators of their own, which the compiler does not look into: it would keep every unpacked weight
-from the forward for the backward.
+Custom operators, opaque to torch.compile: otherwise it would save every dequantised weight from the
+forward for the backward.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 from expert.model.lora.added_product import gradients_of_low, start
 
 AS_FLOATS = torch.float32
-"""What packed weights that are spread over ranks call themselves: FSDP2 of torch 2.11 takes no
-whole numbers, and what it gathers it only copies. CUDA copies a list of 16-bit floats by way of
-float32, which makes every NaN the same one: int8 weights that called themselves bfloat16 lost 1 %
-of the loss on an H200. Copies of float32 keep all bits."""
+"""The dtype under which packed weights are sharded: FSDP2 of torch 2.11 refuses integers, and only
+copies what it gathers. Not a 16-bit one: CUDA copies lists of those through float32, which turns
+every NaN into the same one. int8 weights viewed as bfloat16 changed the loss by 1 % on an H200.
+Copies of float32 keep all bits."""
 
 
 @torch.library.custom_op("expert::nf4_added", mutates_args=())
@@ -31,9 +31,9 @@ def nf4_added(
     sizes: list[int],
     factor: float,
 ) -> Tensor:
-    """x @ W.T + factor * low @ second.T, rounded once; W lives only while it is multiplied.
+    """x @ W.T + factor * low @ second.T, rounded once; W exists only during the product.
 
-    `scales` and `sizes` are those of `parts_of`.
+    `scales` and `sizes`: from `parts_of`.
     """
     weight = _weight(packed, scales, sizes, x.dtype)
     return start(low, second).addmm_(x, weight.t(), beta=factor)
@@ -81,8 +81,8 @@ nf4_added.register_autograd(_backward, setup_context=_keep)
 
 
 def parts_of(layer: Any) -> tuple[Tensor, list[Tensor], list[int]]:
-    """What a layer of bitsandbytes keeps of its weight: the packed digits, the scales of its
-    blocks, which are quantised themselves, and the sizes of both."""
+    """The packed codes of a bitsandbytes layer, the (quantised) scales of its blocks, and the sizes
+    of both."""
     state = state_of(layer)
     scales = [state.absmax, state.offset, state.state2.absmax, state.state2.code]
     rows, columns = state.shape
@@ -93,14 +93,13 @@ def parts_of(layer: Any) -> tuple[Tensor, list[Tensor], list[int]]:
 
 
 def state_of(layer: Any) -> Any:
-    """What is known of a layer's packed weight: the weight's own, or the layer's where the weight
-    is a plain tensor, spread over ranks."""
+    """The layer's quant_state: of its weight, or of the layer if the weight is a plain tensor."""
     return getattr(layer.weight, "quant_state", None) or layer.quant_state
 
 
 def make_plain(layer: Any) -> None:
-    """Keep the packed weight as a plain tensor, which can be spread over ranks; the scales, 3 % of
-    it, stay whole. The layer of bitsandbytes wants its own kind of tensor, so it is not asked."""
+    """Store the packed weight as a plain tensor, which can be sharded; the scales, 3 % of it, are
+    not. The forward is replaced, because bitsandbytes requires its own tensor class."""
     state = layer.weight.quant_state
     rows = layer.weight.data.view(layer.out_features, -1)
     layer.weight = torch.nn.Parameter(rows.view(AS_FLOATS), requires_grad=False)
@@ -108,22 +107,22 @@ def make_plain(layer: Any) -> None:
 
     def forward(x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).to(layer.compute_dtype or x.dtype)
-        nothing = rows.new_empty(len(rows), 0), rows.new_empty(layer.out_features, 0)
-        made: Tensor = nf4_added(*nothing, rows, *parts_of(layer), 1.0)
-        made = made if layer.bias is None else made + layer.bias.to(made.dtype)
-        return made.view(*x.shape[:-1], -1).to(x.dtype)
+        no_adapter = rows.new_empty(len(rows), 0), rows.new_empty(layer.out_features, 0)
+        out: Tensor = nf4_added(*no_adapter, rows, *parts_of(layer), 1.0)
+        out = out if layer.bias is None else out + layer.bias.to(out.dtype)
+        return out.view(*x.shape[:-1], -1).to(x.dtype)
 
     layer.forward = forward
 
 
 def is_doubly_quantised(layer: Any) -> bool:
-    """Whether a layer is NF4 with scales that are quantised, as all are that Expert makes."""
+    """Whether a layer is NF4 with quantised scales, the only kind that Expert creates."""
     state = getattr(layer.weight, "quant_state", None)
     return state is not None and state.nested and state.quant_type == "nf4"
 
 
 def _weight(packed: Tensor, scales: list[Tensor], sizes: list[int], dtype: torch.dtype) -> Tensor:
-    """The weight [out, in] in numbers of this dtype."""
+    """The dequantised weight [out, in]."""
     functional: Any = importlib.import_module("bitsandbytes").functional
     absmax, offset, absmax2, code2 = scales
     rows, columns, blocksize, blocksize2 = sizes

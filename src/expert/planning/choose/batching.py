@@ -1,4 +1,4 @@
-"""The batch, the base's precision and activation checkpointing, settled by what fits."""
+"""The batch, quantisation and activation checkpointing, chosen by what fits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CHECKPOINTING = "kernels.checkpointing"
 
 
 def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -> Workload | None:
-    """Settle quantisation, checkpointing, batches and CUDA graphs; returns what will run."""
+    """Settle quantisation, checkpointing, batches and CUDA graphs; returns the final workload."""
     most = most_of_a_rank(draft, sequences)
     if base is None:
         _settle_without_shape(draft, most, sequences)
@@ -49,7 +49,7 @@ def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -
     if captured.warning:
         draft.warn(GRAPHS, captured.warning)
     work = _settle_micro_batch(draft, fit, (most, limit_of(draft, base, most)), sequences)
-    # Only training rows are packed so that they make whole steps; others fill what they may.
+    # Only training sequences are shortened to make whole steps; evaluation uses the full length.
     places = draft["data.max_seq_length"]
     largest = worth_at_once(
         on_gpu=draft.on_gpu,
@@ -65,8 +65,8 @@ def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -
 
 
 def _with_fewer_micro_batches(draft: PlanDraft, way: Way, most: int) -> Fit:
-    """Sharded weights are sent for each micro-batch. Where that takes longer than computing it,
-    every block is checkpointed, if that gives room for larger ones."""
+    """Sharded weights are sent for each micro-batch. If that takes longer than computing it, every
+    block is checkpointed, provided that makes room for larger micro-batches."""
     fit = way.fit
     free = draft.config.gradient_checkpointing == draft.config.micro_batch_size == "auto"
     if not free or not fit.fits or not fit.work.splits_weights or fit.work.rows >= most:
@@ -107,7 +107,7 @@ def _settle_asked_quantization(draft: PlanDraft, chosen: str) -> None:
     if asked == "fp8" and draft.kept.quantization == chosen:
         draft.settle(path, chosen, KEPT)
     elif asked == "fp8" and chosen != "fp8":
-        because = "the card multiplies no fp8; int8 takes the same memory"
+        because = "the card has no fp8 arithmetic; int8 takes the same memory"
         draft.settle(path, chosen, because, "fallback")
         draft.supersede(path, f"quantization fp8: {because}")
     else:
@@ -115,17 +115,17 @@ def _settle_asked_quantization(draft: PlanDraft, chosen: str) -> None:
 
 
 def _settle_checkpointing(draft: PlanDraft, fit: Fit, rows: int) -> None:
-    """`rows`: of the micro-batch that blocks are checkpointed for."""
+    """`rows`: the micro-batch size that blocks are checkpointed for."""
     layers, count = fit.work.shape.layers, fit.work.recomputed_blocks
     kind = "none" if count == 0 else ("full" if count == layers else "selective")
-    asked, found = draft.config.gradient_checkpointing, draft.measured(CHECKPOINTING)
+    asked, measured = draft.config.gradient_checkpointing, draft.measured(CHECKPOINTING)
     source: Source = "machine"
     if asked != "auto":
         because, source = SET, "manifest"
         if asked == "selective":
             because = "selective: half of the blocks, more if that does not fit"
-    elif found is not None and found[0] == kind:
-        because, source = found[1], "measurement"
+    elif measured is not None and measured[0] == kind:
+        because, source = measured[1], "measurement"
     elif not fit.fits:
         because = f"even checkpointing every block does not fit {_gib(draft)}"
     elif fit.work.splits_weights and count == layers and fit.work.rows > 1:
@@ -140,7 +140,7 @@ def _settle_checkpointing(draft: PlanDraft, fit: Fit, rows: int) -> None:
 
 
 def _advise(draft: PlanDraft, fit: Fit) -> None:
-    """What the manifest gives up without need: only changes that fit together are advised."""
+    """Advise on what the manifest gives up needlessly, with changes that fit together."""
     if not fit.fits:
         return
     work, budget = replace(fit.work, rows=1), budget_of(draft)
@@ -162,7 +162,7 @@ def _advise(draft: PlanDraft, fit: Fit) -> None:
 def _settle_micro_batch(
     draft: PlanDraft, fit: Fit, bounds: tuple[int, int], sequences: int | None
 ) -> Workload:
-    """`bounds`: a rank's sequences of a step, and how many of them are worth computing at once."""
+    """`bounds`: a rank's sequences per step, and how many are worth computing in one pass."""
     most, limit = bounds
     whose = "a step has" if draft.cluster.ranks == 1 else "a rank's share of a step is"
     whole = "a whole step" if draft.cluster.ranks == 1 else "a rank's share of a step"
@@ -185,16 +185,16 @@ def _settle_micro_batch(
         if largest == most:
             because = f"{whole} fits {gib}"
         elif largest == limit:
-            because = f"a CPU is fastest with about {CPU_PLACES_AT_ONCE:,} tokens at once"
-        found = draft.measured(path)
-        if found is not None and fit.fits and found[0] < micro:
-            micro, _ = split_of(draft, share, found[0])
-            because, source = f"a micro-batch of {found[0]} was {found[1]}", "measurement"
+            because = f"a CPU is fastest with about {CPU_PLACES_AT_ONCE:,} tokens per micro-batch"
+        measured = draft.measured(path)
+        if measured is not None and fit.fits and measured[0] < micro:
+            micro, _ = split_of(draft, share, measured[0])
+            because, source = f"a micro-batch of {measured[0]} was {measured[1]}", "measurement"
     if not fit.fits:
         because = f"not even this fits {gib}"
     draft.settle(path, micro, because, source)
     _settle_accumulation(draft, sequences, micro)
-    rows = min(micro, most)  # of what is not counted yet, memory is that of what is expected
+    rows = min(micro, most)  # before rows are counted, memory is planned for the expected number
     accumulates = sequences is None or rows < draft.cluster.share_of(sequences)
     return replace(fit.work, rows=rows, accumulates=accumulates)
 
@@ -216,7 +216,7 @@ def _settle_eval_batch(draft: PlanDraft, work: Workload, largest: int) -> int:
     path, budget = "batch.eval_batch", budget_of(draft)
 
     def too_large(rows: int) -> bool:
-        if work.captured:  # it lies beside what was captured
+        if work.captured:  # its memory adds to that of the captured passes
             return peak_bytes(draft, replace(work, evaluated_rows=rows)) > budget
         return eval_bytes(draft, replace(work, rows=rows)) > budget
 
@@ -228,7 +228,7 @@ def _settle_eval_batch(draft: PlanDraft, work: Workload, largest: int) -> int:
         return int(asked)
     rows, because = 1, f"no backward, so as many as fit, at most {largest}"
     if work.captured:
-        # Beside captured passes: as many as are trained, more where memory is plentiful.
+        # Beside captured passes: as many as in training, more if memory is plentiful.
         rows, budget = work.rows, budget // 2
         because = "beside captured passes, which keep their memory"
     while 2 * rows <= largest and not too_large(2 * rows):
@@ -247,7 +247,7 @@ def _settle_budget(draft: PlanDraft) -> int:
     if draft.on_gpu and (limited or because == "--vram"):
         draft.settle("memory.cap_bytes", budget, f"{because}: enforced in the run", "manifest")
     else:
-        draft.settle("memory.cap_bytes", None, "no limit was asked for")
+        draft.settle("memory.cap_bytes", None, "no limit is set")
     return budget
 
 
@@ -261,7 +261,7 @@ def _settle_memory(draft: PlanDraft, work: Workload) -> None:
     _, how = draft.calibrations.of(work)
     source: Source = "measurement" if how.startswith("calibrated") else "machine"
     draft.settle("memory.peak_bytes", peak, f"estimate in GiB: {words} ({how})", source)
-    draft.settle("memory.workload", workload_as_dict(work), "what was estimated")
+    draft.settle("memory.workload", workload_as_dict(work), "the estimated workload")
     draft.settle("memory.parts", parts, "estimate by purpose")
     draft.settle("memory.fits", peak <= budget, f"{peak / GIB:.1f} of {budget / GIB:.1f} GiB")
     if peak > budget:
@@ -270,7 +270,7 @@ def _settle_memory(draft: PlanDraft, work: Workload) -> None:
 
 
 def _settle_without_shape(draft: PlanDraft, most: int, sequences: int | None) -> None:
-    """Nothing can be estimated: what is written is taken, and the start of the run will probe."""
+    """Without sizes nothing can be estimated: take the manifest's values and probe at the start."""
     reason, config = draft.resolved.shape_from, draft.config
     asked_base = draft.model.quantization
     if asked_base == "auto":

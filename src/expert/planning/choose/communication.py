@@ -1,18 +1,16 @@
-"""What the processes of a run send each other in a step, how long that takes, and what they reach
-together.
+"""What the ranks of a run send in a step, how long that takes, and their joint rate.
 
-Replicated: gradients are summed once a step, in a ring: each rank sends 2 (R-1)/R of them. The sum
-starts when the last backward is over, so nothing hides it.
+Replicated: gradients are all-reduced once per step in a ring: each rank sends 2 (R-1)/R of them.
+This starts after the last backward, so nothing hides it.
 
-Sharded: for each micro-batch every rank fetches the blocks in the forward and again in the
+Sharded: for each micro-batch every rank gathers the blocks in the forward and again in the
 backward, (S-1)/S of their bytes, and the rest of the model once; full fine-tuning also scatters
-float32 gradients. FSDP2 fetches a block while the one before it computes: a step takes as long as
-the longer of the two. Gradients of adapters, and the shards of gradients that several machines hold
-copies of, are summed once a step, which nothing hides. A machine has one network link, which its
-ranks divide.
+float32 gradients. FSDP2 gathers a block while the previous one computes: a step takes as long as
+the longer of the two. Gradients of adapters, and of shards replicated over several machines, are
+reduced once per step, which nothing hides. A machine has one network link, shared by its ranks.
 
-Offloaded: shards come over the slot of the card, in float32 where all weights are trained, and
-gradients go back; the step of the optimizer is limited by the memory of the machine.
+Offloaded: shards come over the card's PCIe slot, in float32 where all weights are trained, and
+gradients go back; the optimizer step is limited by host memory bandwidth.
 """
 
 from __future__ import annotations
@@ -28,30 +26,30 @@ from expert.planning.run_plan import ParallelPlan
 
 Range = tuple[float, float]
 
-# Bytes a second that torch's fused AdamW moves on a CPU: 5.4e9 on two cores of an Arm server, so
+# Bytes per second that torch's fused AdamW moves on a CPU: 5.4e9 on two cores of an Arm server, so
 # about this on eight. Other processors were not measured.
 HOST_MEMORY = 20e9
-# At the slow end links reach this share of the table: cards without peer access copy through the
-# memory of their machine, and slots share lanes. Not measured.
+# At the slow end links reach this share of the table: cards without peer access copy through host
+# memory, and slots share lanes. Not measured.
 SLOW_LINK = 0.7
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What a card sends in a step; seconds are None where a link is not known."""
+    """What a card sends in a step; seconds are None if a link is unknown."""
 
     summed_bytes: float = 0.0
-    """Of gradients that are summed once a step."""
+    """Gradients reduced once per step."""
     gathered_bytes: float = 0.0
-    """Of weights that are fetched, and gradients that are scattered, in all micro-batches."""
+    """Weights gathered and gradients scattered, over all micro-batches."""
     host_bytes: float = 0.0
-    """Between the card and the memory of its machine."""
+    """Between the card and host memory."""
     waiting_seconds: float | None = 0.0
-    """While which the card does not compute."""
+    """During which the card does not compute."""
     hidden_seconds: float | None = 0.0
-    """While which it may compute."""
+    """During which it may compute."""
     optimizer_seconds: float = 0.0
-    """Of the waiting: the step of the optimizer on the CPU."""
+    """Part of the waiting: the optimizer step on the CPU."""
 
     @property
     def sent_bytes(self) -> int:
@@ -64,20 +62,20 @@ class Traffic:
         return self.waiting_seconds - self.optimizer_seconds + self.hidden_seconds
 
     def step_seconds(self, computing: float, share: float = 1.0) -> float | None:
-        """Of a step in which a card computes for so long; `share`: of the speed of the links."""
+        """Seconds of a step with `computing` seconds of compute; `share`: of the link speed."""
         if self.waiting_seconds is None or self.hidden_seconds is None:
             return None
         return max(computing, self.hidden_seconds / share) + self.waiting_seconds / share
 
 
 def traffic_of(work: Workload, parallel: ParallelPlan, micro_batches: int) -> Traffic:
-    """What a rank sends in a step of so many micro-batches, its own."""
+    """What a rank sends in a step of `micro_batches` micro-batches."""
     gradients, ranks = SUMMED_BYTES * work.trainable_parameters, parallel.ranks
     of_a_node = ranks // parallel.nodes
     if work.engine == "replicated" or not work.trains_everything:
         summed = _ring(ranks) * gradients
         waiting = _over(summed, _slowest(parallel, ranks))
-    else:  # shards of gradients, summed over the machines that hold copies of them
+    else:  # shards of gradients, reduced over the machines that hold copies of them
         summed = _ring(ranks // work.shards) * gradients / work.shards
         waiting = _over(summed * of_a_node, bytes_per_second(parallel.network))
     if work.engine == "replicated":
@@ -98,7 +96,7 @@ def traffic_of(work: Workload, parallel: ParallelPlan, micro_batches: int) -> Tr
 
 
 def _slowest(parallel: ParallelPlan, ranks: int) -> float | None:
-    """Bytes a second of a ring through so many ranks; None where a link is not known."""
+    """Bytes per second of a ring through `ranks` ranks; None if a link is unknown."""
     of_a_node = parallel.ranks // parallel.nodes
     used = [parallel.link] if of_a_node > 1 else []
     used += [parallel.network] if ranks > of_a_node else []
@@ -107,7 +105,7 @@ def _slowest(parallel: ParallelPlan, ranks: int) -> float | None:
 
 
 def sending_seconds(work: Workload, cluster: Cluster) -> float | None:
-    """What sending the weights for one micro-batch takes; None where a link is not known."""
+    """Seconds to send the weights for one micro-batch; None if a link is unknown."""
     parallel = ParallelPlan(
         ranks=cluster.ranks,
         nodes=cluster.nodes,
@@ -120,22 +118,22 @@ def sending_seconds(work: Workload, cluster: Cluster) -> float | None:
 
 @dataclass(frozen=True)
 class Reached:
-    """What all ranks reach together, each from the slowest to the fastest to be expected."""
+    """The joint rate of all ranks, each value as a range from slowest to fastest."""
 
     tokens_per_second: Range
     efficiency: Range
-    """Share of what so many single cards reach."""
+    """Relative to the same number of single cards."""
     waiting: Range
-    """Share of a step in which cards wait for communication."""
+    """Share of a step spent waiting for communication."""
     balance: float
-    """Mean load of a rank, by that of the busiest."""
+    """Mean load of a rank relative to the busiest."""
 
 
 def reached_by(
     traffic: Traffic, rank: Range, alone: Range | None, *, tokens: float, sequences: int, ranks: int
 ) -> Reached | None:
-    """None where a link is not known. `rank`: tokens a second of a rank that computes; `alone`: of
-    one card that computes whole steps, None where it cannot; `tokens`: of a step."""
+    """The joint rate; None if a link is unknown. `rank`: tokens per second of a computing rank;
+    `alone`: of one card computing whole steps, None if it cannot; `tokens`: per step."""
     share = -(-sequences // ranks) / sequences
     computing = [tokens * share / rate for rate in rank]
     slow = traffic.step_seconds(computing[0], SLOW_LINK)
@@ -144,7 +142,7 @@ def reached_by(
         return None
     rates = (tokens / slow, tokens / fast)
     single = alone or rank
-    efficient = sorted(rate / (ranks * one) for rate, one in zip(rates, single, strict=True))
+    efficient = sorted(rate / (ranks * card) for rate, card in zip(rates, single, strict=True))
     waiting = sorted((1 - computing[0] / slow, 1 - computing[1] / fast))
     return Reached(
         rates,
@@ -155,13 +153,13 @@ def reached_by(
 
 
 def _ring(ranks: int) -> float:
-    """Of what is summed, what each rank sends: once to add it up, once to spread the sum."""
+    """The share each rank sends in a ring all-reduce: once to add, once to distribute."""
     return 2 * (ranks - 1) / ranks
 
 
 def _gathered(work: Workload) -> float:
-    """Sent for each micro-batch: blocks in forward and backward, the rest once, and gradients that
-    are scattered."""
+    """Bytes sent per micro-batch: blocks in forward and backward, the rest once, and scattered
+    gradients."""
     width, shape = BYTES_OF[work.precision], work.shape
     rest = width * shape.rest_parameters
     blocks = float(sum(base_bytes(work)) - rest)
@@ -173,15 +171,15 @@ def _gathered(work: Workload) -> float:
 
 
 def _moved(work: Workload) -> float:
-    """Over the slot of the card for each micro-batch: weights twice, and gradients back."""
+    """Bytes over the card's slot per micro-batch: weights twice, and gradients back."""
     if work.trains_everything:
         return 3 * MASTER_BYTES * work.shape.parameters / work.shards
     return 2 * sum(base_bytes(work)) / work.shards
 
 
 def _optimizer_seconds(work: Workload, ranks: int) -> float:
-    """Of the step on the CPU, which the ranks of a machine take together: the gradient is read, the
-    weights and the optimizer's state are read and written."""
+    """Seconds of the optimizer step on the CPU for all ranks of a machine: it reads the gradients,
+    and reads and writes the weights and the optimizer state."""
     if not work.trains_everything:
         return 0.0
     touched = 3 * MASTER_BYTES + 2 * OPTIMIZERS[work.optimizer].state_bytes
@@ -189,7 +187,7 @@ def _optimizer_seconds(work: Workload, ranks: int) -> float:
 
 
 def _over(count: float, speed: float | None) -> float | None:
-    """Seconds; none where there is nothing to send."""
+    """Seconds to send `count` bytes; None if the speed is unknown."""
     if not count:
         return 0.0
     return count / speed if speed else None

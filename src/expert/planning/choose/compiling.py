@@ -1,4 +1,4 @@
-"""Whether blocks are compiled: where the whole run is over sooner with the time it takes."""
+"""Whether blocks are compiled: if the whole run ends sooner, compile time included."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FEW_STEPS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """Of training the whole run, as it is and compiled; and of compiling."""
+    """Training time of the whole run, eager and compiled, and the compile time."""
 
     eager: float
     compiled: float
@@ -42,14 +42,14 @@ class Seconds:
         took, total = self.compiling.seconds, self.compiled + self.compiling.seconds
         of_it = f"{took:.0f} s of it compiling"
         if self.compiling.warm:
-            of_it += " what torch has kept"
+            of_it += " from torch's cache"
         return f"about {total:.0f} s compiled, {of_it}, and {self.eager:.0f} s uncompiled"
 
 
 def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | None) -> None:
-    """Per-block compilation where it pays; `sequences`: of a step, where they are known."""
+    """Per-block compilation where it pays; `sequences`: per step, if known."""
     config = draft.config
-    padded = not draft.packed and not draft.is_char_model  # blocks of characters are equally long
+    padded = not draft.packed and not draft.is_char_model  # character blocks have one length
     obstacle = _cannot_compile(draft)
     if config.torch_compile != "auto":
         draft.settle(PATH, config.torch_compile, SET, "manifest")
@@ -62,7 +62,7 @@ def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | Non
         draft.settle(PATH, False, "fused blocks need no compiling")
     elif draft.kept.attention == "flash4" and config.attention == "auto":
         draft.settle(
-            PATH, False, "compiled blocks cannot hold FlashAttention 4, which the run keeps"
+            PATH, False, "FlashAttention 4, which the run keeps, does not work in compiled blocks"
         )
     elif obstacle or padded:
         obstacle = obstacle or "padded rows vary in width: each width would be compiled again"
@@ -75,7 +75,7 @@ def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | Non
 
 
 def _cannot_compile(draft: PlanDraft) -> str:
-    """Why compilation does not work or pay here at all, or nothing."""
+    """Why compilation does not work or pay here at all, or ""."""
     if not draft.on_gpu:
         return "compiling is not worth it on a CPU"
     if draft.target.windows:
@@ -86,10 +86,10 @@ def _cannot_compile(draft: PlanDraft) -> str:
 
 
 def _settle_by_time(draft: PlanDraft, work: Workload | None, sequences: int | None) -> None:
-    found = draft.measured(PATH)
+    measured = draft.measured(PATH)
     seconds = _seconds(draft, work, sequences)
-    if found is not None and (not found[0] or seconds is None or seconds.pays):
-        draft.settle(PATH, *found, "measurement")
+    if measured is not None and (not measured[0] or seconds is None or seconds.pays):
+        draft.settle(PATH, *measured, "measurement")
     elif seconds is not None:
         source: Source = "measurement" if seconds.measured else "machine"
         known, because = draft.survey.packed, seconds.words
@@ -103,7 +103,7 @@ def _settle_by_time(draft: PlanDraft, work: Workload | None, sequences: int | No
 
 
 def _too_short(draft: PlanDraft) -> str:
-    """Why a run whose time is not known is short all the same, or nothing."""
+    """Why a run of unknown duration is too short anyway, or ""."""
     steps, rows = draft["length.total_steps"], draft.survey.rows
     if steps is not None and steps < FEW_STEPS:
         return f"the run is too short: {counted(steps, 'step')}"
@@ -113,7 +113,7 @@ def _too_short(draft: PlanDraft) -> str:
 
 
 def _seconds(draft: PlanDraft, work: Workload | None, sequences: int | None) -> Seconds | None:
-    """Both ways of the whole run; None where the rows, the model or the card are not known."""
+    """Both times of the whole run; None if the rows, the model or the card are unknown."""
     tokens, steps = total_tokens(draft), draft["length.total_steps"]
     if work is None or not tokens or not steps:
         return None
@@ -126,7 +126,7 @@ def _seconds(draft: PlanDraft, work: Workload | None, sequences: int | None) -> 
     eager, compiled = (steps * way.step_seconds for way in ways)
     if math.isinf(eager + compiled) and None in known:
         return None
-    # Where one of the two was measured, the other is as much slower or faster as the table says.
+    # If one of the two was measured, scale the other by the ratio of the table.
     times = next((k / t for k, t in zip(known, (eager, compiled), strict=True) if k), 1.0)
     return Seconds(
         eager=known[0] or times * eager,
@@ -137,7 +137,7 @@ def _seconds(draft: PlanDraft, work: Workload | None, sequences: int | None) -> 
 
 
 def compile_time(draft: PlanDraft, work: Workload) -> CompileSeconds:
-    """Seconds that compiling is expected to take here."""
+    """The expected compile time here."""
     share = draft.cluster.share_of(draft["batch.sequences_per_update"] or work.rows)
     shape = replace(work, rows=split_of(draft, share, work.rows)[0])
     known = draft.compilations if draft.target.is_this_machine else ()
@@ -145,7 +145,7 @@ def compile_time(draft: PlanDraft, work: Workload) -> CompileSeconds:
 
 
 def _measured_rate(draft: PlanDraft, *, compiled: bool) -> float | None:
-    """Tokens a second of one device that runs with steps like these reached, compiled or not; or
+    """Tokens per second per device in measured runs with similar steps, compiled or not; else from
     the benchmark that compared the two."""
     wanted = draft.rate_key(draft.model.quantization)
     settled = {PATH: compiled, STEP: draft[STEP]}

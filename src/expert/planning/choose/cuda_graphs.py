@@ -1,10 +1,9 @@
-"""Whether forward and backward are captured as CUDA graphs: where launching takes longer."""
+"""Whether forward and backward are captured as CUDA graphs: where launches limit the speed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from expert.core.text import counted
 from expert.manifest.schema.kinds import ADAPTERS, SPLITS_WEIGHTS
 from expert.planning.choose.fastest import WORTH, Way, drops, way_of
 from expert.planning.decisions import Source
@@ -17,7 +16,7 @@ NO_ROOM = "too little memory: captured passes keep theirs"
 
 @dataclass(frozen=True, kw_only=True)
 class Captured:
-    """Whether passes are captured, why, and the way through a step that follows from it."""
+    """Whether passes are captured, why, and the resulting way through a step."""
 
     way: Way
     value: bool
@@ -27,8 +26,8 @@ class Captured:
 
 
 def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> Captured:
-    """Captured where the manifest says so, or where the GPU would wait for its host. `base`:
-    compiled or not; nothing is settled here."""
+    """Capture if the manifest says so, or if the GPU would wait for its host. `base`: compiled or
+    not. Settles nothing."""
     asked, plain = draft.config.use_cuda_graphs, way_of(draft, base, sequences)
 
     def no(because: str, source: Source = "machine") -> Captured:
@@ -42,40 +41,39 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> C
     obstacle = _obstacle(draft, plain.fit.work)
     if obstacle:
         return no(obstacle)
-    recorded = way_of(draft, _captured(draft, base), sequences)
-    has_room = _has_room(draft, recorded, plain)
-    found = draft.measured(PATH)
+    captured = way_of(draft, _captured(draft, base), sequences)
+    has_room = _has_room(draft, captured, plain)
+    measured = draft.measured(PATH)
     if asked is True:
         if not has_room:
             return no(NO_ROOM)
-        return Captured(way=recorded, value=True, because=SET, source="manifest")
+        return Captured(way=captured, value=True, because=SET, source="manifest")
     if draft.config.deterministic:
         return no("a resumed run starts uncaptured: the bits might differ")
-    if found is not None and found[0] and not has_room:
+    if measured is not None and measured[0] and not has_room:
         return no(NO_ROOM)
-    if found is not None:
-        way = recorded if found[0] else plain
-        return Captured(way=way, value=found[0], because=found[1], source="measurement")
+    if measured is not None:
+        way = captured if measured[0] else plain
+        return Captured(way=way, value=measured[0], because=measured[1], source="measurement")
     if plain.time is None:
         return no("the compute time of a pass is not known")
-    computing, launching = (1e3 * each for each in (plain.time.computing, plain.time.launching))
+    computing, launching = 1e3 * plain.time.computing, 1e3 * plain.time.launching
     times = f"about {computing:.0f} ms of compute, {launching:.0f} ms of launches per pass"
-    if has_room and recorded.step_seconds < WORTH * plain.step_seconds:
+    rows = captured.fit.work.rows
+    if has_room and captured.step_seconds < WORTH * plain.step_seconds:
         because = f"the GPU would wait for its host: {times}"
-        if recorded.fit.work.rows != plain.fit.work.rows:
-            rows = counted(recorded.fit.work.rows, "row")
-            because = f"{rows} at once, captured, are faster than {times}"
-        return Captured(way=recorded, value=True, because=because)
+        if rows != plain.fit.work.rows:
+            because = f"a captured micro-batch of {rows} is faster than {times}"
+        return Captured(way=captured, value=True, because=because)
     if WORTH * launching <= computing:
         return no(f"the host keeps up: {times}")
     if not has_room:
         return no(f"{NO_ROOM} ({times})")
-    rows = counted(recorded.fit.work.rows, "row")
-    return no(f"captured passes keep their memory: {rows} at once would be no faster ({times})")
+    return no(f"captured passes keep their memory: a micro-batch of {rows} is no faster ({times})")
 
 
 def _captured(draft: PlanDraft, base: Workload) -> Workload:
-    """The same captured, with an evaluation beside it."""
+    """The captured workload, with an evaluation beside it."""
     asked = draft.config.eval_batch_size
     return replace(
         base,
@@ -85,16 +83,16 @@ def _captured(draft: PlanDraft, base: Workload) -> Workload:
     )
 
 
-def _has_room(draft: PlanDraft, recorded: Way, plain: Way) -> bool:
-    """Whether what is captured fits with the same base and ranks, and can be captured."""
-    one, other = recorded.fit.work, plain.fit.work
-    same = (one.quantization, one.engine) == (other.quantization, other.engine)
-    fits = recorded.fit.fits or not plain.fit.fits
-    return fits and same and not _obstacle(draft, one)
+def _has_room(draft: PlanDraft, captured: Way, plain: Way) -> bool:
+    """Whether the captured way fits with the same quantisation and engine, and can be captured."""
+    work, before = captured.fit.work, plain.fit.work
+    same = (work.quantization, work.engine) == (before.quantization, before.engine)
+    fits = captured.fit.fits or not plain.fit.fits
+    return fits and same and not _obstacle(draft, work)
 
 
 def settle_graphs_without_sizes(draft: PlanDraft) -> None:
-    """Of a model whose sizes are not known, as the manifest says, else not at all."""
+    """For a model of unknown size: as the manifest says, else no graphs."""
     asked = draft.config.use_cuda_graphs
     obstacle = _cannot_capture(
         draft,
@@ -117,7 +115,7 @@ def _obstacle(draft: PlanDraft, work: Workload) -> str:
 
 
 def _cannot_capture(draft: PlanDraft, *, engine: str, recomputes: bool, compiled: bool) -> str:
-    """Why passes cannot be captured at all, or nothing."""
+    """Why passes cannot be captured at all, or ""."""
     if not draft.on_gpu:
         return "CUDA graphs need a GPU"
     if engine in SPLITS_WEIGHTS:

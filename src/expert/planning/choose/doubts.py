@@ -1,4 +1,4 @@
-"""Settings with which a run trains nothing, falls apart or never does what they ask for."""
+"""Warnings about settings that prevent training, make it diverge or have no effect."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from expert.core.text import percent
 from expert.planning.decisions import Remark
 
-# Beyond what any published run takes by far: a warning that is often wrong is not read.
+# Far beyond any published run: a warning that is often wrong is ignored.
 MOST_DROPOUT = 0.8
 MOST_DECAY_A_STEP = 0.01
 MOST_ADAM_RATE = 0.1
@@ -21,9 +21,9 @@ MOST_IMPROVEMENT = 5.0
 
 
 def doubts_about(value: Callable[[str], Any], total: int | None) -> list[Remark]:
-    """Warnings about settled values of a plan; `total`: its steps, where they are known."""
-    found = [*_about_weights(value), *_about_rates(value), *_about_steps(value, total)]
-    return [Remark.warning(path, text) for path, text in found]
+    """Warnings about the values of a plan; `total`: its steps, if known."""
+    doubts = [*_about_weights(value), *_about_rates(value), *_about_steps(value, total)]
+    return [Remark.warning(path, text) for path, text in doubts]
 
 
 def _about_weights(value: Callable[[str], Any]) -> Iterator[tuple[str, str]]:
@@ -67,7 +67,7 @@ def _about_rates(value: Callable[[str], Any]) -> Iterator[tuple[str, str]]:
 
 
 def _about_steps(value: Callable[[str], Any], total: int | None) -> Iterator[tuple[str, str]]:
-    """A warm-up, evaluation or checkpoint that would come after the last step, or at it."""
+    """A warm-up, evaluation or checkpoint that would come at or after the last step."""
     warmup, ratio = value("optim.warmup_steps"), value("optim.warmup_ratio")
     never = "the learning rate never reaches its peak"
     if ratio is not None and ratio > MOST_WARMUP:

@@ -1,13 +1,13 @@
-"""How long a run takes: by a rate that was measured, or by what runs on an H200 reached.
+"""How long a run takes: from a measured rate, or from rates of runs on an H200.
 
-A time is a range. It is the sum of preparing the rows, starting, compiling, training and
-evaluating, each with its own; what it rests on is said beside it.
+The time is a range: the sum of preparing rows, starting, compiling, training and evaluating, each
+a range itself, shown with what it is based on.
 
-Held against the 38 rates of an H200 in docs/benchmarks (training-speed, small-updates, experts,
-char-gpt, ladder-expert): each lies within its range. Of the 29 runs that a plan would choose (CUDA
+Compared with the 38 rates of an H200 in docs/benchmarks (training-speed, small-updates, experts,
+char-gpt, ladder-expert), each lies within its range. For the 29 runs that a plan would choose (CUDA
 graphs, or compiled with full batches) the middle of the range is off by -21 to +60 %, by 10 % in
-the median. The others waited for launches on shared cores, up to 3.2 times as long as the middle
-says: their ranges span a factor of 3 to 15. tests/planning/test_expected_time.py holds all this. No
+the median. The others waited for launches on shared cores, up to 3.2 times as long as the middle:
+their ranges span a factor of 3 to 15. tests/planning/test_expected_time.py checks all this. No
 other card was measured, so ranges are wider there.
 """
 
@@ -33,22 +33,21 @@ from expert.planning.measurements import MeasuredRate, ranks_of
 from expert.planning.memory.workload import Workload, flops_per_token
 from expert.planning.survey import local_path, survey_file
 
-# Whole runs less their steps: 15 to 38 s compiled on the H200 (training-speed-h200.json), 9 s on a
-# CPU with `tiny` (docs/TRAINING_GUIDE.md).
+# Time of whole runs outside their steps: 15 to 38 s compiled on the H200
+# (training-speed-h200.json), 9 s on a CPU with `tiny` (docs/TRAINING_GUIDE.md).
 _START = {"cuda": (6.0, 20.0), "cpu": (3.0, 12.0)}
 _COMPILE: Range = (0.4, 1.3)
-"""Times the seconds that it took before, or usually takes: hosts differ in their cores."""
-_LOAD_BYTES: Range = (0.5e9, 2.5e9)  # a second, from disk to the device
-# data-preparation.json: 1.4 to 4 million tokens a second with two processes; other tokenizers and
-# rows with templates of their own are slower.
+"""Factors for the measured or usual compile time: hosts differ in their cores."""
+_LOAD_BYTES: Range = (0.5e9, 2.5e9)  # per second, from disk to the device
+# data-preparation.json: 1.4 to 4 million tokens per second with two processes; other tokenizers and
+# custom templates are slower.
 _PREPARED_TOKENS: Range = (0.15e6, 2e6)
 _EVALUATION = (0.30, 0.5)
-"""Of the time that training on as many tokens takes: a forward, in larger batches."""
+"""Relative to training on as many tokens: a forward pass, in larger batches."""
 
 
 def expected_parts(run: RunShape, rate: Range, *, device: str) -> dict[str, Range]:
-    """Seconds from the command to the end of a run whose training goes at a rate between these, in
-    parts."""
+    """Seconds from the command to the end of a run, in parts, for a training rate in this range."""
     slow, fast = rate
     compiles = run.compile_seconds if run.compiled and device == "cuda" else 0.0
     evaluated = run.evaluated_tokens
@@ -63,12 +62,12 @@ def expected_parts(run: RunShape, rate: Range, *, device: str) -> dict[str, Rang
 
 
 def sum_of(parts: Mapping[str, Sequence[float]]) -> list[float]:
-    """The whole time: at best, and at worst."""
+    """The total time, at best and at worst."""
     return [sum(part[side] for part in parts.values()) for side in (0, 1)]
 
 
 def scaled(parts: Mapping[str, Range], times: float) -> dict[str, list[float]]:
-    """The parts where the run turns out to have so many times as many tokens."""
+    """The parts for `times` as many training tokens."""
     return {
         name: [low * times, high * times] if name == "train" else [low, high]
         for name, (low, high) in parts.items()
@@ -83,18 +82,18 @@ def _over(amount: float, rates: Range) -> Range:
 
 
 def settle_expected_time(draft: PlanDraft, work: Workload | None) -> None:
-    """The time from the command to the end, as a range, and what it is based on."""
+    """Settle the time from the command to the end, as a range, and what it is based on."""
     paths = ("length.expected_seconds", "length.expected_parts")
     run = run_shape(draft, work) if work is not None else draft.resolved.shape_from
-    found = _rate_of_all(draft, run) if isinstance(run, RunShape) else run
-    if isinstance(found, str) or isinstance(run, str):
-        draft.unknown(str(found), *paths)
+    rate = _rate_of_all(draft, run) if isinstance(run, RunShape) else run
+    if isinstance(rate, str) or isinstance(run, str):
+        draft.unknown(str(rate), *paths)
         return
-    source: Source = "measurement" if found.measured else "machine"
-    parts = expected_parts(run, found.rate, device=draft.target.device)
-    draft.settle(paths[0], sum_of(parts), found.because, source)
+    source: Source = "measurement" if rate.measured else "machine"
+    parts = expected_parts(run, rate.rate, device=draft.target.device)
+    draft.settle(paths[0], sum_of(parts), rate.because, source)
     lists = {name: list(part) for name, part in parts.items()}
-    draft.settle(paths[1], lists, found.because, source)
+    draft.settle(paths[1], lists, rate.because, source)
 
 
 def _rate_of_all(draft: PlanDraft, run: RunShape) -> ComputingRate | str:
@@ -109,7 +108,7 @@ def _rate_of_all(draft: PlanDraft, run: RunShape) -> ComputingRate | str:
 
 @dataclass(frozen=True)
 class ComputingRate:
-    """Tokens a second of one device, and what that rests on."""
+    """Tokens per second of one device, and what that is based on."""
 
     rate: Range
     because: str
@@ -117,7 +116,7 @@ class ComputingRate:
 
 
 def computing_rate(draft: PlanDraft, work: Workload, run: RunShape) -> ComputingRate | str:
-    """The rate of one device that computes `run`, or why it is not known."""
+    """The rate of one device computing `run`, or why it is not known."""
     measured, near = rate_of_this(draft, ranks=1), _rate_of_this_model(draft)
     if measured is not None:
         because = f"{measured.tokens_per_second:,.0f} tokens/s measured on {measured.measured_on} "
@@ -136,7 +135,7 @@ def computing_rate(draft: PlanDraft, work: Workload, run: RunShape) -> Computing
     if peak is None:
         return of
     rate = gpu_rate(run, peak=peak, measured_card=draft.card_key == MEASURED_CARD)
-    low, high = (each * flops_per_token(work, run.mean_tokens) for each in rate)
+    low, high = (tokens * flops_per_token(work, run.mean_tokens) for tokens in rate)
     because = f"estimated: {low / peak[0]:.0%} to {high / peak[1]:.0%} of the peak of {of}, "
     because += "from runs on an H200"
     return ComputingRate(rate, because, False)
@@ -155,7 +154,7 @@ def _rate_of_this_model(draft: PlanDraft) -> MeasuredRate | None:
 
 
 def run_shape(draft: PlanDraft, work: Workload) -> RunShape | str:
-    """What the time follows from, or why it is not known."""
+    """What determines the time of a run, or why that is not known."""
     steps, tokens = draft["length.total_steps"], total_tokens(draft)
     if not steps or tokens is None:
         return "there are no rows" if draft["length.rows"] == 0 else draft.survey.because

@@ -1,4 +1,4 @@
-"""Whether blocks with LoRA or DoRA are computed by kernels of our own."""
+"""Whether blocks with LoRA or DoRA use Expert's fused kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from expert.planning.choose.cuda_graphs import choose_capture
 from expert.planning.draft import KEPT, PlanDraft
-from expert.planning.machine.card_table import AMPERE_CENTRE as AMPERE
+from expert.planning.machine.card_table import AMPERE
 from expert.planning.memory.workload import Workload
 from expert.planning.models.shapes import PROJECTIONS
 
@@ -17,22 +17,22 @@ PATH = "kernels.fused_blocks"
 def choose_fused_blocks(
     draft: PlanDraft, work: Workload | None, sequences: int | None
 ) -> float | None:
-    """As fast as compiled blocks from the first step on, with less memory: wherever they can.
-    Returns the seconds that training so is expected to take, where that is known."""
+    """As fast as compiled blocks from the first step, with less memory: chosen wherever possible.
+    Returns the expected training time with them, if known."""
     asked, kept, way = draft.config.fused_blocks, draft.kept.fused_blocks, None
-    found = draft.measured(PATH)
+    measured = draft.measured(PATH)
     if asked == "auto" and kept is False:
         draft.settle(PATH, False, KEPT)
         return None
-    if asked == "auto" and kept is None and found is not None and not found[0]:
-        draft.settle(PATH, *found, "measurement")
+    if asked == "auto" and kept is None and measured is not None and not measured[0]:
+        draft.settle(PATH, *measured, "measurement")
         return None
     obstacle = _obstacle(draft) or ("" if work is not None else draft.resolved.shape_from)
     if not obstacle and work is not None:
         fused = replace(work, fused_blocks=True, attention=_likely_attention(draft))
         way = choose_capture(draft, fused, sequences).way
         if way.fit.work.splits_weights:
-            obstacle = "weights that are spread over ranks stay as they lie"
+            obstacle = "sharded weights cannot be fused"
     if not obstacle and way is not None:
         because = "as fast as compiled blocks on an H200, without the time to compile"
         chosen = draft.choose(PATH, "fused_blocks", True, because)
@@ -46,7 +46,7 @@ def choose_fused_blocks(
 
 
 def _obstacle(draft: PlanDraft) -> str:
-    """Why the kernels are not for this model, adapter or card, or nothing."""
+    """Why the kernels do not support this model, adapter or card, or ""."""
     shape, targets = draft.resolved.shape, draft["adapter.target_modules"]
     if draft.config.adapter_type not in ("lora", "dora"):
         return "made for LoRA and DoRA"
@@ -67,7 +67,7 @@ def _obstacle(draft: PlanDraft) -> str:
 
 
 def _likely_attention(draft: PlanDraft) -> str:
-    """What is chosen later, as far as memory goes."""
+    """The attention chosen later, as far as memory is concerned."""
     if draft.config.attention != "auto":
         return str(draft.config.attention)
     return "flash" if draft.packed and draft["kernels.precision"] != "fp32" else "sdpa"

@@ -1,34 +1,33 @@
-"""Precision, TF32, attention, loss, compilation, optimizer: what the card can do best."""
+"""Precision, TF32, attention, loss, compilation, optimizer: the best the card can do."""
 
 from __future__ import annotations
 
 from expert.core.install import pip_install
 from expert.planning.choose.sequences import FULL_ENOUGH
 from expert.planning.draft import KEPT, SET, PlanDraft
-from expert.planning.machine.card_table import ADA, HOPPER
-from expert.planning.machine.card_table import AMPERE_CENTRE as AMPERE
+from expert.planning.machine.card_table import ADA, AMPERE, HOPPER
 from expert.planning.machine.host import package_version
 from expert.planning.memory.fitting import budget_of
 from expert.planning.memory.memory import chunk_for
 
 FLEX_PAYS_AFTER_SECONDS = 900
 """FlexAttention alone took 36 s to compile on an H200 with 16 cores, and made fused blocks of 0.6B
-1.047x as fast (fused-blocks-h200.json): 36 s are won back after 13 minutes."""
+1.047x as fast (fused-blocks-h200.json): 36 s are recovered after 13 minutes."""
 FLASH4_WIDTHS = (64, 128)
-"""Of heads, for which outputs and gradients were right on an H200 (4.0.0b36): with 16 and 32 the
-gradient of queries was off by 1.1."""
+"""Head sizes for which outputs and gradients were correct on an H200 (4.0.0b36): with 16 and 32
+the gradient of queries was off by 1.1."""
 FLASH4_PAYS_AFTER_SECONDS = 120
-"""FlashAttention 4 compiles its kernels once a machine: loading took 24 s instead of 13 on an H200
-with 16 cores, and 0.6B ran 1.12x as fast: won back after 100 s."""
+"""FlashAttention 4 compiles its kernels once per machine: loading took 24 s instead of 13 on an
+H200 with 16 cores, and 0.6B ran 1.12x as fast: recovered after 100 s."""
 COMPILED = 1.3
 """Compiled blocks ran 1.24x (8B), 1.33x (1B) and 2.16x (0.6B) as fast on an H200 with LoRA, side by
-side (choose/rates.py). One card: for others run expert benchmark."""
+side (choose/rates.py). One card only: on others run expert benchmark."""
 NOT_RECOMPUTED = 1.35
 """Checkpointing all blocks cost LoRA 1.35-1.46x of the time (docs/benchmarks/memory-h200.json)."""
 
 
 def choose_precision(draft: PlanDraft) -> None:
-    """bf16 where the card has it, else fp16 with loss scaling; fp32 on a CPU or when asked for."""
+    """bf16 if the card has it, else fp16 with loss scaling; fp32 on a CPU or on request."""
     bf16, fp16, path = draft.config.bf16, draft.config.fp16, "kernels.precision"
     able, kept = draft.has_capability(AMPERE), draft.kept.precision
     runs_here = kept == "fp32" or (draft.on_gpu and kept == "fp16")
@@ -76,10 +75,10 @@ def choose_precision(draft: PlanDraft) -> None:
 
 
 def choose_tf32(draft: PlanDraft) -> None:
-    """TF32 for the float32 products that are left, from Ampere on."""
+    """TF32 for the remaining float32 products, from Ampere on."""
     path, able = "kernels.tf32", draft.has_capability(AMPERE)
     if draft.config.use_tf32 is True and not able:
-        because = f"TF32 was asked for, but {draft.card_words} has none"
+        because = f"TF32 was requested, but {draft.card_words} has none"
         draft.warn(path, because)
         draft.settle(path, False, because, "fallback")
     elif draft.kept.tf32 is not None and (able or not draft.kept.tf32):
@@ -90,8 +89,8 @@ def choose_tf32(draft: PlanDraft) -> None:
 
 
 def base_quantization(draft: PlanDraft) -> str:
-    """What is asked for of the base; int8 where a card multiplies no FP8, before Ada, or the card
-    on which a resumed run started did not."""
+    """The requested quantisation; int8 instead of FP8 on cards before Ada, or if a resumed run
+    started on such a card."""
     asked = str(draft.model.quantization)
     able = not draft.on_gpu or draft.has_capability(ADA)
     able = able and draft.kept.quantization != "int8"
@@ -99,10 +98,10 @@ def base_quantization(draft: PlanDraft) -> str:
 
 
 def choose_attention(draft: PlanDraft, fused_seconds: float | None = None) -> None:
-    """Kernels that keep packed documents apart; SDPA for rows alone, on older cards, in fp32.
+    """Kernels that keep packed documents apart; SDPA for unpacked rows, older cards and fp32.
 
-    What replaces use_sdpa depends on the card, which is known only here. `fused_seconds`: what
-    training takes where blocks are fused and nothing else is compiled.
+    What replaces use_sdpa depends on the card, which is only known here. `fused_seconds`: the
+    training time with fused blocks and nothing else compiled.
     """
     known = draft.survey.packed
     full = known is None or known.fill >= FULL_ENOUGH  # FlexAttention needs a fixed width
@@ -127,7 +126,7 @@ def _settle_attention(draft: PlanDraft, *, long: bool, brief: bool) -> None:
         return
     if (asked in ("flash", "flash4") and not flashes) or (asked == "flex" and not able):
         lacking = f"{draft.card_words} has no kernel for it" if not able else "it needs 16 bits"
-        because = f"{asked} was asked for, but {lacking}"
+        because = f"{asked} was requested, but {lacking}"
         draft.warn(path, because)
         draft.settle(path, "sdpa", because, "fallback")
         return
@@ -137,7 +136,7 @@ def _settle_attention(draft: PlanDraft, *, long: bool, brief: bool) -> None:
         draft.settle(path, kept, KEPT)
         return
     if asked == "flash4" and without4:
-        because = f"flash4 was asked for, but {without4}"
+        because = f"flash4 was requested, but {without4}"
         draft.warn(path, because)
         draft.settle(path, "flash", because, "fallback")
         return
@@ -148,9 +147,9 @@ def _settle_attention(draft: PlanDraft, *, long: bool, brief: bool) -> None:
         because = SET if own else "flash_attention_2 in the manifest; torch's own flash kernels"
         draft.settle(path, asked, because, "manifest")
         return
-    found = _measured_attention(draft)
-    if found is not None and (found[0] != "flash" or flashes):
-        draft.settle(path, *found, "measurement")
+    measured = _measured_attention(draft)
+    if measured is not None and (measured[0] != "flash" or flashes):
+        draft.settle(path, *measured, "measurement")
     elif packed and flashes and draft.target.capability == HOPPER and not (without4 or brief):
         because = "FlashAttention 4 made runs 1.12x (0.6B) and 1.04x (8B) as fast on an H200"
         draft.settle(path, "flash4", because, "measurement")
@@ -174,33 +173,33 @@ def _settle_attention(draft: PlanDraft, *, long: bool, brief: bool) -> None:
 
 
 def _why_not_flash4(draft: PlanDraft) -> str:
-    """Why FlashAttention 4 cannot be used; empty where it can."""
+    """Why FlashAttention 4 cannot be used, or ""."""
     if not draft.has_capability(HOPPER):
         return f"{draft.card_words} is older than Hopper"
     if package_version("flash-attn-4").value is None:
         return f"it is not installed ({pip_install('flash4')})"
     shape = draft.resolved.shape
     if shape is not None and shape.head_dim not in FLASH4_WIDTHS:
-        return f"heads are {shape.head_dim} wide, and it was right for 64 and 128"
-    return "compiled blocks cannot hold it" if draft["kernels.compile"] else ""
+        return f"it was only correct for heads of 64 and 128, not {shape.head_dim}"
+    return "it does not work in compiled blocks" if draft["kernels.compile"] else ""
 
 
 def _measured_attention(draft: PlanDraft) -> tuple[str, str] | None:
-    """What a benchmark found fastest with blocks compiled or not as here; never eager, which takes
-    too much memory."""
-    found, then = draft.measured("kernels.attention"), draft.measured("kernels.compile")
-    if found is None or found[0] == "eager":
+    """The fastest in a benchmark with blocks compiled or not as here; never eager, which takes too
+    much memory."""
+    measured, then = draft.measured("kernels.attention"), draft.measured("kernels.compile")
+    if measured is None or measured[0] == "eager":
         return None
-    able = found[0] == "sdpa" or (draft.packed and draft.has_capability(AMPERE))
-    return found if able and draft["kernels.compile"] == bool(then and then[0]) else None
+    able = measured[0] == "sdpa" or (draft.packed and draft.has_capability(AMPERE))
+    return measured if able and draft["kernels.compile"] == bool(then and then[0]) else None
 
 
 def choose_optimizer(draft: PlanDraft) -> None:
-    """Fused AdamW on a GPU, or what was asked for."""
+    """Fused AdamW on a GPU, or the requested optimizer."""
     path, key = "optim.optimizer", "optim"
-    found = draft.measured(path)
-    if found is not None:
-        draft.choose(path, key, *found, "measurement")
+    measured = draft.measured(path)
+    if measured is not None:
+        draft.choose(path, key, *measured, "measurement")
     elif draft.on_gpu:
         draft.choose(path, key, "adamw_torch_fused", "one kernel for all weights")
     else:
@@ -208,7 +207,7 @@ def choose_optimizer(draft: PlanDraft) -> None:
 
 
 def choose_loss_chunk(draft: PlanDraft) -> None:
-    """Rows of logits that the fused loss holds at once: fewer on a card with little memory."""
+    """Rows of logits per chunk of the fused loss: fewer on a card with little memory."""
     path, shape = "kernels.loss_chunk", draft.resolved.shape
     if shape is None or not draft.on_gpu or not draft["kernels.fused_loss"]:
         draft.settle(path, None, "by the vocabulary", "preset")
@@ -220,7 +219,7 @@ def choose_loss_chunk(draft: PlanDraft) -> None:
 
 
 def choose_switches(draft: PlanDraft) -> None:
-    """The fused loss, determinism and cuDNN's search."""
+    """The fused loss, determinism and cuDNN's autotuner."""
     path, because = "kernels.fused_loss", "the full logits are never stored"
     if not draft.choose(path, "fused_loss", True, because, "preset"):
         text = "the full logits are stored: 12 bytes for each token and vocabulary entry"

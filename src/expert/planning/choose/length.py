@@ -1,4 +1,4 @@
-"""How long the run is: steps, tokens, time where it was measured, and room on disk."""
+"""How long the run is: steps, tokens, measured time, and disk space."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ CACHE_BYTES_PER_ROW = 16
 
 
 def _whole_training_rows(draft: PlanDraft, length: int) -> int | None:
-    """Rows that are trained on: a share may go to validation, a corpus is cut into blocks."""
+    """Rows to train on: a share may go to validation, a corpus is cut into blocks."""
     rows = draft.survey.rows
     if rows is None and draft.is_char_model and draft.survey.tokens:
         rows = draft.survey.tokens // length
     if rows is None:
         return None
-    if not draft.has_validation_file and rows > 1:  # the only row there is is never held out
+    if not draft.has_validation_file and rows > 1:  # a single row is never held out
         rows -= math.ceil(rows * Fraction(str(draft.dataset.validation_split)))
     return max(rows, 0)
 
 
 def settle_length(draft: PlanDraft) -> None:
-    """Rows, tokens and steps, as far as the data is there to be counted."""
+    """Rows, tokens and steps, as far as the data can be counted."""
     length, survey = draft["data.max_seq_length"], draft.survey
     draft.pass_on("length.epochs", "epochs")
     limit = draft.config.max_steps or None
@@ -42,7 +42,7 @@ def settle_length(draft: PlanDraft) -> None:
     if survey.packed is not None:
         rows = survey.packed.rows
     elif rows is not None:
-        rows *= draft.parts_of_a_row(length)  # the parts of a row that is split are rows each
+        rows *= draft.parts_of_a_row(length)  # each part of a split row is a row
     if rows is None:
         keys = ("rows", "tokens_per_epoch", "steps_per_epoch", *(() if limit else ("total_steps",)))
         draft.unknown(survey.because, *(f"length.{key}" for key in keys))
@@ -75,7 +75,7 @@ def settle_length(draft: PlanDraft) -> None:
 
 
 def not_reached(max_steps: int, *, updates: int, epochs: float) -> Remark:
-    """What there is to say of max_steps where the epochs are over before."""
+    """The remark that the epochs end before max_steps."""
     ends = "ends" if epochs == 1 else "end"
     over = f"{_epochs(epochs)} {ends} after {counted(updates, 'step')}"
     text = f"{over}, before the {max_steps} of max_steps  (raise epochs to train longer)"
@@ -87,7 +87,7 @@ def _epochs(number: float) -> str:
 
 
 def total_tokens(draft: PlanDraft) -> float | None:
-    """Tokens of the whole run, or None where they are not known."""
+    """Tokens of the whole run, or None if unknown."""
     per_epoch, steps = draft["length.tokens_per_epoch"], draft["length.steps_per_epoch"]
     total = draft["length.total_steps"]
     if per_epoch is None or not steps or total is None:
@@ -96,7 +96,7 @@ def total_tokens(draft: PlanDraft) -> float | None:
 
 
 def peak_flops(draft: PlanDraft, precision: str) -> float | None:
-    """Dense peak of the card in this precision, FLOP/s; None where nobody knows it."""
+    """Dense peak of the card in this precision, FLOP/s; None if unknown."""
     card = draft.target.card
     return peak_of(card, precision) if card is not None and draft.on_gpu else None
 
@@ -108,18 +108,18 @@ def peak_of(card: Card, precision: str) -> float | None:
 
 
 def peaks_of(draft: PlanDraft, precision: str) -> tuple[tuple[float, float] | None, str]:
-    """Peak of the card and its name; of a card that is known by its memory alone, from the slowest
-    to the fastest of those that have as much. None with the reason where nobody knows."""
+    """Peak of the card and its name; for a card known only by its memory, from the slowest to the
+    fastest with as much. None with the reason if unknown."""
     peak, size = peak_flops(draft, precision), draft.target.budget_bytes
     if peak is not None:
         return (peak, peak), draft.target.name
     if draft.target.card is None and not draft.target.is_this_machine:
-        found = [
+        alike = [
             (peak_of(card, precision), card.name)
             for card in CARDS
             if abs(card.memory_gib * 2**30 / size - 1) <= MEMORY_TOLERANCE
         ]
-        known = sorted((peak, name) for peak, name in found if peak is not None)
+        known = sorted((peak, name) for peak, name in alike if peak is not None)
         if known:
             (slow, first), (fast, last) = known[0], known[-1]
             return (slow, fast), f"cards with as much memory, {first} to {last}"
@@ -127,12 +127,12 @@ def peaks_of(draft: PlanDraft, precision: str) -> tuple[tuple[float, float] | No
 
 
 def rate_of_this(draft: PlanDraft, ranks: int | None = None) -> MeasuredRate | None:
-    """What was measured in a run like the one that is planned; `ranks`: with so many processes
-    instead of its own number."""
+    """The rate measured in a run like this one; `ranks`: with this many processes instead of its
+    own number."""
     ranks = ranks or draft.cluster.ranks
     settled = {path: decision.value for path, decision in draft.decisions.items()}
     settled |= speed_settings(draft.decisions, cores=None if draft.on_gpu else draft.target.cores)
-    # Not known where each row is tokenised when it is due.
+    # Unknown if rows are tokenised on the fly.
     row_tokens = None if draft.config.tokenize == "late" else draft.row_tokens
     wanted = draft.rate_key(str(settled["model.quantization"])) | {"row_tokens": row_tokens}
     rates = [rate for rate in draft.rates if ranks_of(rate) == ranks]
@@ -140,7 +140,7 @@ def rate_of_this(draft: PlanDraft, ranks: int | None = None) -> MeasuredRate | N
 
 
 def settle_time(draft: PlanDraft, work: Workload | None) -> None:
-    """Seconds by a measured rate, and the floor the arithmetic sets."""
+    """Seconds from a measured rate, and the lower bound from the card's peak."""
     tokens, rate = total_tokens(draft), rate_of_this(draft)
     path, seconds = "length.tokens_per_second", "length.seconds"
     unmeasured = f"no run like this one was measured yet ({draft.model_key} on {draft.card_key})"
@@ -171,7 +171,7 @@ def settle_time(draft: PlanDraft, work: Workload | None) -> None:
 
 
 def settle_arithmetic(draft: PlanDraft, work: Workload | None) -> None:
-    """What the share of the card's peak is computed from: FLOPs per token, and the peak."""
+    """FLOPs per token and the card's peak, from which the utilisation is computed."""
     path = "length.flops_per_token"
     if work is None:
         draft.unknown(draft.resolved.shape_from, path)
@@ -188,7 +188,7 @@ def settle_arithmetic(draft: PlanDraft, work: Workload | None) -> None:
 
 
 def settle_disk(draft: PlanDraft, work: Workload | None) -> None:
-    """Room for the token cache and the checkpoints."""
+    """Disk space for the token cache and the checkpoints."""
     tokens, rows = draft.survey.tokens, draft.survey.rows or 0
     if tokens is None or draft.dataset.streaming:
         draft.unknown(draft.survey.because, "disk.cache_bytes")
@@ -213,7 +213,7 @@ def settle_disk(draft: PlanDraft, work: Workload | None) -> None:
 
 
 def _checkpoints_kept(draft: PlanDraft) -> int | None:
-    """Checkpoints on disk at the end: the limit and the best one, or all of them."""
+    """Checkpoints on disk at the end: the limit and the best one, or all."""
     strategy = draft["watch.save_strategy"]
     if strategy == "no":
         return 1
@@ -224,7 +224,7 @@ def _checkpoints_kept(draft: PlanDraft) -> int | None:
         written = max(1, total // (draft["watch.save_steps"] or total))
     elif total is not None and per_epoch:
         written = max(1, math.ceil(total / (per_epoch * draft.config.save_every_epochs)))
-    between = draft.config.save_every_epochs > 1  # where the best one is likely to be
+    between = draft.config.save_every_epochs > 1  # where the best one probably is
     if limit is None:
         return None if written is None else written + between
     return limit + 1 if written is None else min(limit + 1, written + between)

@@ -1,4 +1,4 @@
-"""How the processes of a run share its work: the engine, what they send, what they reach."""
+"""How the processes of a run share its work: the engine, the traffic, the joint rate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ESTIMATES = ("rank_tokens_per_second", "alone_tokens_per_second", *_OF_A_STEP)
 
 
 def settle_engine(draft: PlanDraft, work: Workload | None) -> None:
-    """The engine and what it shares; `work`: what fits."""
+    """The engine and what it shards; `work`: what fits."""
     cluster, asked = draft.cluster, draft.config.distributed
     engine = work.engine if work is not None else _engine_without_sizes(draft)
     source: Source = "preset"
@@ -67,27 +67,27 @@ def settle_engine(draft: PlanDraft, work: Workload | None) -> None:
 
 
 def _settle_optimizer(draft: PlanDraft, work: Workload | None) -> None:
-    """Where all weights train and are spread, 8-bit optimizers give way."""
+    """Replace 8-bit optimizers where all weights are trained and sharded."""
     path = "optim.optimizer"
     asked = draft[path]
     if "8bit" not in asked or draft["adapter.type"] != "full":
         return
     plain = "adamw_torch_fused" if draft.on_gpu else "adamw_torch"
     taken = work.optimizer if work is not None else plain
-    because = "8-bit state is quantised in blocks that cannot be spread over ranks"
+    because = "8-bit state is quantised in blocks that cannot be sharded"
     draft.settle_again(path, taken, because)
-    draft.supersede(path, f"optim: {asked}: {because}; {taken} takes 8 bytes a weight, spread")
+    draft.supersede(path, f"optim: {asked}: {because}; {taken} takes 8 bytes per weight, sharded")
 
 
 def _engine_without_sizes(draft: PlanDraft) -> str:
-    """Of a model whose sizes are not known, as the manifest says."""
+    """For a model of unknown size, as the manifest says."""
     if draft.cluster.ranks == 1:
         return "single"
     return "sharded" if draft.config.distributed == "sharded" else "replicated"
 
 
 def _why(draft: PlanDraft, work: Workload | None) -> tuple[str, Source]:
-    """The reason for an engine of several processes, or of shards in the machine's memory."""
+    """Why several processes use this engine, or one process offloads."""
     cluster, asked = draft.cluster, draft.config.distributed
     if work is None:
         because = f"what fits is not known: {draft.resolved.shape_from}"
@@ -146,14 +146,14 @@ def _settle_offload(draft: PlanDraft, work: Workload | None) -> None:
         draft.settle(path, slot, LINKS[slot].words)
     needed = host_bytes_of_node(draft, work)
     what = "weights, gradients and optimizer state" if work.trains_everything else "weights"
-    draft.settle("parallel.host_bytes", needed, f"{what} wait there")
+    draft.settle("parallel.host_bytes", needed, f"{what} are kept there")
     if draft.target.host_bytes is None:
         text = f"each machine needs {gib(needed)} of free memory beside its cards"
         draft.warn("parallel.host_bytes", text)
 
 
 def _warn_of_gathering(draft: PlanDraft, work: Workload) -> None:
-    """Where the machine of the first rank has no room to put a checkpoint together."""
+    """Warn if the machine of rank 0 has no room to gather a checkpoint."""
     gathered, waiting = checkpoint_bytes(work), host_bytes_of_node(draft, work)
     free = draft.target.host_bytes
     if not gathered or free is None or gathered + waiting <= free:
@@ -166,11 +166,11 @@ def _warn_of_gathering(draft: PlanDraft, work: Workload) -> None:
     draft.warn("parallel.shard_ranks", text)
 
 
-# --- what is sent, and what is reached -----------------------------------------------------------
+# --- traffic and joint rate ----------------------------------------------------------------------
 
 
 def settle_communication(draft: PlanDraft, work: Workload | None) -> None:
-    """Bytes and seconds of a step, the rate of all ranks and their efficiency."""
+    """Bytes and seconds per step, the rate of all ranks and their efficiency."""
     sequences, ranks = draft["batch.sequences_per_update"], draft.cluster.ranks
     if sequences and (remark := too_few(ranks, sequences, draft["batch.examples_per_update"])):
         draft.remarks.append(remark)
@@ -200,12 +200,12 @@ def settle_communication(draft: PlanDraft, work: Workload | None) -> None:
 
 
 def _parallel(draft: PlanDraft) -> ParallelPlan:
-    """What is settled of it so far."""
+    """The parallel plan as settled so far."""
     return ParallelPlan.model_validate(draft.tree()["parallel"])
 
 
 def too_few(ranks: int, sequences: int, examples: int) -> Remark | None:
-    """What there is to say where a step has fewer sequences than there are ranks."""
+    """The warning if a step has fewer sequences than there are ranks."""
     if ranks <= sequences:
         return None
     fills, waiting = math.ceil(examples * ranks / sequences), ranks - sequences
@@ -215,7 +215,7 @@ def too_few(ranks: int, sequences: int, examples: int) -> Remark | None:
 
 
 def _settle_rates_of_a_card(draft: PlanDraft, work: Workload) -> None:
-    """What a rank computes, and what one card alone would reach."""
+    """The rate of one rank, and of one card alone."""
     path, alone_path = "parallel.rank_tokens_per_second", "parallel.alone_tokens_per_second"
     run, sequences = run_shape(draft, work), draft["batch.sequences_per_update"]
     if isinstance(run, str) or not sequences:
@@ -223,12 +223,12 @@ def _settle_rates_of_a_card(draft: PlanDraft, work: Workload) -> None:
         draft.unknown(reason, path, alone_path)
         return
     share = draft.cluster.share_of(sequences) / sequences
-    found = computing_rate(draft, work, replace(run, tokens=run.tokens * share))
-    if isinstance(found, str):
-        draft.unknown(found, path, alone_path)
+    rate = computing_rate(draft, work, replace(run, tokens=run.tokens * share))
+    if isinstance(rate, str):
+        draft.unknown(rate, path, alone_path)
         return
-    source: Source = "measurement" if found.measured else "machine"
-    draft.settle(path, found.rate, found.because, source)
+    source: Source = "measurement" if rate.measured else "machine"
+    draft.settle(path, rate.rate, rate.because, source)
     single = replace(work, engine="single", shards=1, offload=False)
     most = largest_batch(draft, single, sequences, budget_of(draft))
     if not most:
@@ -241,27 +241,27 @@ def _settle_rates_of_a_card(draft: PlanDraft, work: Workload) -> None:
 
 
 def _how_slow(draft: PlanDraft, work: Workload) -> str:
-    """What offloading costs, and what would not need it."""
-    one = traffic_of(work, _parallel(draft), 1)
-    text = f"slow: for each micro-batch {gib(one.host_bytes)} between card and machine"
-    if one.gathered_bytes:
-        text += f" and {gib(one.gathered_bytes)} between cards"
-    if one.hidden_seconds is not None:
-        text += f", {span(one.hidden_seconds)}"
-    if one.optimizer_seconds:
-        text += f", and the optimizer step on the CPU about {span(one.optimizer_seconds)}"
+    """What offloading costs, and what would avoid it."""
+    traffic = traffic_of(work, _parallel(draft), 1)
+    text = f"slow: for each micro-batch {gib(traffic.host_bytes)} between card and machine"
+    if traffic.gathered_bytes:
+        text += f" and {gib(traffic.gathered_bytes)} between cards"
+    if traffic.hidden_seconds is not None:
+        text += f", {span(traffic.hidden_seconds)}"
+    if traffic.optimizer_seconds:
+        text += f", and the optimizer step on the CPU about {span(traffic.optimizer_seconds)}"
     alone = replace(work, engine="single", shards=1, offload=False)
     return f"{text}; on the card, {way_out(draft, alone)}" if draft.cluster.ranks == 1 else text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimates:
-    """What communication and rates follow from, before the rows are prepared and after."""
+    """Inputs for traffic and rates, before the rows are prepared and after."""
 
     parallel: ParallelPlan
     work: Workload
     micro_batches: int | None
-    """Of a rank, in a step."""
+    """Of one rank in a step."""
     sequences: int | None
     step_tokens: float | None
     card: str
@@ -269,7 +269,7 @@ class Estimates:
     estimated: bool = True
 
     def decisions(self) -> Iterator[Decision]:
-        """sent_bytes, communication_seconds, tokens_per_second and efficiency with reasons."""
+        """sent_bytes, communication_seconds, tokens_per_second and efficiency, with reasons."""
         if self.micro_batches is None and self.work.splits_weights:
             unknown = "the sequences per step are not known yet"
             yield from (_unknown(key, unknown) for key in _OF_A_STEP)
@@ -295,7 +295,7 @@ class Estimates:
             unknown = "the rate of one rank is not known"
             yield from (_unknown(key, unknown) for key in _OF_A_STEP[2:])
             return
-        found = reached_by(
+        reached = reached_by(
             traffic,
             rank,
             alone,
@@ -303,22 +303,22 @@ class Estimates:
             sequences=self.sequences,
             ranks=self.parallel.ranks,
         )
-        if found is None:
+        if reached is None:
             yield from (_unknown(key, self._missing_link()) for key in _OF_A_STEP[2:])
             return
         kind = "estimated" if self.estimated else "from the measured rate of one card"
-        low, high = found.waiting
+        low, high = reached.waiting
         waits = "less than 1 %" if high < 0.01 else f"{percent(low)} to {percent(high)}"
         what = "communication and the CPU" if self.work.offload else "communication"
         because = f"{kind}: cards wait for {what} {waits} of a step"
-        yield _decided("tokens_per_second", found.tokens_per_second, because)
+        yield _decided("tokens_per_second", reached.tokens_per_second, because)
         ranks = self.parallel.ranks
         beside = f"{ranks} single cards" if alone is not None else f"{ranks} cards with room for it"
         beside = "one card with room for it" if ranks == 1 else beside
         because = f"of what {beside} would reach"
-        if found.balance < 1:
-            because += f"; {self.sequences} sequences keep ranks busy {percent(found.balance)}"
-        yield _decided("efficiency", found.efficiency, because)
+        if reached.balance < 1:
+            because += f"; {self.sequences} sequences keep ranks busy {percent(reached.balance)}"
+        yield _decided("efficiency", reached.efficiency, because)
 
     def _what_is_sent(self, traffic: Traffic) -> str:
         parts, micro = [], self.micro_batches or 1

@@ -1,8 +1,8 @@
-"""The one table of rates that plans decide by: what runs on an H200 reached, by model and path.
+"""The table of rates that plans are based on: speeds of runs on an H200, by model and path.
 
-Whether blocks are compiled, whether passes are captured, how many rows go into a micro-batch and
-how long a run is expected to take all follow from it; nothing else guesses a speed. A run's own
-rate, or that of a benchmark, goes before it where there is one (planning/measurements.py).
+It decides whether blocks are compiled and passes captured, the micro-batch size and the expected
+time; nothing else guesses a speed. A measured rate of a run or a benchmark takes precedence
+(planning/measurements.py).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from itertools import pairwise
 from expert.planning.memory.workload import Workload, flops_per_token
 
 Range = tuple[float, float]
-"""From the shortest to the longest, or the slowest to the fastest, that is to be expected."""
+"""From the shortest to the longest, or the slowest to the fastest, expected value."""
 
 MEASURED_CARD = "h200"
 MEASURED_BANDWIDTH = 4800.0
 """GB/s of that card."""
 # Share of the dense peak that LoRA reaches on the H200 with full batches, by parameters: eager,
-# compiled. Side by side in one sitting, 32k tokens a step (8B: 16k), mean row 480 tokens: 0.6B
-# 57,576 and 124,377 tokens/s, 1B 65,388 and 86,840, 8B 13,885 and 17,142. 135M: 0.08 and 0.12 with
-# 16 short rows, captured (small-updates-h200.json), of which a part is the fixed time below. Fused
+# compiled. Measured side by side, 32k tokens per step (8B: 16k), mean row 480 tokens: 0.6B 57,576
+# and 124,377 tokens/s, 1B 65,388 and 86,840, 8B 13,885 and 17,142. 135M: 0.08 and 0.12 with 16
+# short rows, captured (small-updates-h200.json), part of which is the fixed time below. Fused
 # blocks are as fast as compiled ones (fused-blocks-h200.json).
 _SHARES = (
     (135e6, 0.10, 0.16),
@@ -36,91 +36,91 @@ _SAME_SIZE = 1.25
 _CHARACTER_SHARES = (0.165, 0.26)  # char-gpt-h200.json: 0.165; 0.257 and 0.272
 _ON_THE_MEASURED_CARD = (0.65, 1.20)
 _ON_OTHER_CARDS = (0.55, 1.35)
-"""Times the share of the peak: cards differ in memory bandwidth, clocks and how they are cooled."""
-# Seconds that the processor needs to launch the forward and backward of a block. At the slow end
-# what shared cores beside the H200 took: with graphs 0.5 to 0.7 ms (experts-h200.json), compiled
-# 2.8 to 4.3 and eager 7.7 to 9.1 (small-updates-h200.json, ladder-expert-h200.json).
+"""Factors for the share of the peak: cards differ in memory bandwidth, clocks and cooling."""
+# Seconds the host needs to launch the forward and backward of a block. The slow end is from
+# shared cores beside the H200: with graphs 0.5 to 0.7 ms (experts-h200.json), compiled 2.8 to 4.3,
+# eager 7.7 to 9.1 (small-updates-h200.json, ladder-expert-h200.json).
 _LAUNCH: Mapping[str, Range] = {
     "recorded": (0.15e-3, 0.8e-3),
     "compiled": (0.4e-3, 4.5e-3),
     "eager": (0.6e-3, 9.5e-3),
 }
-# The same of one host to decide by: eager 2.2 ms with sixteen cores of its own, 8 on shared ones;
-# compiled about half of that. Blocks without adapters: 2.6 and 2.1 ms for the character GPT
+# The same for a typical host, to decide by: eager 2.2 ms with sixteen dedicated cores, 8 on shared
+# ones; compiled about half of that. Blocks without adapters: 2.6 and 2.1 ms for the character GPT
 # (small-updates-h200.json, ladder-char-gpt-h200.json).
 _USUAL_LAUNCH: Mapping[str, Mapping[str, float]] = {
     "adapter": {"recorded": 0.1e-3, "compiled": 2.0e-3, "eager": 4.2e-3},
     "plain": {"recorded": 0.1e-3, "compiled": 2.1e-3, "eager": 2.6e-3},
 }
 BLOCK_SECONDS = {"compiled": 0.24e-3, "eager": 0.35e-3}
-"""Of a block in a pass beyond what its tokens take, however few: ends of kernels, small tiles.
-Compiled, 8B with one row of 2,048 at a time ran at 15,458 tokens/s, with eight at 16,415
+"""Fixed time of a block in a pass, however few its tokens: kernel tails, small tiles. Compiled, 8B
+with one row of 2,048 at a time ran at 15,458 tokens/s, with eight at 16,415
 (training-speed-h200.json); eager, 135M took 14.9 ms for a captured step of 880 tokens
 (experts-h200.json)."""
 UNPACK_SECONDS = 1.1e-3
-"""The same to unpack a 4-bit block on the H200, which its memory limits: 12,629 and 16,222."""
+"""The same for unpacking a 4-bit block on the H200, limited by memory: 12,629 and 16,222."""
 _UNPACKED_WEIGHTS = 218e6
-"""Weights of that block."""
+"""Weights of the block in that measurement."""
 _SLOWER = {"int4": 0.75, "int8": 0.9, "fp8": 0.9}
-"""What quantised base weights may cost: 8B in 24 GB ran at 0.39 of the peak, as it is at 0.50."""
+"""Cost of a quantised base: 8B in 24 GB ran at 0.39 of the peak, unquantised at 0.50."""
 _FLOAT8 = 1.37
 """8B with an FP8 base in fused blocks: 24,802 tokens/s instead of 18,054, in bf16
 (flash4-h200.json). Smaller models gain less."""
 _SLOW_ATTENTION = 0.6
 _DORA = 0.9  # 8b dora nf4 against 8b nf4
 _WITHOUT_FUSED_LOSS = 0.85
-_PADDED_FILL = 0.6  # rows padded to the longest of a batch, where they are not packed
-# A CPU: 39 to 49 GFLOP/s a core on two cores of a Xeon (ladder-expert-json-cpu.json, cpu-at-once);
-# other processors and many cores are not measured, so the range is wide.
+_PADDED_FILL = 0.6  # unpacked rows, padded to the longest of a batch
+# A CPU: 39 to 49 GFLOP/s per core on two cores of a Xeon (ladder-expert-json-cpu.json,
+# cpu-at-once); other processors and many cores were not measured, so the range is wide.
 _CPU_FLOPS_A_CORE = (10e9, 60e9)
-_CPU_CORES = 0.8  # more cores help less: so many to this power count at the slow end
+_CPU_CORES = 0.8  # more cores help less: exponent of the core count at the slow end
 _SAME_RUN = (0.9, 1.15)  # runs of one plan on one machine differ by a few percent
 _LADDER = (0.75, 1.1)
 """A benchmark measures the best setting in short windows; a run also logs and saves."""
 _OTHERWISE_SET = (0.5, 1.6)
 COLD_COMPILE = 30.0
-"""Seconds from the loaded model to its first step that compiling adds, 16 cores, 0.6B on an H200;
-the earlier sittings of training-speed-h200.json and the ladders took 18 to 28."""
+"""Seconds that compiling adds before the first step, 16 cores, 0.6B on an H200; earlier sessions in
+training-speed-h200.json and the ladders took 18 to 28."""
 WARM_COMPILE = 4.0
-"""The same where torch finds what it compiled before: 3.5 s instead of 31.6."""
+"""The same with torch's cache: 3.5 s instead of 31.6."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunShape:
-    """What the time of a run follows from, apart from the machine."""
+    """What the time of a run depends on, apart from the machine."""
 
     work: Workload
     tokens: float
-    """Trained on in the whole run."""
+    """Trained on over the whole run."""
     steps: int
     micro_batches: float
-    """Of a step."""
+    """Per step."""
     mean_tokens: float
-    """Of a row."""
+    """Per row."""
     compiled: bool
     recorded: bool
-    """As CUDA graphs."""
+    """Captured as CUDA graphs."""
     packed: bool
     characters: bool = False
     evaluated_tokens: float = 0.0
-    """In all evaluations together."""
+    """Over all evaluations."""
     unprepared_tokens: float = 0.0
-    """That are still to be tokenised."""
+    """Still to be tokenised."""
     compile_seconds: float = COLD_COMPILE
-    """Where blocks are compiled."""
+    """If blocks are compiled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassSeconds:
-    """Seconds of one micro-batch forward and backward: of the card, and of its host."""
+    """Seconds of the forward and backward of one micro-batch, on the card and on its host."""
 
     computing: float
     launching: float
 
     @property
     def seconds(self) -> float:
-        """Whichever is longer, and more where both are about as long: the host launches ahead while
-        the card computes, but small kernels come one after the other."""
+        """The longer of the two, and more if they are similar: the host launches ahead while the
+        card computes, but small kernels run one after the other."""
         return math.sqrt(math.hypot(self.computing**2, self.launching**2))
 
 
@@ -133,8 +133,8 @@ def pass_seconds(
     bandwidth: float | None = None,
     characters: bool = False,
 ) -> PassSeconds:
-    """What a pass over so many tokens usually takes. `peak`: dense FLOP/s of the card; `bandwidth`:
-    GB/s of its memory, where that is known."""
+    """The usual time of a pass over `tokens`. `peak`: dense FLOP/s of the card; `bandwidth`: GB/s
+    of its memory, if known."""
     fast = work.compiled or work.is_fused
     share = share_of_peak(work.shape.parameters, compiled=fast, characters=characters)
     share *= _float8_gain(work)
@@ -152,12 +152,12 @@ def pass_seconds(
 
 
 def _launched_blocks(work: Workload) -> float:
-    """What is recomputed launches its forward once more: a third of forward and backward."""
+    """Checkpointed blocks launch their forward again: a third of forward and backward."""
     return work.shape.layers + work.recomputed_blocks / 3
 
 
 def share_of_peak(parameters: int, *, compiled: bool, characters: bool = False) -> float:
-    """What of the peak of the measured card full batches reach."""
+    """The share of the measured card's peak that full batches reach."""
     if characters:
         return _CHARACTER_SHARES[compiled]
     return _between([(size, shares[compiled]) for size, *shares in _SHARES], parameters)
@@ -175,9 +175,9 @@ def _float8_gain(work: Workload) -> float:
 
 
 def gpu_rate(run: RunShape, *, peak: Range, measured_card: bool) -> Range:
-    """Tokens a second of training, from the slowest to the fastest to be expected.
+    """Tokens per second in training, from the slowest to the fastest expected.
 
-    `peak`: dense FLOP/s of the card; two where only the kind of card is known.
+    `peak`: dense FLOP/s of the card, as a range if only the kind of card is known.
     """
     spread = _ON_THE_MEASURED_CARD if measured_card else _ON_OTHER_CARDS
     parameters = run.work.shape.parameters
@@ -197,20 +197,20 @@ def gpu_rate(run: RunShape, *, peak: Range, measured_card: bool) -> Range:
 
 
 def cpu_rate(run: RunShape, cores: int) -> Range:
-    """The same of a processor, known only roughly."""
+    """The same for a CPU, known only roughly."""
     flops = flops_per_token(run.work, run.mean_tokens)
     low = _CPU_FLOPS_A_CORE[0] * cores**_CPU_CORES * _losses(run)
     return low / flops, _CPU_FLOPS_A_CORE[1] * cores / flops
 
 
 def known_rate(tokens_per_second: float, kind: str) -> Range:
-    """The range around a measured rate: of the same run, of a benchmark, or of another setting."""
+    """The range around a rate measured in the same run, a benchmark, or with other settings."""
     spread = {"run": _SAME_RUN, "ladder": _LADDER, "other": _OTHERWISE_SET}[kind]
     return tokens_per_second * spread[0], tokens_per_second * spread[1]
 
 
 def _losses(run: RunShape) -> float:
-    """What slows a run down at the slow end, besides its size."""
+    """Slowdown at the slow end, apart from the model size."""
     work = run.work
     times = _SLOWER.get(work.quantization, 1.0)
     times *= _DORA if work.adapter == "dora" else 1.0
@@ -221,7 +221,7 @@ def _losses(run: RunShape) -> float:
 
 
 def _between(points: list[tuple[float, float]], size: float) -> float:
-    """The value at this size, between its neighbours on a logarithmic scale."""
+    """The value at this size, interpolated on a logarithmic scale."""
     if size <= points[0][0]:
         return points[0][1]
     for (low, first), (high, second) in pairwise(points):

@@ -1,4 +1,4 @@
-"""What is trained and how: model, adapter, rate, schedule, evaluation and checkpoints."""
+"""What is trained and how: model, adapter, learning rate, schedule, evaluation, checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from expert.planning.models.resolve import basename
 from expert.planning.models.shapes import PROJECTIONS
 
 DEFAULT_RANK = 16
-# Layers that some Llama-like models have in place of, or besides, the usual seven.
+# Layers that some Llama-like models have instead of, or in addition to, the usual seven.
 FUSED_PROJECTIONS = {"qkv_proj", "gate_up_proj", "embed_tokens", "lm_head"}
 FULL_RATE = 2e-5
 PROMPT_RATE = 5e-3
@@ -22,7 +22,7 @@ SCRATCH_RATE = 1e-3
 SECONDS_WITHOUT_PROGRESS, SECONDS_TO_COMPILE = 60.0, 600.0
 DEFAULT_WARMUP_RATIO = 0.03
 STREAMED_SAVE_STEPS = 500
-# On the last part of a model's name; "yi" and "phi" are short, so they must begin it.
+# Matched against the last part of a model's name; "yi" and "phi" are short and must begin it.
 _TEMPLATES = (
     (r"qwen|^yi-", "chatml"),
     (r"mistral|mixtral|ministral", "mistral"),
@@ -35,27 +35,26 @@ _TEMPLATES = (
 
 
 def settle_model(draft: PlanDraft) -> None:
-    """Where the model is and how its prompts are written."""
-    found, spec = draft.resolved, draft.model
+    """Where the model is and how its prompts are formatted."""
+    resolved, spec = draft.resolved, draft.model
     draft.settle("model.name", spec.name, "base_models of the manifest", "manifest")
-    draft.settle("model.place", found.place, found.because)
-    draft.settle("model.location", found.location, found.because)
-    if found.own_kernels:
-        kernels = ", ".join(found.own_kernels)
-        draft.warn(
-            "model.name", f"its config.json asks for {kernels}; kernels are chosen by the plan"
-        )
-    if found.weights is not None:
-        # The name stays when another version of the package brings other weights.
+    draft.settle("model.place", resolved.place, resolved.because)
+    draft.settle("model.location", resolved.location, resolved.because)
+    if resolved.own_kernels:
+        kernels = ", ".join(resolved.own_kernels)
+        text = f"its config.json requests {kernels}; kernels are chosen by the plan"
+        draft.warn("model.name", text)
+    if resolved.weights is not None:
+        # The name stays the same when another version of the package ships other weights.
         because = "sha256 of the weights that come with the package"
-        draft.settle("model.revision", found.weights, because)
+        draft.settle("model.revision", resolved.weights, because)
     else:
         because = SET if spec.revision else "the newest revision"
         draft.settle("model.revision", spec.revision, because, "manifest")
-    if found.shape is None:
-        draft.unknown(found.shape_from, "model.parameters")
+    if resolved.shape is None:
+        draft.unknown(resolved.shape_from, "model.parameters")
     else:
-        draft.settle("model.parameters", found.shape.parameters, found.shape_from)
+        draft.settle("model.parameters", resolved.shape.parameters, resolved.shape_from)
     shape = spec.architecture
     if draft.is_char_model and shape is None:
         built_in = CharGptShape().model_dump()
@@ -78,14 +77,14 @@ def _settle_template(draft: PlanDraft) -> None:
     elif place == "hf cache":
         draft.settle(path, "tokenizer", "the tokenizer has no template of its own: chatml")
     elif place == "hub":
-        # The same before and after it was fetched: data prepared for one plan serves the other.
+        # The same before and after the download: prepared data serves both plans.
         because = "the tokenizer's own template once it is downloaded; chatml if it has none"
         draft.settle(path, "tokenizer", because)
     else:
         name = basename(draft.model.name).lower()
-        found = next((to for pattern, to in _TEMPLATES if re.search(pattern, name)), "alpaca")
+        template = next((to for pattern, to in _TEMPLATES if re.search(pattern, name)), "alpaca")
         because = f"by the model's name; {name} has no tokenizer with a template yet"
-        draft.settle(path, found, because, "preset")
+        draft.settle(path, template, because, "preset")
 
 
 def _has_chat_template(folder: Path) -> bool:
@@ -138,16 +137,16 @@ def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
 
 
 def _warn_of_unknown_targets(draft: PlanDraft, names: frozenset[str]) -> None:
-    """A misspelt layer gets no adapter. Only Llama-like models have these layer names for sure."""
+    """A misspelt layer gets no adapter. Only Llama-like models are sure to have these names."""
     shape = draft.resolved.shape
     unknown = sorted(names - set(PROJECTIONS) - FUSED_PROJECTIONS)
     if shape is not None and shape.gated_mlp and unknown:
-        text = f"no layer is known as {', '.join(unknown)}; usual are {', '.join(PROJECTIONS)}"
+        text = f"no known layer is called {', '.join(unknown)}; usual are {', '.join(PROJECTIONS)}"
         draft.warn("adapter.target_modules", text)
 
 
 def _or_released(draft: PlanDraft, key: str, released: Any, default: Any, because: str) -> Any:
-    """Settle an adapter key: as asked, else as released with the base model, else the default."""
+    """Settle an adapter key: as in the manifest, else as released with the base, else default."""
     if released is not None:
         from_model = "adapters[0] of the base model"
         return draft.choose(f"adapter.{key}", key, released, from_model, "manifest")
@@ -155,7 +154,7 @@ def _or_released(draft: PlanDraft, key: str, released: Any, default: Any, becaus
 
 
 def settle_optimisation(draft: PlanDraft) -> None:
-    """Rate, schedule, decay, clipping and seed; the optimizer itself is chosen elsewhere."""
+    """Learning rate, schedule, decay, clipping and seed; the optimizer is chosen elsewhere."""
     config = draft.config
     kind = config.adapter_type
     rate, because = SCRATCH_RATE, "usual from scratch"
@@ -174,7 +173,7 @@ def settle_optimisation(draft: PlanDraft) -> None:
         draft.pass_on("optim.warmup_steps", "warmup_steps")
         draft.settle("optim.warmup_ratio", None, "warmup_steps is set", "manifest")
     else:
-        draft.settle("optim.warmup_steps", None, "warmup_ratio counts", "preset")
+        draft.settle("optim.warmup_steps", None, "warmup_ratio is used", "preset")
         because = "a short warm-up steadies the first steps"
         draft.settle("optim.warmup_ratio", DEFAULT_WARMUP_RATIO, because, "preset")
     for key in ("weight_decay", "betas", "seed"):
@@ -220,7 +219,7 @@ def settle_watching(draft: PlanDraft) -> None:
 
 
 def _settle_hangs(draft: PlanDraft) -> None:
-    """How long a run may make no progress before it is ended."""
+    """How long a run may make no progress before it is stopped."""
     seconds, because = SECONDS_WITHOUT_PROGRESS, "no step takes so much longer than the others"
     if draft["kernels.compile"]:
         seconds, because = SECONDS_TO_COMPILE, "a step may have to compile"

@@ -1,4 +1,4 @@
-"""Rows to sequences: how long, packed or not, and how many make a step."""
+"""Rows to sequences: their length, packing, and how many make a step."""
 
 from __future__ import annotations
 
@@ -17,49 +17,48 @@ DEFAULT_LENGTH = 2048
 # Packing over a shuffled window fills 97.0-99.97 % of a sequence that holds three rows or more.
 PACKED_FILL = 0.99
 ROWS_OFF = 0.05
-"""How far the rows of a step may be from those asked for, on average, before sequences are made
-shorter: whole sequences hold whole numbers of rows only by chance."""
+"""How far the mean rows of a step may be from the requested number before sequences are shortened:
+whole sequences rarely hold exactly that many rows."""
 FLAT_PAYS = 0.97
-"""Where less is full, sequences are laid end to end: every new number of tokens costs 10 to 20 ms
-once, in which cuBLAS chooses its kernels (1.7 % of a run of 24 steps at 0.6B on an H200)."""
+"""Below this fill sequences are laid end to end: every new number of tokens costs 10 to 20 ms once,
+while cuBLAS chooses its kernels (1.7 % of a run of 24 steps at 0.6B on an H200)."""
 FULL_ENOUGH = 0.9
-"""Where less is full, batches vary in width: memory is planned for the widest."""
+"""Below this fill batches vary in width: memory is planned for the widest."""
 LENGTHS_OF = 8
-"""Sequence lengths are multiples of this, as tensor cores like it."""
+"""Sequence lengths are multiples of this, which suits tensor cores."""
 
 
 class NoRoomForText(ExpertError):
-    """Soft prompts that fill the whole of a sequence."""
+    """Soft prompts that fill the whole sequence."""
 
 
 class Packing(NamedTuple):
-    """Sequences of a step, and what goes into one of them."""
+    """Sequences per step, and the contents of one."""
 
     sequences: int
     length: int
-    """Places in a sequence; the limit for rows, or less."""
+    """Places in a sequence: max_seq_length or less."""
     most_rows: int | None
-    """Rows that a sequence may hold at most; None: as many as fit."""
+    """Most rows in a sequence; None: as many as fit."""
 
 
 class Step(NamedTuple):
-    """The sequences that the rows of a step fill, and the places that memory is planned for in
-    each: all of them while the longest row is not known."""
+    """The sequences of a step, and the places in each that memory is planned for: all of them while
+    the longest row is unknown."""
 
     sequences: int | None
     places: int
 
 
 def packing_of(examples: int, *, mean: float, longest: float, length: int) -> Packing:
-    """Sequences that hold as many rows as a step has, on average, as far as a mean tells; `longest`
-    is 0 where it is not known. Rows that are there are tried out instead.
+    """Sequences that hold the rows of a step on average, estimated from the mean length; `longest`
+    is 0 if unknown. Once the rows are there, packing them is tried instead.
 
-    A sequence of `length` holds as many rows as fill it. Where no whole number of such sequences
-    comes near the rows asked for, one more is taken, each shorter; where a long row does not let it
-    be shorter, it holds fewer rows instead, and the rest of it stays empty. Otherwise 16 short rows
-    in sequences of 1024 became 45.
+    A sequence of `length` holds as many rows as fit. If no whole number of such sequences comes
+    close to the requested rows, one more is taken and all are shorter; if a long row prevents that,
+    each holds fewer rows and is padded. Otherwise 16 short rows in sequences of 1024 became 45.
     """
-    alike = 0 < longest <= mean * (1 + ROWS_OFF)  # nothing shorter closes the gaps
+    alike = 0 < longest <= mean * (1 + ROWS_OFF)  # no shorter rows fill the gaps
     exact = examples / max(1.0, length // longest if alike else PACKED_FILL * length / mean)
     sequences = max(1, round(exact))
     if abs(sequences / exact - 1) <= ROWS_OFF:
@@ -75,8 +74,8 @@ def packing_of(examples: int, *, mean: float, longest: float, length: int) -> Pa
 
 
 def concatenation_of(examples: int, *, mean: float, length: int) -> Packing:
-    """The same of rows that continue in the next sequence: nothing stays empty, and no row is too
-    long for a shorter sequence."""
+    """The same for rows that continue in the next sequence: no padding, and no row is too long for
+    a shorter sequence."""
     exact = max(examples * mean / length, 1e-9)
     sequences = max(1, round(exact))
     if abs(sequences / exact - 1) <= ROWS_OFF:
@@ -87,7 +86,7 @@ def concatenation_of(examples: int, *, mean: float, length: int) -> Packing:
 
 
 def settle_widths(draft: PlanDraft) -> None:
-    """Whether padding is left out of batches, or they are as wide as their fullest sequence."""
+    """Whether padding is removed from batches, or they are trimmed to the fullest sequence."""
     path, known = "data.trim", draft.survey.packed
     fixed = "captured passes have a fixed width" if draft["kernels.cuda_graphs"] else ""
     if draft["kernels.attention"] == "flex":
@@ -111,7 +110,7 @@ def settle_widths(draft: PlanDraft) -> None:
 
 
 def _settle_flat(draft: PlanDraft, fixed: str) -> bool:
-    """Whether sequences of a batch lie end to end. `fixed`: why widths are, if they are."""
+    """Whether the sequences of a batch lie end to end. `fixed`: why widths are fixed, or ""."""
     path, known = "data.flat", draft.survey.packed
     by_boundaries = draft["kernels.attention"] in ("flash", "flash4")
     if fixed or not (draft.packed and draft.on_gpu and by_boundaries):
@@ -154,7 +153,7 @@ def settle_sequences(draft: PlanDraft) -> None:
 
 
 def _settle_blocks(draft: PlanDraft) -> None:
-    """The character model reads a corpus in blocks of its own size."""
+    """The character model reads a corpus in blocks of its context size."""
     assert draft.resolved.shape is not None
     length, path = draft.resolved.shape.context, "data.max_seq_length"
     draft.settle(path, length, "block_size of the character model", "manifest")
@@ -178,7 +177,7 @@ def _settle_length(draft: PlanDraft) -> int:
 
 
 def settle_step(draft: PlanDraft) -> Step:
-    """Rows per step, which no card and no memory changes, and the sequences they fill."""
+    """Rows per step, independent of card and memory, and the sequences they fill."""
     examples = _settle_examples(draft)
     length, survey = draft["data.max_seq_length"], draft.survey
     path, long = "batch.sequences_per_update", "data.sequence_length"
@@ -191,22 +190,22 @@ def settle_step(draft: PlanDraft) -> Step:
         draft.settle(long, length, "max_seq_length; less if rows are short")
         return Step(None, length)
     mean = survey.mean_tokens / draft.parts_of_a_row(length)
-    made = _packing(draft, examples, mean, length)
-    rows_each = max(1.0, PACKED_FILL * made.length / mean)
-    if made.most_rows is not None:
-        rows_each = examples / made.sequences
+    packing = _packing(draft, examples, mean, length)
+    rows_each = max(1.0, PACKED_FILL * packing.length / mean)
+    if packing.most_rows is not None:
+        rows_each = examples / packing.sequences
     if survey.packed is not None:
         rows_each = survey.packed.rows_each
     because = f"{examples} rows, about {rows_each:.1f} per sequence ({survey.because})"
     if survey.packed is not None:
         because = f"{because}, {survey.packed.fill:.0%} full"
-    draft.settle(path, made.sequences, because)
+    draft.settle(path, packing.sequences, because)
     because = "max_seq_length"
-    if made.length < length:
-        hold = counted(made.sequences, "sequence")
+    if packing.length < length:
+        hold = counted(packing.sequences, "sequence")
         because = f"{hold} of this length: {examples} rows on average"
-    draft.settle(long, made.length, because)
-    return Step(made.sequences, length if survey.longest_tokens is None else made.length)
+    draft.settle(long, packing.length, because)
+    return Step(packing.sequences, length if survey.longest_tokens is None else packing.length)
 
 
 def _settle_examples(draft: PlanDraft) -> int:
@@ -232,12 +231,12 @@ def _settle_examples(draft: PlanDraft) -> int:
 
 
 def rows_of_tokens(tokens: int, mean: float) -> int:
-    """As many rows as hold this many tokens by their mean length."""
+    """The number of rows that hold this many tokens at their mean length."""
     return max(1, round(tokens / max(1.0, mean)))
 
 
 def _rows_of_tokens(draft: PlanDraft, tokens: int) -> tuple[int, str]:
-    """The rows of a step where the manifest gives its tokens: the same for every step."""
+    """The rows per step if the manifest gives tokens per step; the same for every step."""
     path, packed, length = (
         "batch.tokens_per_step",
         draft.survey.packed,
@@ -249,7 +248,7 @@ def _rows_of_tokens(draft: PlanDraft, tokens: int) -> tuple[int, str]:
     if packed is not None:
         mean = packed.length * packed.fill / packed.rows_each
     elif mean is not None:
-        # A row is cut to the length of a sequence, or trained on in parts.
+        # A row is truncated to the sequence length, or trained on in parts.
         mean = min(mean / draft.parts_of_a_row(length), length)
     if mean is None:
         least = max(1, tokens // length)
@@ -260,7 +259,7 @@ def _rows_of_tokens(draft: PlanDraft, tokens: int) -> tuple[int, str]:
 
 
 def _packing(draft: PlanDraft, examples: int, mean: float, length: int) -> Packing:
-    """As the rows were packed, or will be as far as they are known."""
+    """The packing of the prepared rows, or an estimate from what is known."""
     known, soft = draft.survey.packed, draft.soft_tokens
     if known is not None:
         sequences = sequences_for(examples, rows=known.rows, sequences=known.sequences)

@@ -1,4 +1,4 @@
-"""Settings to start a base model with, by its size; and whether settings were made for `tiny`."""
+"""Starting settings for a base model by its size, and detection of settings made for `tiny`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from expert.planning.models.shapes import ModelShape
 
 SMALL_PARAMETERS = 1_000_000_000
 SMALL_RATE = 5e-4
-"""What the experts of this repository train SmolLM2-135M with."""
+"""The learning rate of this repository's experts on SmolLM2-135M."""
 LIKE_TINY_PARAMETERS = 30_000_000
-"""`tiny` has 4 million parameters; models up to this size need large steps as it does."""
+"""`tiny` has 4 million parameters; models up to this size also need large learning steps."""
 USUAL_SCALE, LARGEST_SCALE = 2.0, 8.0
-"""alpha / r: 2 is usual, 4 is seen; `tiny` has 16."""
+"""alpha / r: 2 is usual, 4 occurs; `tiny` uses 16."""
 LARGEST_RATE = 1e-3
 
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """What a new manifest says of its base model."""
+    """What a new manifest sets for its base model."""
 
     rank: int
     alpha: int
@@ -35,8 +35,8 @@ class StartingPoint:
 def starting_point(name: str, shape: ModelShape | None) -> StartingPoint:
     """Rank, alpha and learning rate for LoRA on a base model."""
     if name == TINY:
-        # Of 360 rows of dates it answers all held-out ones with this scale; with alpha 64 it does
-        # not move far enough in as many steps.
+        # With 360 rows of dates it answers all held-out rows at this scale; alpha 64 does not train
+        # it far enough in as many steps.
         toy = "4 million parameters, to try things out; choose a real one with --model"
         return StartingPoint(32, 512, SMALL_RATE, f"{toy} Qwen/Qwen3-0.6B")
     twice, rate = int(USUAL_SCALE * DEFAULT_RANK), ADAPTERS["lora"].rate
@@ -52,7 +52,7 @@ def starting_point(name: str, shape: ModelShape | None) -> StartingPoint:
 def made_for_tiny(
     spec: BaseModelSpec, config: TrainingConfig, shape: ModelShape | None
 ) -> Iterator[tuple[str, str]]:
-    """Values of the plan that suit `tiny` and not this base, each with what to do."""
+    """Plan values that suit `tiny` but not this base, each with a fix."""
     if spec.name == TINY or not takes(config.adapter_type, "alpha"):
         return
     if shape is not None and shape.parameters <= LIKE_TINY_PARAMETERS:

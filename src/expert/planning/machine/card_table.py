@@ -1,18 +1,18 @@
-"""What NVIDIA cards can do: memory, compute capability, dense tensor peaks, memory bandwidth.
+"""The table of NVIDIA cards: memory, compute capability, dense tensor peaks, memory bandwidth.
 
 Peaks are dense (never the doubled "with sparsity" figure) and with FP32 accumulation, in TFLOP/s:
-what a training step can reach at most. None means that the unit does not exist or that we do not
-know the number; nothing here is a guess. Memory is what nvidia-smi shows, in MiB.
+the upper bound of a training step. None means that the unit does not exist or that the number is
+unknown; nothing here is a guess. Memory is what nvidia-smi shows, in MiB.
 
 The table is cards.csv. Rules from the FP32 shader rate (cores x 2 x boost clock):
 - GeForce RTX 30, 40, 50: bf16 = fp16 = 2x, tf32 = 1x, fp8 = 4x from the RTX 40 on.
 - The workstation cards with the same chips: bf16 = fp16 = 4x, tf32 = 2x, fp8 = 8x from Ada on.
 - Turing: fp16 = 8x; GeForce RTX 20 halves that with FP32 accumulation. No bf16, tf32 or fp8.
 - GTX 16: no tensor cores, fp16 is 2x on the shaders.
-Data-centre peaks are those of the data sheets; Pascal's are its shaders', before tensor cores.
-Published shader rates of the RTX PRO 4000, 4500, 5000 and of the 6000 Server Edition disagree with
-each other, and those of a laptop follow the power limit that its maker set: their peaks stay
-unknown. Up to Turing a laptop chip may carry the desktop name; its peaks are then an upper bound.
+Data-centre peaks are from the data sheets; Pascal's are of its shaders, before tensor cores.
+Published shader rates of the RTX PRO 4000, 4500, 5000 and of the 6000 Server Edition disagree, and
+those of a laptop depend on the power limit set by its maker: their peaks stay unknown. Up to Turing
+a laptop chip may carry the desktop name; its peaks are then an upper bound.
 """
 
 from __future__ import annotations
@@ -25,21 +25,15 @@ from expert.core.files import read_text
 
 Capability = tuple[int, int]
 
-PASCAL: Capability = (6, 0)
 VOLTA: Capability = (7, 0)
-TURING: Capability = (7, 5)
-AMPERE_CENTRE: Capability = (8, 0)
-AMPERE: Capability = (8, 6)
+AMPERE: Capability = (8, 0)
 ADA: Capability = (8, 9)
 HOPPER: Capability = (9, 0)
-BLACKWELL_CENTRE: Capability = (10, 0)
-BLACKWELL_ULTRA: Capability = (10, 3)
-BLACKWELL: Capability = (12, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """One card as it is sold; peaks in TFLOP/s, dense, with FP32 accumulation."""
+    """One card as sold; peaks in TFLOP/s, dense, with FP32 accumulation."""
 
     slug: str
     name: str
@@ -51,7 +45,7 @@ class Card:
     fp8_tflops: float | None = None
     bandwidth_gbs: float | None = None
     nvml_names: tuple[str, ...]
-    """Product names by which NVML means this card, as today's drivers spell them."""
+    """NVML's product names of this card, as in current drivers."""
 
 
 def _card(row: dict[str, str]) -> Card:

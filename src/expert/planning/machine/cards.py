@@ -1,4 +1,4 @@
-"""Finding a card in the table: by what a person types, or by what the driver says."""
+"""Finds a card in the table by what a user types or what the driver reports."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from expert.planning.machine.card_table import CARDS, Card
 __all__ = ["CARDS", "Card", "card_named", "find_card", "suggest_cards"]
 
 MEMORY_TOLERANCE = 0.15
-"""ECC and driver versions move the total by up to 7 % (T4, A40); a MIG slice takes half or more."""
+"""ECC and driver versions change the total by up to 7 % (T4, A40), a MIG slice by half or more."""
 
-# Other usual ways to say a slug.
+# Other common names for slugs.
 _ALIASES = {
     "h100-sxm": "h100",
     "h100-sxm5": "h100",
@@ -30,17 +30,17 @@ _ALIASES = {
 
 
 def find_card(text: str) -> Card | None:
-    """The card a person means by `text` ("RTX 4090", "4080-super"), None rather than a guess.
+    """The card meant by `text` ("RTX 4090", "4080-super"), or None rather than a guess.
 
-    Where a name is sold with several memory sizes, the bare name means the smallest.
+    If a name is sold with several memory sizes, the bare name means the smallest.
     """
     return _BY_KEY.get(_key(text))
 
 
 def card_named(nvml_name: str, memory_bytes: int) -> Card | None:
-    """The card with this NVML product name and about this memory; None where there is none.
+    """The card with this NVML product name and about this memory, or None.
 
-    A name we know with a memory we do not (a MIG slice, a vGPU) is not that card.
+    A known name with another memory size (a MIG slice, a vGPU) is not that card.
     """
     memory_gib = memory_bytes / 2**30
     name = _without_maker(nvml_name)
@@ -53,18 +53,18 @@ def card_named(nvml_name: str, memory_bytes: int) -> Card | None:
 
 
 def suggest_cards(text: str, count: int = 5) -> list[str]:
-    """Slugs that look most like `text`, best first, for a did-you-mean."""
+    """Slugs most similar to `text`, best first, for a did-you-mean."""
     keys = difflib.get_close_matches(_key(text), _BY_KEY, n=len(_BY_KEY), cutoff=0.6)
     return list(dict.fromkeys(_BY_KEY[key].slug for key in keys))[:count]
 
 
 def _without_maker(nvml_name: str) -> str:
-    """The product name as older drivers gave it: without "NVIDIA" in front."""
+    """The product name as older drivers gave it, without "NVIDIA" in front."""
     return nvml_name.strip().removeprefix("NVIDIA ")
 
 
 def _key(text: str) -> str:
-    """Lower-case letters and digits only, without the words that tell no card from another."""
+    """Lower-case letters and digits only, without words that do not distinguish cards."""
     plain = re.sub(r"[^a-z0-9]", "", text.lower())
     return re.sub(r"nvidia|geforce|tesla|generation|gpu", "", plain)
 
@@ -75,15 +75,15 @@ def _by_key() -> dict[str, Card]:
     smallest_first = sorted(CARDS, key=lambda card: card.memory_gib)
     exact = {_key(slug): card for slug, card in by_slug.items()}
     exact |= {_key(alias): by_slug[slug] for alias, slug in _ALIASES.items()}
-    found = dict(exact)
+    keys = dict(exact)
     for card in smallest_first:
         bare = re.sub(r"-\d+gb$", "", card.slug)
         for spelling in (card.name, *card.nvml_names, bare):
-            found.setdefault(_key(spelling), card)
-    for slug_key, card in list(found.items()):
+            keys.setdefault(_key(spelling), card)
+    for slug_key, card in list(keys.items()):
         short = re.sub(r"^(rtx|gtx)", "", slug_key)
-        found.setdefault(short, card)
-    return found
+        keys.setdefault(short, card)
+    return keys
 
 
 _BY_KEY = _by_key()

@@ -1,7 +1,7 @@
-"""What this process may use of the computer besides its GPUs: cores, memory, disk, packages.
+"""What this process may use of the computer besides GPUs: cores, memory, disk, packages.
 
-A container or a batch scheduler often grants less than the computer has, and tells the process so
-only through its control groups; `roots` is the folder in which /proc and /sys are looked up.
+Containers and batch schedulers often grant less than the computer has, and show that only in the
+control groups; `roots` is the folder in which /proc and /sys are looked up.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ NOT_INSTALLED = "not installed"
 
 @dataclass(frozen=True)
 class Fact(Generic[T_co]):
-    """A value and where it came from; a value of None comes with the reason it is not known."""
+    """A value and its source; for None the source is the reason it is unknown."""
 
     value: T_co | None
     source: str
 
 
 def unknown(reason: str) -> Fact[Never]:
-    """A fact that could not be had, and why."""
+    """A fact that is not available, and why."""
     return Fact(None, f"unknown: {reason}")
 
 
@@ -41,7 +41,7 @@ def unknown(reason: str) -> Fact[Never]:
 
 
 def cpu_model(roots: Path) -> Fact[str]:
-    """The processor's name as its maker writes it, or the architecture where no name is kept."""
+    """The processor's name, or the architecture if no name is recorded."""
     for line in _lines(roots / "proc/cpuinfo"):
         key, _, value = line.partition(":")
         if key.strip().lower() == "model name" and value.strip():
@@ -56,7 +56,7 @@ def cpu_model(roots: Path) -> Fact[str]:
 
 
 def _cpu_model_elsewhere() -> Fact[str] | None:
-    """The name kept by macOS (sysctl) or Windows (the registry)."""
+    """The name recorded by macOS (sysctl) or Windows (the registry)."""
     if sys.platform == "darwin":
         import subprocess
 
@@ -80,7 +80,7 @@ def _cpu_model_elsewhere() -> Fact[str] | None:
 
 
 def cores_logical() -> Fact[int]:
-    """Hardware threads of the whole computer, whoever may use them."""
+    """Hardware threads of the whole computer, including those this process may not use."""
     import psutil
 
     count = psutil.cpu_count(logical=True)
@@ -88,7 +88,7 @@ def cores_logical() -> Fact[int]:
 
 
 def cores_available(roots: Path) -> Fact[int]:
-    """Hardware threads this process may keep busy: affinity or CPU quota, the smaller wins."""
+    """Hardware threads this process may use: the smaller of affinity and CPU quota."""
     allowed = _cores_by_affinity()
     quotas = list(_cpu_quotas(roots))
     if not quotas:
@@ -101,7 +101,7 @@ def cores_available(roots: Path) -> Fact[int]:
 
 
 def _cores_by_affinity() -> Fact[int]:
-    """Cores the scheduler may put this process on; Windows has another call, macOS none."""
+    """Cores the scheduler may use for this process; Windows has another call, macOS none."""
     import psutil
 
     ask_linux = getattr(os, "sched_getaffinity", None)
@@ -114,11 +114,11 @@ def _cores_by_affinity() -> Fact[int]:
     logical = cores_logical()
     if logical.value is None:
         return logical
-    return Fact(logical.value, "psutil cpu_count (this system has no affinity to ask for)")
+    return Fact(logical.value, "psutil cpu_count (this system has no affinity)")
 
 
 def _cpu_quotas(roots: Path) -> Iterator[tuple[float, str]]:
-    """(cores, source) of every control group around this process that limits it."""
+    """(cores, source) of every control group that limits this process."""
     for version, folder in control_groups(roots, "cpu"):
         where = _shown(folder, roots)
         if version == 2:
@@ -137,18 +137,18 @@ def _cpu_quotas(roots: Path) -> Iterator[tuple[float, str]]:
 
 
 def ram(roots: Path) -> tuple[Fact[int], Fact[int]]:
-    """(total, available) bytes of memory, of the computer or of the tightest control group."""
+    """(total, available) memory in bytes, of the computer or the tightest control group."""
     import psutil
 
     try:
         memory = psutil.virtual_memory()
     except (OSError, RuntimeError) as error:
         return unknown(f"psutil: {error}"), unknown(f"psutil: {error}")
-    # a limit at or above what is built in, such as v1's 2**63 - 4096, limits nothing
-    limits = [each for each in _memory_limits(roots) if each[0] < memory.total]
+    # a limit at or above the installed memory, such as v1's 2**63 - 4096, limits nothing
+    limits = [limit for limit in _memory_limits(roots) if limit[0] < memory.total]
     if not limits:
         return Fact(memory.total, "psutil"), Fact(memory.available, "psutil")
-    limit, _, group = min(limits, key=lambda each: each[0])
+    limit, _, group = min(limits, key=lambda entry: entry[0])
     total = Fact(limit, group)
     available, source = memory.available, "psutil"
     for _, headroom, group in limits:
@@ -173,7 +173,7 @@ def _memory_limits(roots: Path) -> Iterator[tuple[int, int | None, str]]:
             continue
         headroom = None
         if usage.isdecimal():
-            # file pages not touched lately are given back on demand, so they are not in use
+            # inactive file pages are dropped on demand, so they do not count as used
             held = max(0, int(usage) - _stat(folder / "memory.stat", cache_name))
             headroom = max(0, int(limit) - held)
         source = f"cgroup v{version} {limit_name} of {_shown(folder, roots)}"
@@ -181,7 +181,7 @@ def _memory_limits(roots: Path) -> Iterator[tuple[int, int | None, str]]:
 
 
 def disk_free(folder: Path) -> Fact[int]:
-    """Bytes free for this user where `folder` is, or where it would be made."""
+    """Bytes free for this user where `folder` is, or would be created."""
     import shutil
 
     try:
@@ -198,10 +198,10 @@ def disk_free(folder: Path) -> Fact[int]:
 
 
 def control_groups(roots: Path, controller: str) -> Iterator[tuple[int, Path]]:
-    """(cgroup version, folder) of each group around this process, from its own to the outermost.
+    """(cgroup version, folder) of each group around this process, innermost first.
 
     A container may see its host's path in /proc/self/cgroup while only its own part is mounted;
-    folders that do not exist are passed over, and the mount itself then holds the limits.
+    missing folders are skipped, and the mount itself then has the limits.
     """
     mount = roots / "sys/fs/cgroup"
     for line in _lines(roots / "proc/self/cgroup"):
@@ -210,7 +210,7 @@ def control_groups(roots: Path, controller: str) -> Iterator[tuple[int, Path]]:
         if number == "0" and not names:
             yield from ((2, folder) for folder in _upwards(mount, path))
         elif controller in names.split(","):
-            joined = mount / names  # "cpu,cpuacct"; "cpu" is a link to it, but not everywhere
+            joined = mount / names  # "cpu,cpuacct", to which "cpu" is a link on some systems
             top = joined if joined.is_dir() else mount / controller
             yield from ((1, folder) for folder in _upwards(top, path))
 
@@ -218,7 +218,7 @@ def control_groups(roots: Path, controller: str) -> Iterator[tuple[int, Path]]:
 def _upwards(top: Path, path: str) -> Iterator[Path]:
     """The existing folders from top/path up to top."""
     names = [name for name in path.strip().split("/") if name]
-    if ".." in names:  # the process was moved in from outside; only the mount can be seen
+    if ".." in names:  # the process was moved in from outside; only the mount is visible
         names = []
     for count in range(len(names), -1, -1):
         folder = top.joinpath(*names[:count])
@@ -231,7 +231,7 @@ def _shown(folder: Path, roots: Path) -> str:
 
 
 def _stat(path: Path, name: str) -> int:
-    """One number of a "name number" file, 0 where it is absent."""
+    """One number of a "name number" file, 0 if absent."""
     for line in _lines(path):
         key, _, value = line.partition(" ")
         if key == name and value.isdecimal():
@@ -240,7 +240,7 @@ def _stat(path: Path, name: str) -> int:
 
 
 def _read(path: Path) -> str:
-    """A small file's text, empty where it cannot be read."""
+    """A small file's text, "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -256,22 +256,22 @@ def _lines(path: Path) -> list[str]:
 
 @cache
 def package_version(name: str) -> Fact[str]:
-    """An installed package's version, without importing the package; 2 ms each, so asked once."""
+    """An installed package's version, without importing it; cached, as each takes 2 ms."""
     from importlib import metadata
 
     try:
         version: str | None = metadata.version(name)
     except metadata.PackageNotFoundError:
         return Fact(None, NOT_INSTALLED)
-    except KeyError:  # newer Pythons raise this where older ones answer None
+    except KeyError:  # raised by newer Pythons where older ones return None
         version = None
     if not version:
-        return unknown(f"the installed files of {name} do not say: reinstall it")
+        return unknown(f"the installed files of {name} do not record it: reinstall {name}")
     return Fact(version, "importlib.metadata")
 
 
 def process_name(pid: int) -> str | None:
-    """A running process's short name, None where it is gone or may not be looked at."""
+    """A running process's short name, None if it is gone or not accessible."""
     import psutil
 
     try:

@@ -1,4 +1,4 @@
-"""What connects the processes of a run: the links of a machine, and those between machines."""
+"""The links between the processes of a run, within a machine and between machines."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from expert.core.errors import ExpertError
-from expert.planning.machine.card_table import AMPERE_CENTRE, HOPPER
+from expert.planning.machine.card_table import AMPERE, HOPPER
 from expert.planning.machine.target import Target
 
 
 class ImpossibleCluster(ExpertError):
-    """Numbers of cards or machines, or links, that do not go together; all reasons at once."""
+    """Impossible numbers of cards or machines, or links; with all reasons."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What a card or a machine sends over it."""
+    """A link of a card or machine, and its speed."""
 
     words: str
     bytes_per_second: float
-    """In one direction, as collectives reach it; the data sheet says more."""
+    """In one direction, as achieved by collectives; less than on the data sheet."""
     between_machines: bool = False
 
 
@@ -37,7 +37,7 @@ LINKS = {
     "ib400": Link("400 Gb/s InfiniBand", 45e9, True),
 }
 _NVLINK_CARDS = ("h100", "h200", "h20")
-# Joined by another NVLink, or with fewer than 16 lanes: what they reach is not in the table.
+# Joined by another NVLink, or with fewer than 16 lanes: their speed is not in the table.
 _OTHER_LINKS = re.compile(r"sxm|^(a100|v100)-\d+gb$|^(b|gh)[23]00|-nvl$")
 _FEWER_LANES = re.compile(r"rtx-(3050|4060|5050|5060|2000-ada)|^a2$|laptop")
 _PCIE = {3: "pcie3", 4: "pcie4", 5: "pcie5"}
@@ -45,18 +45,18 @@ _PCIE = {3: "pcie3", 4: "pcie4", 5: "pcie5"}
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The processes of a run: how many on how many machines, and what connects them."""
+    """The processes of a run: how many, on how many machines, and their links."""
 
     ranks: int = 1
-    """Of all machines together, each with a device of its own."""
+    """On all machines together, each with its own device."""
     nodes: int = 1
     link: str | None = None
-    """Between the cards of a machine; None where it is not known."""
+    """Between the cards of a machine; None if unknown."""
     link_because: str = ""
     network: str | None = None
-    """Between machines; None where it is not known, or there is one."""
+    """Between machines; None if unknown or there is only one."""
     host_link: str | None = None
-    """Between a card and the memory of its machine."""
+    """Between a card and host memory."""
 
     @property
     def ranks_of_a_node(self) -> int:
@@ -75,8 +75,8 @@ def bytes_per_second(link: str | None) -> float | None:
 
 
 def choose_cluster(target: Target, *, ranks: int, nodes: int, link: str | None) -> Cluster:
-    """The processes that a plan is made for. `link`: one name, or two with a comma between them,
-    for the cards of a machine and between machines."""
+    """The processes to plan for. `link`: one name, or two separated by a comma, for the cards of a
+    machine and between machines."""
     problems = list(cluster_problems(ranks=ranks, nodes=nodes, link=link))
     if problems:
         raise ImpossibleCluster("\n".join(problems))
@@ -97,8 +97,8 @@ def choose_cluster(target: Target, *, ranks: int, nodes: int, link: str | None) 
 
 
 def share_of_target(target: Target, cluster: Cluster) -> Target:
-    """What one of the processes on a machine may take of it. A card is its own; processes on a CPU
-    divide its memory, and all divide the cores of this machine."""
+    """What one process may use of its machine. Each has its own card; processes on a CPU divide its
+    memory, and all divide the cores of this machine."""
     processes = cluster.ranks_of_a_node
     if processes == 1:
         return target
@@ -108,7 +108,7 @@ def share_of_target(target: Target, cluster: Cluster) -> Target:
 
 
 def cluster_problems(*, ranks: int, nodes: int, link: str | None) -> Iterator[str]:
-    """Everything that is wrong with what was asked for."""
+    """Everything that is wrong with the request."""
     if nodes < 1:
         yield f"--nodes {nodes}: a run needs at least one machine"
     if ranks < 1:
@@ -130,7 +130,7 @@ def cluster_problems(*, ranks: int, nodes: int, link: str | None) -> Iterator[st
 
 
 def _link_of(target: Target) -> tuple[str | None, str]:
-    """What the cards of a machine are joined by, and why that is to be believed."""
+    """The link between the cards of a machine, and why it is assumed."""
     card = target.card
     if target.device == "cpu":
         return None, "processes on one CPU share its memory"
@@ -144,7 +144,7 @@ def _link_of(target: Target) -> tuple[str | None, str]:
 
 
 def _host_link(target: Target, given: str | None) -> str | None:
-    """The slot of a card: named, as the driver reports it, or the one that its generation has."""
+    """The slot of a card: named by the user, reported by the driver, or by its generation."""
     if target.device == "cpu":
         return None
     if given in _PCIE.values():
@@ -155,6 +155,6 @@ def _host_link(target: Target, given: str | None) -> str | None:
     card = target.card
     if card is None or target.is_this_machine or _FEWER_LANES.search(card.slug):
         return None
-    if card.capability < AMPERE_CENTRE:
+    if card.capability < AMPERE:
         return "pcie3"
     return "pcie5" if card.capability >= HOPPER else "pcie4"

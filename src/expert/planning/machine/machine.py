@@ -1,6 +1,6 @@
-"""The machine a plan is made for: every fact with where it came from, unknown ones with the reason.
+"""The machine a plan is made for: every fact with its source, or the reason it is unknown.
 
-Nothing here imports torch; the cards are asked through NVML.
+Nothing here imports torch; cards are queried through NVML.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["Fact", "Gpu", "GpuProcess", "Machine", "describe_machine", "machine_
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What this process may use, not what the box was sold with."""
+    """What this process may use, which may be less than the hardware has."""
 
     gpus: tuple[Gpu, ...]
-    """The cards CUDA would show, in its order."""
+    """The cards visible to CUDA, in its order."""
     gpu_note: str
-    """Why there are no cards or fewer than expected; empty when there is nothing to say."""
+    """Why there are no cards or fewer than expected; else ""."""
     cpu_model: Fact[str]
     cores_available: Fact[int]
     cores_logical: Fact[int]
@@ -47,7 +47,7 @@ def describe_machine(
     roots: Path = Path("/"),
     environ: Mapping[str, str] | None = None,
 ) -> Machine:
-    """The machine as seen from this process; `folder` is where the disk space will be needed.
+    """The machine as seen from this process; `folder` is where disk space is needed.
 
     `nvml`, `roots` (the folder /proc and /sys are in) and `environ` default to the real ones.
     """
@@ -73,7 +73,7 @@ def describe_machine(
 def visible_gpus(
     nvml: ModuleType | None, environ: Mapping[str, str]
 ) -> tuple[tuple[Gpu, ...], str]:
-    """The cards CUDA would show this process, in its order, and what is to be said about them."""
+    """The cards CUDA shows this process, in its order, and notes about them."""
     found, note = describe_gpus(nvml)
     shown = _left_visible(found, environ.get("CUDA_VISIBLE_DEVICES"))
     notes = [note, _hidden_note(found, shown, environ.get("CUDA_VISIBLE_DEVICES"))]
@@ -82,22 +82,22 @@ def visible_gpus(
         for gpu in shown
         if gpu.mig_slice.value
     ]
-    # CUDA counts the fastest card first, NVML goes by slot: numbers may differ on mixed machines
+    # CUDA puts the fastest card first, NVML goes by slot: numbers may differ on mixed machines
     if len({gpu.name.value for gpu in shown}) > 1 and "CUDA_DEVICE_ORDER" not in environ:
         notes.append(
-            "the cards differ: set CUDA_DEVICE_ORDER=PCI_BUS_ID so that CUDA counts them alike"
+            "the cards differ: set CUDA_DEVICE_ORDER=PCI_BUS_ID so that CUDA numbers them alike"
         )
-    return shown, "; ".join(each for each in notes if each)
+    return shown, "; ".join(filter(None, notes))
 
 
 def _left_visible(gpus: tuple[Gpu, ...], asked: str | None) -> tuple[Gpu, ...]:
-    """What CUDA_VISIBLE_DEVICES leaves: numbers, or beginnings of the UUIDs of cards or slices."""
+    """The cards left by CUDA_VISIBLE_DEVICES: numbers, or prefixes of card or slice UUIDs."""
     if asked is not None and asked.strip().startswith("MIG-"):
         wanted = asked.split(",")[0].strip()  # CUDA uses one slice at most
         return tuple(g for g in gpus if (g.mig_slice.value or "").startswith(wanted))[:1]
     cards: dict[int | None, Gpu] = {}
     for gpu in gpus:
-        cards.setdefault(gpu.index.value, gpu)  # of a split card CUDA takes the first slice
+        cards.setdefault(gpu.index.value, gpu)  # CUDA takes the first slice of a split card
     if asked is None:
         return tuple(cards.values())
     shown: list[Gpu] = []
@@ -108,7 +108,7 @@ def _left_visible(gpus: tuple[Gpu, ...], asked: str | None) -> tuple[Gpu, ...]:
             ]
         else:
             matches = [g for g in cards.values() if g.index.value == _leading_number(entry)]
-        # CUDA's own rules: an entry that names no single card ends the list, a repeat empties it
+        # As in CUDA: an entry that matches no single card ends the list, a repeat empties it
         if len(matches) != 1:
             break
         if matches[0] in shown:
@@ -118,7 +118,7 @@ def _left_visible(gpus: tuple[Gpu, ...], asked: str | None) -> tuple[Gpu, ...]:
 
 
 def _leading_number(entry: str) -> int:
-    """The digits an entry begins with, which is how CUDA reads it; -1 where there are none."""
+    """The digits an entry begins with, as CUDA reads it; -1 without any."""
     digits = entry[: len(entry) - len(entry.lstrip("0123456789"))]
     return int(digits) if digits else -1
 

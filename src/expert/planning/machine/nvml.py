@@ -1,8 +1,7 @@
-"""What NVML, the NVIDIA driver's own library, says about the cards; torch is not asked.
+"""What NVML, the NVIDIA driver's library, reports about the cards, without torch.
 
-NVML is passed in as a module, so a test can hand over one of its own. Any single call may fail on
-some card (laptops, containers, WSL, unified memory, MIG): that fact is then unknown, with the
-reason, and the others stay.
+NVML is passed in as a module, so that a test can substitute one. Any single call may fail on some
+card (laptops, containers, WSL, unified memory, MIG): that fact is then unknown, with the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from expert.planning.machine.host import Fact, process_name, unknown
 
 T = TypeVar("T")
 
-# nvmlReturn_t values; they are part of NVML's binary interface and do not change.
+# nvmlReturn_t values, part of NVML's stable binary interface.
 NOT_SUPPORTED = 3
 NO_PERMISSION = 4
 DRIVER_NOT_LOADED = 9
@@ -59,7 +58,7 @@ _NO_SLICE = "MIG splits the card but it has no slice yet: make one (nvidia-smi m
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that holds memory of a card; None is what the driver does not tell."""
+    """A process that holds GPU memory; None for what the driver does not report."""
 
     pid: int
     name: str | None
@@ -68,14 +67,14 @@ class GpuProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One card, or one slice of a card that MIG splits: memory and holders are then the slice's."""
+    """One card, or one MIG slice of it: memory and holders are then the slice's."""
 
     index: Fact[int]
-    """NVML's number, as in nvidia-smi; CUDA's own may differ."""
+    """NVML's number, as in nvidia-smi; CUDA's may differ."""
     name: Fact[str]
     uuid: Fact[str]
     mig_slice: Fact[str]
-    """UUID of the slice of a card that MIG splits; None on an ordinary card."""
+    """UUID of the MIG slice; None on an ordinary card."""
     memory_total_bytes: Fact[int]
     memory_free_bytes: Fact[int]
     holders: Fact[tuple[GpuProcess, ...]]
@@ -83,14 +82,14 @@ class Gpu:
     capability: Fact[tuple[int, int]]
     driver: Fact[str]
     cuda_driver_version: Fact[str]
-    """The newest CUDA the driver can run, such as "12.8"."""
+    """The newest CUDA version the driver supports, such as "12.8"."""
     power_limit_watts: Fact[float]
     pcie_generation: Fact[int]
     pcie_width: Fact[int]
 
 
 def describe_gpus(nvml: ModuleType | None = None) -> tuple[tuple[Gpu, ...], str]:
-    """Every card of the machine in NVML's order, and why some or all of them are missing."""
+    """Every card of the machine in NVML's order, and why some or all are missing."""
     if nvml is None:
         if sys.platform == "darwin":
             return (), "NVIDIA has no driver for macOS"
@@ -106,7 +105,7 @@ def describe_gpus(nvml: ModuleType | None = None) -> tuple[tuple[Gpu, ...], str]
     try:
         return _all_gpus(nvml)
     finally:
-        with suppress(*_faults(nvml)):  # the facts are read; a failing goodbye loses nothing
+        with suppress(*_faults(nvml)):  # the facts are read; a failing shutdown is harmless
             nvml.nvmlShutdown()
 
 
@@ -133,7 +132,7 @@ def _all_gpus(nvml: ModuleType) -> tuple[tuple[Gpu, ...], str]:
 
 
 def _mig_parts(nvml: ModuleType, card: Any) -> list[tuple[Any, Fact[str]]]:
-    """(handle, slice UUID) of what a program can use of a card: its MIG slices, or all of it."""
+    """(handle, slice UUID) of the usable parts of a card: its MIG slices, or the whole card."""
     try:
         split = nvml.nvmlDeviceGetMigMode(card)[0]
     except _faults(nvml) as error:
@@ -145,14 +144,14 @@ def _mig_parts(nvml: ModuleType, card: Any) -> list[tuple[Any, Fact[str]]]:
     places = _ask(nvml, lambda: int(nvml.nvmlDeviceGetMaxMigDeviceCount(card))).value or 0
     parts: list[tuple[Any, Fact[str]]] = []
     for place in range(places):
-        with suppress(*_faults(nvml)):  # an empty place answers "not found"
+        with suppress(*_faults(nvml)):  # an empty place reports "not found"
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place)
             parts.append((part, Fact(_text(nvml.nvmlDeviceGetUUID(part)), "NVML")))
     return parts or [(None, unknown(_NO_SLICE))]
 
 
 def _read_gpu(nvml: ModuleType, index: int, card: Any, part: Any, mig_slice: Fact[str]) -> Gpu:
-    """The facts of one card; `part` is the handle memory is asked of, None where there is none."""
+    """The facts of one card; `part` is the handle for memory queries, None if there is none."""
 
     def ask(read: Callable[[], T], source: str = "NVML") -> Fact[T]:
         return _ask(nvml, read, source)
@@ -180,7 +179,7 @@ def _read_gpu(nvml: ModuleType, index: int, card: Any, part: Any, mig_slice: Fac
         power_limit_watts=ask(
             lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000, "NVML enforced limit"
         ),
-        # an idle card drops to generation 1, so the link's maximum is the fact to plan with
+        # an idle card drops to generation 1, so plan with the link's maximum
         pcie_generation=ask(
             lambda: int(nvml.nvmlDeviceGetMaxPcieLinkGeneration(card)), "NVML link maximum"
         ),
@@ -189,17 +188,17 @@ def _read_gpu(nvml: ModuleType, index: int, card: Any, part: Any, mig_slice: Fac
 
 
 def _holders(nvml: ModuleType, handle: Any) -> Fact[tuple[GpuProcess, ...]]:
-    """Compute and graphics processes that hold memory, the largest first."""
+    """Compute and graphics processes that hold memory, largest first."""
     lists = {
         "compute": _ask(nvml, lambda: list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))),
         "graphics": _ask(nvml, lambda: list(nvml.nvmlDeviceGetGraphicsRunningProcesses(handle))),
     }
-    if all(each.value is None for each in lists.values()):
+    if all(fact.value is None for fact in lists.values()):
         return Fact(None, lists["compute"].source)
     used: dict[int, int | None] = {}
-    for each in lists.values():
-        for process in each.value or ():
-            # a process in both lists has the same memory reported twice, not a part in each
+    for fact in lists.values():
+        for process in fact.value or ():
+            # a process in both lists is reported with the same memory twice, not with a part each
             known = [b for b in (used.get(process.pid), process.usedGpuMemory) if b is not None]
             used[process.pid] = max(known) if known else None
     missing = [f"{kind} processes {f.source}" for kind, f in lists.items() if f.value is None]
@@ -227,7 +226,7 @@ def _ask(nvml: ModuleType, read: Callable[[], T], source: str = "NVML") -> Fact[
 
 
 def _faults(nvml: ModuleType) -> tuple[type[Exception], ...]:
-    """What NVML raises; pynvml's complaint about an older driver library is a class of its own."""
+    """The exceptions of NVML; pynvml has a separate class for an outdated driver library."""
     mismatch = getattr(nvml, "NVMLLibraryMismatchError", None)
     return (nvml.NVMLError, mismatch) if mismatch else (nvml.NVMLError,)
 

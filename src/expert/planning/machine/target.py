@@ -1,4 +1,4 @@
-"""What the plan is made for: this machine's GPU, a named card, an amount of memory, or the CPU."""
+"""The target of a plan: this machine's GPU, a named card, an amount of memory, or the CPU."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from expert.planning.machine.machine import Machine
 from expert.planning.machine.nvml import Gpu
 
 GIB = 2**30
-# What a plan for a card elsewhere assumes of the machine around it: guides name 8 to 16 cores.
+# Cores assumed beside a card elsewhere: guides name 8 to 16.
 CORES_BESIDE_A_NAMED_CARD = 8
-# The driver and a screen take 0.3-0.6 GiB of a desktop card before anyone trains on it.
+# The driver and a display take 0.3-0.6 GiB of a desktop card before training starts.
 SHARE_OF_A_NAMED_CARD = 0.97
 
 
 class UnknownTarget(ExpertError):
-    """A --gpu or --vram that means nothing."""
+    """A --gpu or --vram that cannot be understood."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where training will run, as far as the plan must know."""
+    """Where training will run, as far as the plan needs to know."""
 
     device: Literal["cuda", "cpu"]
     name: str
     budget_bytes: int
-    """Memory the run may take."""
+    """Memory the run may use."""
     budget_because: str
     capability: tuple[int, int] | None
     card: Card | None
@@ -37,16 +37,16 @@ class Target:
     is_this_machine: bool
     windows: bool = False
     held_bytes: int = 0
-    """Memory that others hold on the card."""
+    """Memory held by other processes on the card."""
     total_bytes: int = 0
-    """All memory within --vram, whoever holds it now: what changes the training depends on it, so
-    that a run can be resumed beside others."""
+    """All memory within --vram, including what others hold now: choices that change the training
+    depend on it, so that a run can be resumed beside other programs."""
     disk_free_bytes: int | None = None
-    """Room beside the manifest, where the plan is for this machine."""
+    """Free disk space beside the manifest, if the plan is for this machine."""
     host_bytes: int | None = None
-    """Free memory of the machine beside the card, where the plan is for this machine."""
+    """Free host memory, if the plan is for this machine."""
     pcie: tuple[int, int] | None = None
-    """Generation and width of the card's slot, where the driver says so."""
+    """Generation and width of the card's slot, if the driver reports them."""
 
 
 def choose_target(
@@ -58,7 +58,7 @@ def choose_target(
     cards: int = 1,
 ) -> Target:
     """The card named with --gpu, else this machine's first GPU, else its CPU. `cards`: how many of
-    this machine's are used, the first ones; the one with the least free memory is planned for."""
+    this machine's cards are used; the plan is for the one with the least free memory."""
     try:
         limit = parse_size(vram) if vram is not None else None
     except ValueError as error:
@@ -81,8 +81,8 @@ def choose_target(
     here = replace(elsewhere, is_this_machine=True, disk_free_bytes=machine.disk_free_bytes.value)
     if machine.gpus and device != "cpu":
         here = replace(here, host_bytes=machine.ram_available_bytes.value)
-        found = [_on_this_gpu(one, limit, here) for one in machine.gpus[: max(1, cards)]]
-        return min(found, key=lambda one: one.budget_bytes)
+        targets = [_on_this_gpu(card, limit, here) for card in machine.gpus[: max(1, cards)]]
+        return min(targets, key=lambda target: target.budget_bytes)
     if limit is not None and device != "cpu":
         size = f"{limit / GIB:.3g} GiB" if limit >= GIB else f"{limit / 2**20:.0f} MiB"
         return replace(elsewhere, name=f"a card with {size}")

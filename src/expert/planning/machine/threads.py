@@ -1,4 +1,4 @@
-"""How many threads a CPU run computes with: as many as there are cores that nobody else uses."""
+"""How many threads a CPU run uses: one per core that is free."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from dataclasses import dataclass
 from typing import Any
 
 NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""What a user sets to say it; their word is kept."""
+"""Variables with which a user sets the number, which is respected."""
 SLACK = 0.3
-"""Less of a core than this is not given up: a desktop at rest uses as much."""
+"""A core is not given up for less use than this: an idle desktop uses as much."""
 
 
 @dataclass(frozen=True)
 class Threads:
-    """The number, and why."""
+    """The number of threads, and why."""
 
     count: int
     because: str
     lowered: bool = False
-    """Fewer than there are cores, because others use them."""
+    """Fewer than there are cores, because other processes use them."""
     kept: bool = False
-    """Those of the run that is resumed, whatever this moment would have given."""
+    """From the resumed run, regardless of the current load."""
 
 
 def choose_threads(
     *, own: int, granted: int, cores: int, busy: float, environ: Mapping[str, str]
 ) -> Threads:
-    """Threads of a run: torch's `own` number, and no more than are `granted` and free.
+    """Threads of a run: torch's `own` number, limited to the cores that are `granted` and free.
 
-    Threads wait for each other at the end of every operation. One whose core is taken by another
-    process holds all of them up: on two cores, one of them busy, two threads made 150 to 650 tokens
-    a second and one made 2,400 to 2,700.
+    Threads wait for each other at the end of every operation, so one whose core is busy delays
+    all: on two cores, one of them busy, two threads made 150 to 650 tokens/s and one made 2,400 to
+    2,700.
     """
     asked = next((name for name in NAMES if environ.get(name)), None)
     if asked is not None:
@@ -48,10 +48,10 @@ def choose_threads(
 
 
 def threads_as_before(recorded: Mapping[str, Any], *, granted: int, cores: int) -> Threads | None:
-    """The threads that a resumed run had, by its record; None if its machine was another.
+    """The recorded threads of a resumed run; None if it ran on another machine.
 
-    Sums of other parts round to other bits, so on the same machine the number stays. On another it
-    would be a number for other cores.
+    Splitting sums differently rounds differently, so the number stays on the same machine. On
+    another it would not fit the cores.
     """
     count = recorded.get("threads")
     if recorded.get("cores") != cores or not isinstance(count, int) or count < 1:

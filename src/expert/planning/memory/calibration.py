@@ -1,9 +1,9 @@
-"""Memory that runs measured on a card, kept for later plans.
+"""GPU memory measured by runs, stored for later plans.
 
-A run measures two points: at rest after its first steps, when only weights and optimizer state are
-there, and at its peak. Each is compared with the estimate, so that the next plan for the same card,
-model and torch is corrected. What a probe says of weights and activations holds for plans of its
-kind (adapter, base, kernels); what it says of the CUDA context and the allocator for all.
+A run measures two points: at rest after its first steps, when only weights and optimizer state
+remain, and at its peak. Each is compared with the estimate to correct the next plan for the same
+card, model and torch. A probe's weights and activations apply to plans of the same kind (adapter,
+base, kernels); its CUDA context and allocator overhead apply to all.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from expert.planning.models.shapes import ModelShape
 from expert.planning.run_plan import RunPlan
 
 KEPT_PROBES = 500
-# What the allocator holds beyond the peak is 1.6-6.1 % of it (H200, segments that grow), more for
-# large batches than for the small one that a probe may have been.
+# The allocator holds 1.6-6.1 % beyond the peak (H200, expandable segments), more for large batches
+# than for the possibly small one of a probe.
 LEAST_SLACK = 0.05
 
 
@@ -47,7 +47,7 @@ class MemoryProbe(BaseModel):
     reserved: int
     """The most the allocator held."""
     context_bytes: int
-    """What the process had of the card beside that."""
+    """Memory of the process on the card outside the allocator."""
     measured_on: str
 
     @property
@@ -55,7 +55,7 @@ class MemoryProbe(BaseModel):
         return self.reserved / (self.resting_measured + self.moving_measured) - 1
 
     def calibration(self) -> Calibration:
-        """What a plan of the same kind takes instead of the built-in constants."""
+        """The calibration for plans of the same kind."""
         return replace(
             H200,
             resting=self.resting_measured / max(1, self.resting_counted),
@@ -72,7 +72,7 @@ class Calibrations:
     probes: tuple[MemoryProbe, ...] = ()
 
     def of(self, work: Workload) -> tuple[Calibration, str]:
-        """The calibration for a workload, and where it comes from."""
+        """The calibration for a workload, and its source."""
         same = [
             probe
             for probe in self.probes
@@ -92,14 +92,14 @@ def calibrations_file(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def read_probes(path: Path) -> list[MemoryProbe]:
-    """Every readable probe; a file that is absent or damaged has none."""
+    """Every readable probe; none if the file is missing or damaged."""
     return read_records(path, MemoryProbe)
 
 
 def calibrations_of(card: str, torch: str | None, path: Path) -> Calibrations:
-    """What is remembered of this card with this torch."""
-    found = [probe for probe in read_probes(path) if (probe.card, probe.torch) == (card, torch)]
-    return Calibrations(probes=tuple(found))
+    """The stored probes of this card with this torch."""
+    probes = [probe for probe in read_probes(path) if (probe.card, probe.torch) == (card, torch)]
+    return Calibrations(probes=tuple(probes))
 
 
 def remember(probe: MemoryProbe, path: Path) -> None:
@@ -109,13 +109,13 @@ def remember(probe: MemoryProbe, path: Path) -> None:
 
 
 def shape_key(shape: ModelShape) -> str:
-    """The sizes that decide memory, in one word: a model is known again under another name."""
+    """The sizes that decide memory as one string, which recognises a renamed model."""
     sizes = (shape.layers, shape.hidden, shape.ffn, shape.q_width, shape.kv_width, shape.vocab)
     return "x".join(map(str, sizes))
 
 
 def kind_of(work: Workload) -> str:
-    """What has a memory of its own kind; sizes, ranks and optimizers are counted well."""
+    """What needs its own calibration; sizes, ranks and optimizers are counted accurately."""
     recomputed = "all" if work.recomputed_blocks == work.shape.layers else "some"
     parts = (
         work.adapter,
@@ -130,16 +130,16 @@ def kind_of(work: Workload) -> str:
     return ", ".join((*parts, *shared, *(("offloaded",) if work.offload else ())))
 
 
-# --- a plan's own workload -----------------------------------------------------------------------
+# --- the workload of a plan ----------------------------------------------------------------------
 
 
 def workload_as_dict(work: Workload) -> dict[str, Any]:
-    """A workload as JSON has it."""
+    """A workload in JSON types."""
     return {**asdict(work), "targets": sorted(work.targets)}
 
 
 def workload_of(plan: RunPlan) -> Workload | None:
-    """What the plan, as it stands now, will run; None where the model's sizes are not known."""
+    """The workload of the plan as it is now; None if the model's sizes are unknown."""
     stored = plan.memory.workload
     if stored is None:
         return None
@@ -176,7 +176,7 @@ def workload_of(plan: RunPlan) -> Workload | None:
 
 
 def estimated_again(plan: RunPlan, calibrations: Calibrations) -> RunPlan:
-    """The plan with the memory of what it runs now: batches and kernels may have changed since."""
+    """The plan with its memory estimated again: batches and kernels may have changed."""
     work = workload_of(plan)
     if work is None:
         return plan
@@ -191,4 +191,4 @@ def estimated_again(plan: RunPlan, calibrations: Calibrations) -> RunPlan:
         "memory.parts": parts,
         "memory.fits": peak <= plan.memory.budget_bytes,
     }
-    return plan.with_values(values, f"estimate for what is run now: {because}", "machine")
+    return plan.with_values(values, f"estimate for the current plan: {because}", "machine")

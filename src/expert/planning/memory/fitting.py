@@ -1,4 +1,4 @@
-"""The micro-batch size, and what is given up so that it fits."""
+"""The micro-batch size, and what is given up to make it fit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from expert.planning.memory.shards import host_bytes
 from expert.planning.memory.workload import Workload
 from expert.planning.run_plan import RunPlan
 
-# Choices made here leave a twentieth of the budget free: the estimate is off by up to 4 %, and the
-# allocator's own share by more.
+# Choices leave a twentieth of the budget free: the estimate is off by up to 4 %, and the
+# allocator's overhead by more.
 MARGIN = 0.95
 # A micro-batch should stay in the caches of a CPU. On two cores `tiny` was fastest with 4
-# sequences of 1,024 places: 1.1 times as fast as with 16, and judging took 6.3 s instead of the
+# sequences of 1,024 places: 1.1 times as fast as with 16, and evaluation took 6.3 s instead of the
 # 10.7 s with 64 (docs/benchmarks/cpu-at-once.json); beside other processes the gap was wider.
 CPU_PLACES_AT_ONCE = 4096
 LONGEST_SEARCH = 10_000
@@ -28,27 +28,27 @@ SHORTEST_ADVISED = 64
 
 @dataclass(frozen=True)
 class Fit:
-    """A workload that fits with as many rows as have room, or the least one, that does not."""
+    """A workload with as many rows as fit, or the smallest one if nothing fits."""
 
     work: Workload
     fits: bool
 
 
 def worth_at_once(*, on_gpu: bool, even: bool, row_tokens: int, most: int) -> int:
-    """How many sequences of a step are worth computing at once, whatever fits: all on a GPU. The
-    width of rows that are not `even`, such as padded ones, is not known."""
+    """How many sequences of a step are worth computing in one pass, regardless of memory: all on a
+    GPU. Rows that are not `even`, such as padded ones, have unknown widths."""
     if on_gpu or not even:
         return most
     return max(1, min(most, CPU_PLACES_AT_ONCE // row_tokens))
 
 
 def find_fit(draft: PlanDraft, base: Workload, most: int, *, limit: int) -> Fit:
-    """The first choice with room for at least one sequence. `most`: of a rank, in a step.
+    """The first choice with room for at least one sequence. `most`: a rank's sequences per step.
 
-    Recomputing all blocks costs LoRA 1.35-1.46x of its time and NF4 costs precision and unpacking:
-    so nothing is given up first, then as few blocks as needed are recomputed, and a 4-bit base
-    comes last. A choice should leave a margin; what only fits without one is better than nothing.
-    All of that comes before weights are sharded, which sends them for every micro-batch.
+    Checkpointing all blocks costs LoRA 1.35-1.46x of its time, and NF4 costs precision and
+    unpacking: so first nothing is given up, then as few blocks as needed are checkpointed, and a
+    4-bit base comes last. A choice should leave a margin; fitting without one is better than not
+    fitting. All of that comes before sharding, which sends the weights for every micro-batch.
     """
     least: Workload | None = None
     for shared in _sharings(draft, base):
@@ -68,7 +68,7 @@ def find_fit(draft: PlanDraft, base: Workload, most: int, *, limit: int) -> Fit:
 
 
 def _sharings(draft: PlanDraft, base: Workload) -> Iterator[Workload]:
-    """The same with what ranks can share, from the least communication to the least memory."""
+    """The ways to share the work, from the least communication to the least memory."""
     cluster, asked = draft.cluster, draft.config.distributed
     if cluster.ranks == 1:
         yield base
@@ -78,39 +78,39 @@ def _sharings(draft: PlanDraft, base: Workload) -> Iterator[Workload]:
         return
     groups = dict.fromkeys((cluster.ranks_of_a_node, cluster.ranks))
     shards = [count for count in groups if count > 1] or [1]
-    spread = with_spread_optimizer(draft, base) if cluster.ranks > 1 else base
-    sharded = [replace(spread, engine="sharded", shards=count) for count in shards]
+    shardable = with_spread_optimizer(draft, base) if cluster.ranks > 1 else base
+    sharded = [replace(shardable, engine="sharded", shards=count) for count in shards]
     if cluster.ranks > 1:
         yield from sharded
-    if _may_offload(draft, spread):
+    if _may_offload(draft, shardable):
         yield from (replace(work, offload=True) for work in sharded)
 
 
 def with_spread_optimizer(draft: PlanDraft, work: Workload) -> Workload:
-    """With an optimizer whose state can be spread over ranks as its weights are. That of an 8-bit
-    one cannot: it is quantised in blocks of 256, which do not end where the part of a rank does, so
-    that a checkpoint would load with this number of ranks alone."""
+    """With an optimizer whose state can be sharded like its weights. 8-bit state cannot: it is
+    quantised in blocks of 256 that do not align with the shards, so a checkpoint would load only
+    with this number of ranks."""
     if not work.trains_everything or "8bit" not in work.optimizer:
         return work
     return replace(work, optimizer="adamw_torch_fused" if draft.on_gpu else "adamw_torch")
 
 
 def _may_offload(draft: PlanDraft, base: Workload) -> bool:
-    """Of one card only where all weights are trained: an adapter on a 4-bit base is the smaller
-    step. The step of the optimizer is then the CPU's, which has no 8-bit one."""
+    """On one card only if all weights are trained: an adapter on a 4-bit base is the smaller
+    change. The optimizer step then runs on the CPU, which has no 8-bit optimizer."""
     trains = base.trains_everything or draft.cluster.ranks > 1
     return trains and draft.on_gpu and "8bit" not in base.optimizer
 
 
 def has_host_memory(draft: PlanDraft, work: Workload) -> bool:
-    """Whether the machine has room for what is offloaded; yes where nobody knows."""
+    """Whether the machine has room for what is offloaded; True if unknown."""
     free = draft.target.host_bytes
     return free is None or host_bytes_of_node(draft, work) <= free
 
 
 def lacking_host_bytes(draft: PlanDraft, work: Workload) -> int | None:
-    """Memory that offloading what does not fit would take of a machine that has less; None where
-    that is not what it fails for."""
+    """Host memory that offloading would need if the machine has less; None if that is not the
+    obstacle."""
     if fits(draft, work) or draft.config.distributed == "replicated":
         return None
     if not _may_offload(draft, work):
@@ -122,13 +122,13 @@ def lacking_host_bytes(draft: PlanDraft, work: Workload) -> int | None:
 
 
 def host_bytes_of_node(draft: PlanDraft, work: Workload) -> int:
-    """Memory of a machine that the shards of its ranks take."""
+    """Host memory for the shards of a machine's ranks."""
     return host_bytes(work, sum(base_bytes(work))) * draft.cluster.ranks_of_a_node
 
 
 def _choices(draft: PlanDraft, base: Workload, most: int, budget: int) -> Iterator[Workload]:
-    """Workloads from the fastest to the smallest, each with as little recomputed as fits. A
-    micro-batch has no more than a rank's share of a step, whatever the manifest asks for."""
+    """Workloads from the fastest to the smallest, each with as few checkpointed blocks as fit. A
+    micro-batch never exceeds a rank's share of a step, whatever the manifest says."""
     may_quantise = (
         draft.model.quantization == "auto" and draft.on_gpu and not base.trains_everything
     )
@@ -142,7 +142,7 @@ def _choices(draft: PlanDraft, base: Workload, most: int, budget: int) -> Iterat
 
 
 def fewest_recomputed(draft: PlanDraft, work: Workload, budget: int) -> Workload:
-    """The workload with as few blocks recomputed as let it fit, or as many as may be."""
+    """The workload with as few checkpointed blocks as fit, or as many as allowed."""
     counts = recomputed_counts(draft, work.shape.layers)
     low, high = counts[0], counts[-1]
     if peak_bytes(draft, replace(work, recomputed_blocks=low)) <= budget:
@@ -157,10 +157,10 @@ def fewest_recomputed(draft: PlanDraft, work: Workload, budget: int) -> Workload
 
 
 def recomputed_counts(draft: PlanDraft, layers: int) -> range:
-    """How many blocks may be recomputed, from the fewest to the most."""
+    """How many blocks may be checkpointed, from the fewest to the most."""
     asked = draft.config.gradient_checkpointing
-    found = draft.measured("kernels.checkpointing")
-    if asked == "auto" and found is not None and found[0] == "full":
+    measured = draft.measured("kernels.checkpointing")
+    if asked == "auto" and measured is not None and measured[0] == "full":
         asked = "full"
     if asked == "auto":
         return range(0, layers + 1)
@@ -171,20 +171,20 @@ def recomputed_counts(draft: PlanDraft, layers: int) -> range:
 
 
 def budget_of(draft: PlanDraft) -> int:
-    """What the run may take: the target's memory, or less where the manifest limits it."""
+    """Memory the run may use: the target's, or less if the manifest limits it."""
     limit = draft.config.vram_limit
     asked = parse_size(limit) if limit and draft.on_gpu else draft.target.budget_bytes
     return min(asked, draft.target.budget_bytes)
 
 
 def peak_bytes(draft: PlanDraft, work: Workload) -> int:
-    """The estimate for this device: a CPU has no CUDA context."""
+    """The estimated peak on this device; a CPU has no CUDA context."""
     guess = estimate_here(draft, work)
     return guess.total if draft.on_gpu else guess.total - guess.cuda_context
 
 
 def estimate_here(draft: PlanDraft, work: Workload) -> MemoryEstimate:
-    """The estimate, calibrated by what runs of this kind found out on this card."""
+    """The estimate, calibrated by similar runs on this card."""
     return estimate(work, draft.calibrations.of(work)[0])
 
 
@@ -193,7 +193,7 @@ def fits(draft: PlanDraft, work: Workload) -> bool:
 
 
 def largest_batch(draft: PlanDraft, work: Workload, most: int, budget: int) -> int:
-    """The most sequences, up to `most`, whose peak fits; 0 where not even one does."""
+    """The most sequences, up to `most`, whose peak fits; 0 if not even one does."""
 
     def has_room(rows: int) -> bool:
         return peak_bytes(draft, replace(work, rows=rows, accumulates=rows < most)) <= budget
@@ -202,7 +202,7 @@ def largest_batch(draft: PlanDraft, work: Workload, most: int, budget: int) -> i
 
 
 def _most(limit: int, has_room: Callable[[int], bool]) -> int:
-    """The largest number up to a limit that has room; 0 where not even 1 does."""
+    """The largest number up to `limit` that has room; 0 if not even 1 does."""
     low, high = 0, limit
     while low < high:  # more never takes less memory
         middle = (low + high + 1) // 2
@@ -211,8 +211,8 @@ def _most(limit: int, has_room: Callable[[int], bool]) -> int:
 
 
 def most_at_once(plan: RunPlan, calibrations: Calibrations, sequences: int) -> int:
-    """As many of a rank's sequences of a step as fit the plan's memory, with what it checkpoints
-    now, and are worth it; at least one."""
+    """How many of a rank's sequences per step fit the plan's memory with its current checkpointing
+    and are worth one pass; at least one."""
     work = workload_of(plan)
     if work is None or not plan.fits:
         return plan.batch.micro_batch
@@ -235,11 +235,11 @@ def most_at_once(plan: RunPlan, calibrations: Calibrations, sequences: int) -> i
 
 
 def even_split(sequences: int, largest: int, *, on_gpu: bool = False) -> tuple[int, int]:
-    """(micro-batch, accumulation) that make up `sequences`, as even as possible.
+    """(micro-batch, accumulation) that make up `sequences`, as evenly as possible.
 
-    A divisor keeps every micro-batch the same shape; it is taken where one is near, so that it
-    costs at most half as many steps again. On a GPU what is left over of a micro-batch is computed
-    as padding: there the split with the least of it is taken, 4 × 4 of 16 rather than 6 + 6 + 4.
+    A divisor gives every micro-batch the same shape; it is used if it takes at most half as many
+    more passes. On a GPU the remainder of a micro-batch is computed as padding, so the split with
+    the least padding is used: 4 × 4 of 16 rather than 6 + 6 + 4.
     """
     largest = min(largest, sequences)
     steps = math.ceil(sequences / largest)
@@ -255,7 +255,7 @@ def even_split(sequences: int, largest: int, *, on_gpu: bool = False) -> tuple[i
 
 
 def eval_bytes(draft: PlanDraft, work: Workload) -> int:
-    """Peak of an evaluation step: one block's tensors instead of all of them."""
+    """Peak of an evaluation step, which keeps the tensors of only one block."""
     guess = estimate_here(draft, work)
     one_block = replace(work, shape=replace(work.shape, layers=1), recomputed_blocks=0)
     calibration, _ = draft.calibrations.of(work)
@@ -264,7 +264,7 @@ def eval_bytes(draft: PlanDraft, work: Workload) -> int:
 
 
 def way_out(draft: PlanDraft, work: Workload) -> str:
-    """The changes that would make it fit, added one by one in the order of what they cost."""
+    """The changes that would make it fit, cheapest first and added one by one."""
     words: list[str] = []
     for key, changed in _savings(draft, work):
         if changed == work:
@@ -277,7 +277,7 @@ def way_out(draft: PlanDraft, work: Workload) -> str:
 
 
 def _savings(draft: PlanDraft, work: Workload) -> Iterator[tuple[str, Workload]]:
-    """Every way to save memory that this model and device allow, each on top of those before."""
+    """Every way to save memory with this model and device, each on top of the previous."""
     if work.engine == "replicated":
         work = replace(work, engine="sharded", shards=draft.cluster.ranks_of_a_node)
         work = with_spread_optimizer(draft, work)

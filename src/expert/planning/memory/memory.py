@@ -1,25 +1,25 @@
-"""How much GPU memory a training step takes, from the shapes alone.
+"""Estimates the GPU memory of a training step from the shapes alone.
 
-Everything is bytes. The peak of a step is
+Everything is in bytes. The peak of a step is
 
     resident                      base weights, quantisation tables, adapter, gradients, optimizer
     + activations                 kept from the forward for the backward, all layers
-    + one block's workspace       gradients in flight inside the block being walked backwards
+    + one block's workspace       gradients in flight inside the block in the backward
     + loss                        logits, or one chunk of them
     + data buffers
     + CUDA context                kernels and library handles, outside the allocator
-    + allocator slack             blocks the caching allocator holds but nobody uses
+    + allocator slack             blocks the caching allocator holds unused
 
-Passes that are captured as CUDA graphs keep all of that between two steps. What runs in between
-takes its own memory beside it:
+Passes captured as CUDA graphs keep all of that between steps. What runs in between needs its own
+memory in addition:
 
-    + captured gradients          those that leave the pool of the graphs, and those of a second one
+    + captured gradients          those that leave the graphs' pool, and those of a second graph
     + evaluation                  one block's tensors and a chunk of logits, with a float32 copy
 
-What a block keeps per token is counted tensor by tensor in `kept_per_token`; the constants that no
-counting gives (context, slack, how much more an uncompiled block keeps) are in `Calibration`, each
-with the measurement it comes from. `benchmarks/memory_peaks.py` takes those measurements,
-`docs/benchmarks/memory-h200.json` holds them and a test holds this file to them.
+What a block keeps per token is counted tensor by tensor in `kept_per_token`; constants that cannot
+be counted (context, slack, how much more an uncompiled block keeps) are in `Calibration`, each with
+its measurement. `benchmarks/memory_peaks.py` takes those measurements,
+`docs/benchmarks/memory-h200.json` holds them and a test compares this file with them.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ GIB = 2**30
 MIB = 2**20
 
 DORA_OUTPUTS = 0.25
-"""Copies of each adapted output that a compiled DoRA block keeps, by one run (8B on NF4, r=14,
-docs/benchmarks/training-speed-h200.json). Uncompiled 1, which is counted: each output before it is
-scaled."""
+"""Copies of each adapted output that a compiled DoRA block keeps, from one run (8B on NF4, r=14,
+docs/benchmarks/training-speed-h200.json). Uncompiled it is 1, by counting: each output before
+scaling."""
 INT8_INPUTS = 1.4
-"""bitsandbytes keeps an 8-bit copy of each input, and scales, which recomputing cannot free."""
+"""bitsandbytes keeps an 8-bit copy of each input, and scales, which checkpointing cannot free."""
 
-# Workspaces of cuBLAS, inside the allocator: 68 MB beside LoRA, 69 MB beside a full model.
+# cuBLAS workspaces, inside the allocator: 68 MB with LoRA, 69 MB with a full model.
 LIBRARY_BYTES = 66 * MIB
-LOGIT_BYTES = 2**30  # of one chunk of the fused loss, at two bytes a logit
+LOGIT_BYTES = 2**30  # of one chunk of the fused loss, at two bytes per logit
 LOGIT_SHARE = 1 / 32
 """Of the memory of a small card: 256 MiB of 8 GiB."""
 FEW_WORDS = 512
 
 BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
-# NF4 with double quantisation: 4 bits a weight, an 8-bit scale for every 64 weights, and a float32
-# scale for every 256 of those: 0.5 + 1/64 + 4/(64*256).
+# NF4 with double quantisation: 4 bits per weight, an 8-bit scale per 64 weights, and a float32
+# scale per 256 of those: 0.5 + 1/64 + 4/(64*256).
 NF4_BYTES_PER_WEIGHT = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What counting does not give. Defaults: H200, torch 2.11, docs/benchmarks/memory-h200.json."""
+    """Constants that cannot be counted, for H200, torch 2.11: docs/benchmarks/memory-h200.json."""
 
     context_bytes: int = 840 * MIB
     """CUDA context, library handles and loaded kernels: 751-843 MiB, median 835."""
     slack: float = 0.05
-    """What the caching allocator holds beyond the peak: median 2.7 %, nine in ten below 7 %."""
+    """What the caching allocator holds beyond the peak: median 2.7 %, 90 % below 7 %."""
     resting: float = 1.0
-    """Measured share of the counted bytes that stay between two steps."""
+    """Measured over counted bytes that stay between steps."""
     moving: float = 1.0
-    """Measured share of the counted bytes that come and go within a step."""
+    """Measured over counted bytes that come and go within a step."""
 
 
 H200 = Calibration()
@@ -76,7 +76,7 @@ _NOT_ALWAYS = ("gathered_weights", "gradient_sum", "captured_gradients", "evalua
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes by purpose; `total` is what the card must have free."""
+    """Bytes by purpose; `total` is what must be free on the card."""
 
     base_weights: int
     quantisation_tables: int
@@ -91,13 +91,13 @@ class MemoryEstimate:
     cuda_context: int
     allocator_slack: int
     gathered_weights: int = 0
-    """Blocks that are whole while they compute, of weights that are sharded."""
+    """Blocks of sharded weights, gathered while they compute."""
     gradient_sum: int = 0
-    """Buffers in which gradients are summed over ranks."""
+    """Buffers for reducing gradients over ranks."""
     captured_gradients: int = 0
-    """Of passes that are captured: those that others leave with them, and those taken out."""
+    """Of captured passes: those of a second graph, and those copied out."""
     evaluation: int = 0
-    """What an evaluation takes beside captured passes, which keep their memory."""
+    """What an evaluation needs beside captured passes, which keep their memory."""
 
     @property
     def allocated(self) -> int:
@@ -109,7 +109,7 @@ class MemoryEstimate:
         return sum(vars(self).values())
 
     def parts(self) -> dict[str, int]:
-        """By purpose; those of several cards, and of captured passes, only where there are any."""
+        """Bytes by purpose; those of several cards and of captured passes only if present."""
         sizes = {name: int(getattr(self, name)) for name in self.__dataclass_fields__}
         return {name: size for name, size in sizes.items() if size or name not in _NOT_ALWAYS}
 
@@ -118,10 +118,10 @@ RESTING = (
     *("base_weights", "quantisation_tables", "adapter", "optimizer", "data_buffers"),
     "libraries",
 )
-"""What stays between two steps; all else comes and goes."""
+"""What stays between steps; everything else comes and goes."""
 
 
-@lru_cache(maxsize=1024)  # the search for what fits comes back to the same workloads
+@lru_cache(maxsize=1024)  # the search for what fits repeats workloads
 def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
     """The peak of a training step, by purpose."""
     weights, tables = base_bytes(work)
@@ -136,7 +136,7 @@ def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
         "libraries": LIBRARY_BYTES,
         "gradients": gradient_bytes(work),
         "activations": activation_bytes(work),
-        # The loss is over before the last block is walked back: only the larger of the two counts.
+        # The loss is freed before the last block's backward: only the larger of the two counts.
         "workspace": max(0, workspace_bytes(work) - loss),
         "loss": loss,
     }
@@ -159,10 +159,10 @@ def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
 
 
 def base_bytes(work: Workload) -> tuple[int, int]:
-    """Bytes of the base weights, and of the scales that quantisation needs.
+    """Bytes of the base weights, and of the quantisation scales.
 
-    Only the blocks' matrices are quantised; embeddings, norms and the head stay as they are. A
-    model that is trained whole keeps float32 masters.
+    Only the blocks' matrices are quantised; embeddings, norms and the head are not. A fully trained
+    model keeps float32 master weights.
     """
     shape = work.shape
     matrices = shape.layers * shape.block_linear_parameters
@@ -180,8 +180,8 @@ def base_bytes(work: Workload) -> tuple[int, int]:
 
 
 def autocast_bytes(work: Workload) -> int:
-    """The 16-bit copies that autocast makes of float32 matrices for the duration of a step; shards
-    are gathered in 16 bits instead."""
+    """The 16-bit copies that autocast makes of float32 matrices during a step; shards are gathered
+    in 16 bits instead."""
     if not work.trains_everything or work.precision == "fp32" or work.splits_weights:
         return 0
     shape = work.shape
@@ -190,22 +190,22 @@ def autocast_bytes(work: Workload) -> int:
 
 
 def resting_bytes(work: Workload) -> int:
-    """Counted bytes that stay between two steps."""
+    """Counted bytes that stay between steps."""
     parts = estimate(work).parts()
     return sum(parts[name] for name in RESTING) - autocast_bytes(work)
 
 
 def adapter_bytes(work: Workload) -> int:
-    """Trainable weights beside the base: in bfloat16 with float32 masters, whose gradients are kept
-    between steps, or in float32 alone. A full model's masters are its base weights."""
+    """Trainable weights beside the base: bfloat16 with float32 masters, whose gradients are kept
+    between steps, or float32 alone. A full model's masters are its base weights."""
     if work.trains_everything:
         return 0
     return (2 + 4 + 4 if work.precision == "bf16" else 4) * work.trainable_parameters
 
 
 def gradient_bytes(work: Workload) -> int:
-    """Gradients that come and go. Without accumulation they only grow while activations shrink: at
-    the peak a full model then has just that of its embedding table."""
+    """Gradients within a step. Without accumulation they grow only while activations shrink: at the
+    peak a full model has just that of its embedding table."""
     if work.trains_everything and not work.accumulates:
         return 4 * work.shape.vocab * work.shape.hidden
     narrow = work.precision == "bf16" and not work.trains_everything
@@ -213,14 +213,14 @@ def gradient_bytes(work: Workload) -> int:
 
 
 def captured_gradient_bytes(work: Workload) -> int:
-    """Gradients of a second captured pass, for batches with more targets; and outside of them what
-    is accumulated, where that is not counted with the masters of an adapter."""
+    """Gradients of a second captured pass, for batches with more targets; and the accumulated ones
+    outside the graphs, unless counted with the masters of an adapter."""
     narrow = work.precision == "bf16" and not work.trains_everything
     return (2 if narrow else 4 + 4) * work.trainable_parameters
 
 
 def evaluation_bytes(work: Workload) -> int:
-    """One block's tensors, the hidden states and a chunk of logits, in float32 too."""
+    """One block's tensors, the hidden states and a chunk of logits, also in float32."""
     s, tokens = work.shape, work.evaluated_tokens
     width = BYTES_OF[work.precision]
     block = kept_per_token(work) + 2 * width * s.hidden
@@ -234,28 +234,28 @@ def kept_per_token(work: Workload) -> int:
     h hidden, f feed-forward, q and k the widths of queries and of keys or values.
 
         x                   h   block input: residual and first norm
-        norm(x)             h   input of q, k, v: only where one of them is trained
+        norm(x)             h   input of q, k, v: only if one of them is trained
         q, k before norm  q+k   only with query/key norm
         q, k, v          q+2k   what attention reads
         attention out       q   also the input of o
         x + attention       h   residual and second norm
-        norm                h   input of gate and up: only where one of them is trained
+        norm                h   input of gate and up: only if one of them is trained
         gate, up           2f   silu(gate) * up needs both (one alone without a gate)
-        silu(gate) * up     f   input of down: only where down is trained
+        silu(gate) * up     f   input of down: only if down is trained
     """
     s = work.shape
     width = BYTES_OF[work.precision]
     q, k, h, f = s.q_width, s.kv_width, s.hidden, s.ffn
     if work.is_fused:
-        # Norms and silu(gate) * up are computed again; q and k are kept before their norm too, and
-        # with v before they are scaled.
+        # Norms and silu(gate) * up are computed again; q and k are also kept before their norm, and
+        # together with v before scaling.
         dora = work.adapter == "dora"
         elements = 2.0 * h + q + 2 * k + q + 2 * f + (q + k if s.qk_norm or dora else 0)
         elements += k if dora else 0
         elements += work.rank * len(work.target_sizes)
-        elements += 2 * h if dora else 0  # what o and down gave, before it is scaled
-        # A mask makes SDPA repeat keys and values for grouped queries; padded rows have none, and
-        # packed ones in 16 bits have flash attention.
+        elements += 2 * h if dora else 0  # the outputs of o and down before scaling
+        # A mask makes SDPA repeat keys and values for grouped queries; padded rows have no mask,
+        # and packed rows in 16 bits use flash attention.
         masked = work.attention == "eager" or (work.attention == "sdpa" and width == 4)
         elements += 2 * q if masked and q != k else 0
         return int(width * elements + 4 * s.heads + 8)
@@ -274,7 +274,7 @@ def kept_per_token(work: Workload) -> int:
 
 
 def _layers_that_need_their_input(work: Workload) -> set[str]:
-    """Layers whose input is kept because a gradient is taken of weights on it."""
+    """Layers whose input is kept for the gradient of trained weights."""
     if work.trains_everything:
         return set(work.shape.linear_sizes)
     if work.adapter == "none":
@@ -285,7 +285,7 @@ def _layers_that_need_their_input(work: Workload) -> set[str]:
 
 
 def _adapter_elements(work: Workload) -> float:
-    """What adapters add: the rank-sized product of each, and the outputs that are rescaled."""
+    """What adapters add: the rank-sized product of each, and the rescaled outputs."""
     if work.adapter not in ADAPTERS:
         return 0.0
     sizes = work.target_sizes
@@ -319,10 +319,7 @@ def _uncounted_by_precision(work: Workload) -> float:
 
 
 def activation_bytes(work: Workload) -> int:
-    """What all blocks keep at the moment the backward starts.
-
-    A recomputed block keeps only its input.
-    """
+    """What all blocks keep when the backward starts; a checkpointed block keeps only its input."""
     s = work.shape
     width = BYTES_OF[work.precision]
     whole = kept_per_token(work)
@@ -333,14 +330,14 @@ def activation_bytes(work: Workload) -> int:
         inputs = sum(rows for rows, _ in s.linear_sizes.values())
         per_token += int(work.recomputed_blocks * INT8_INPUTS * inputs)
     if work.attention == "eager":
-        # Scores and their float32 softmax, of every head and pair of tokens.
+        # Scores and their float32 softmax, for every head and pair of tokens.
         scores = s.heads * work.row_tokens * (width + 4)
         per_token += max(kept_blocks, 1) * scores
     return work.tokens * per_token
 
 
 def _unpacked_together(work: Workload) -> list[int]:
-    """The weights of layers that are unpacked at once: fused, those that read the same."""
+    """Weights of layers that are unpacked together: in fused blocks those with the same input."""
     sizes = {name: rows * columns for name, (rows, columns) in work.shape.linear_sizes.items()}
     if not work.is_fused:
         return list(sizes.values())
@@ -349,12 +346,12 @@ def _unpacked_together(work: Workload) -> list[int]:
 
 
 def workspace_bytes(work: Workload) -> int:
-    """Gradients in flight in the block that is walked backwards, and weights that are unpacked.
+    """Gradients in flight in the block of the backward, and unpacked weights.
 
     The feed-forward part is the widest: the gradients of silu(gate)*up, gate and up, and those of
-    the block's input and output. A quantised layer is unpacked whole while it is used. Where all
-    blocks are recomputed the one that is walked back is there whole too: as a compiled block would
-    be, also where it is not (measured), unless float32 weights keep float32 copies in it.
+    the block's input and output. A quantised layer is unpacked whole while in use. If all blocks
+    are checkpointed, the recomputed tensors of one block are added: as many as a compiled block
+    keeps even if it is not compiled (measured), unless float32 weights keep float32 copies in it.
     """
     s = work.shape
     width = BYTES_OF[work.precision]
@@ -363,7 +360,7 @@ def workspace_bytes(work: Workload) -> int:
     if work.quantization in QUANTISED:
         unpacked = width * max(_unpacked_together(work))
     if work.adapter == "dora":
-        # The norm of W + BA is taken over the whole product, in float32.
+        # The norm of W + BA is computed over the whole product, in float32.
         sizes = work.target_sizes.values()
         unpacked += 4 * max((rows * columns for rows, columns in sizes), default=0)
     again = 0
@@ -386,19 +383,19 @@ def loss_bytes(work: Workload) -> int:
 
 
 def loss_chunk_rows(vocabulary: int, planned: int | None = None) -> int:
-    """Rows of logits that the fused loss holds at once: a power of two from 256 to 4096, 1 GiB.
+    """Rows of logits per chunk of the fused loss: a power of two from 256 to 4096, up to 1 GiB.
 
     Chunks of 2048 to 8192 rows were equally fast on an H200 (46 ms for 32k rows of 152k words).
-    `planned`: what a plan settled for a small card instead.
+    `planned`: the plan's choice for a small card.
     """
     if vocabulary <= FEW_WORDS:
-        return 1 << 20  # the logits of characters are smaller than the hidden states: all at once
+        return 1 << 20  # logits of characters are smaller than the hidden states: no chunks
     return planned or _power_of_two(LOGIT_BYTES // (2 * vocabulary))
 
 
 def chunk_for(vocabulary: int, budget: int) -> int | None:
-    """Rows at once on a card with little memory, where logits should take a small part of it; None
-    where it has room for as many as are fast."""
+    """Rows per chunk on a card with little memory, where logits should take a small part of it;
+    None if the usual chunk fits."""
     if vocabulary <= FEW_WORDS:
         return None
     rows = _power_of_two(int(LOGIT_SHARE * budget) // (2 * vocabulary))

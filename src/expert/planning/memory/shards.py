@@ -1,39 +1,39 @@
-"""Memory of one card, and of its machine, where several cards share a run.
+"""Memory of one card and its machine if several cards share a run.
 
-R ranks train together. Replicated, each of them holds everything that one card would, for its own
-micro-batch, and a float32 buffer in which the gradients of all trainable weights are summed, a
-piece after the other:
+R ranks train together. Replicated, each holds everything that a single card would, for its own
+micro-batch, and a float32 buffer in which the gradients of all trainable weights are reduced piece
+by piece:
 
     gradient sum        4 min(T, 2**25)         T trainable weights
 
 Sharded (FSDP2, a group for each block and one for the rest), S ranks hold one copy of the weights
-between them. S is the ranks of a machine, or all of them where a machine does not hold the model.
-P weights, b of them in a block, e in the rest (embeddings, head, last norm); w bytes a weight in
-the precision of the run, s bytes a weight of the frozen base as it is stored: w, or NF4 codes and
-scales, or int8 and scales.
+together. S is the ranks of a machine, or all ranks if a machine cannot hold the model. P weights, b
+of them in a block, e in the rest (embeddings, head, last norm); w bytes per weight in the precision
+of the run, s bytes per weight of the frozen base as stored: w, or NF4 codes and scales, or int8 and
+scales.
 
     frozen base         s P / S                 codes are cut like plain tensors, scales stay whole
     masters             4 P / S                 full fine-tuning: float32
-    gradients           4 P / S                 full fine-tuning: float32, while steps accumulate
+    gradients           4 P / S                 full fine-tuning: float32, while accumulating
     optimizer           state P / S             full fine-tuning
     adapter             as on one card          whole on every rank, with gradients and optimizer
     gradient sum        4 min(T, 2**25)         of adapters, as replicated
-    gathered weights    G s b + w e             adapters: blocks are gathered as they are stored
+    gathered weights    G s b + w e             adapters: blocks are gathered as stored
                         G w b + w e             full fine-tuning: gathered in 16 bits
     reduced gradients   (4 + w) b + w h         full fine-tuning: whole before they are scattered
-    activations         as of an adapter        the residual stream is in 16 bits too
+    activations         as with an adapter      the residual stream is in 16 bits too
 
-G blocks are whole at once: the one that computes and the next one, which FSDP2 fetches ahead. The
+G blocks are gathered at a time: the one that computes and the next one, which FSDP2 prefetches. The
 rest (e) is gathered in the forward and stays until the end of the backward, as FSDP2 treats the
-root module. While a block is walked back its gradients are whole, in 16 bits and in the float32
+root module. During the backward of a block its gradients are whole, in 16 bits and in the float32
 copy that is scattered, and so is that of the head (h weights), which waits for the rest. The
 gradients of the rest come last, when no activations are left: 16 bits and their float32 copy,
-(w + 4) e, where that is more than all that comes and goes before (seen with torch's FSDP memory
-tracker). Offloaded, everything that is divided by S above waits in the memory of the machine, and a
-block's shard is on the card only while it is gathered.
+(w + 4) e, if that exceeds everything temporary before (seen with torch's FSDP memory tracker).
+Offloaded, everything divided by S above is kept in host memory, and a block's shard is on the card
+only while it is gathered.
 
-The constants are FSDP2's way of working. docs/benchmarks/shards-memory-h200.json holds what a rank
-of 2 to 64 took on an H200 with torch's fake process group; a test holds this file to it.
+The constants follow from FSDP2's design. docs/benchmarks/shards-memory-h200.json has the memory of
+a rank of 2 to 64 on an H200 with torch's fake process group; a test compares this file with it.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.planning.memory.workload import Workload
 
 GATHERED_BLOCKS = 2
-"""G: the block that computes and the one that is fetched ahead."""
+"""G: the block that computes and the prefetched one."""
 GATHERED_SLACK = 1.35
-"""Of embedding and head: 1.32 of 8B, 1.35 of 32B and 1.39 of 70B with LoRA
+"""For embedding and head: 1.32 for 8B, 1.35 for 32B and 1.39 for 70B with LoRA
 (docs/benchmarks/shards-memory-h200.json)."""
 SUMMED_AT_ONCE = 2**25
-"""Numbers that are summed over ranks together (parallel/replicated.py)."""
+"""Numbers reduced over ranks in one piece (parallel/replicated.py)."""
 SUMMED_BYTES = 4
-"""Of a gradient while it is summed over ranks: float32."""
+"""Of a gradient while it is reduced over ranks: float32."""
 MASTER_BYTES = 4
 COMMUNICATOR_BYTES = 256 * 2**20
-"""NCCL's buffers, outside the allocator: 4 MiB for each of up to 32 channels, in two directions.
-Counted from its defaults, not measured."""
+"""NCCL's buffers, outside the allocator: 4 MiB per channel, up to 32 channels, two directions.
+From its defaults, not measured."""
 
 
 def shared_parts(parts: dict[str, float], work: Workload, width: int) -> dict[str, float]:
-    """What a card holds, by purpose, of what one card alone would. `width`: bytes of a weight in
-    the precision of the run."""
+    """What each card holds, by purpose, given what a single card would hold. `width`: bytes per
+    weight in the precision of the run."""
     if work.engine == "single":
         return parts
     if work.engine == "replicated":
@@ -94,22 +94,22 @@ def shared_parts(parts: dict[str, float], work: Workload, width: int) -> dict[st
 
 
 def sum_buffer(work: Workload) -> int:
-    """Where gradients are put together to be summed over ranks, a piece at a time."""
+    """The buffer in which gradients are reduced over ranks, piece by piece."""
     return SUMMED_BYTES * min(work.trainable_parameters, SUMMED_AT_ONCE)
 
 
 def slack_bytes(work: Workload, width: int) -> int:
-    """What the allocator holds beside the peak where weights are spread: embedding and head are
-    gathered, and in full fine-tuning their gradients scattered, on streams of their own, whose
-    blocks no other stream uses again."""
+    """Allocator overhead with sharded weights: embedding and head are gathered, and in full
+    fine-tuning their gradients scattered, on separate streams, whose blocks no other stream
+    reuses."""
     rest = work.shape.rest_parameters
     reduced = SUMMED_BYTES * rest if work.trains_everything else 0
     return int(GATHERED_SLACK * width * rest) + reduced
 
 
 def host_bytes(work: Workload, base: float) -> int:
-    """What waits in the memory of the machine for each rank whose shards are offloaded. `base`:
-    bytes of the whole base, with its scales."""
+    """Host memory for each rank with offloaded shards. `base`: bytes of the whole base, with its
+    scales."""
     if not work.offload:
         return 0
     if not work.trains_everything:
@@ -119,8 +119,8 @@ def host_bytes(work: Workload, base: float) -> int:
 
 
 def checkpoint_bytes(work: Workload) -> int:
-    """What the first rank gathers in the memory of its machine while it writes a checkpoint: all
-    weights that train and their optimizer state, where they are spread. Adapters are not."""
+    """What rank 0 gathers in host memory to write a checkpoint: all trained weights and their
+    optimizer state, if sharded. Adapters are not."""
     if not work.splits_weights or not work.trains_everything:
         return 0
     state = OPTIMIZERS[work.optimizer].state_bytes

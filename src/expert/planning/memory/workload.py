@@ -1,4 +1,4 @@
-"""What a step computes: a model, what of it is trained, and how; and the FLOPs of a token."""
+"""What a step computes: the model, what is trained and how; and the FLOPs per token."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from expert.manifest.schema.kinds import ADAPTERS, SPLITS_WEIGHTS
 from expert.planning.models.shapes import ModelShape
 
 QUANTISED = ("int4", "int8", "fp8")
-"""What base weights can be kept in, apart from 16 bits and more."""
+"""Formats of base weights below 16 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One training step as far as memory and arithmetic go."""
+    """One training step, as far as memory and arithmetic are concerned."""
 
     shape: ModelShape
     rows: int
     row_tokens: int
-    """Places of a row or of a packed sequence, those of soft prompts among them."""
+    """Places of a row or packed sequence, including soft prompts."""
     adapter: str = "lora"
     rank: int = 16
     targets: frozenset[str] = frozenset()
-    """Projections with an adapter, by their Llama-like names; empty: all of them."""
+    """Projections with an adapter, by their Llama-like names; empty: all."""
     quantization: str = "none"
     precision: str = "bf16"
     optimizer: str = "adamw_torch_fused"
     recomputed_blocks: int = 0
-    """Blocks that keep only their input and are computed again in the backward."""
+    """Checkpointed blocks, which keep only their input and are recomputed in the backward."""
     compiled: bool = True
     fused_blocks: bool = False
-    """Blocks are computed by kernels of our own, which keep little."""
+    """Blocks use Expert's fused kernels, which keep little."""
     fused_loss: bool = True
     attention: str = "flash"
     soft_tokens: int = 0
     """Rows of the trainable table of soft prompts."""
     prefetch: int = 4
     accumulates: bool = True
-    """Several micro-batches make a step: all gradients are there while the next one runs."""
+    """Several micro-batches make a step: all gradients exist while the next one runs."""
     engine: str = "single"
     shards: int = 1
-    """Ranks that hold one copy of the weights between them."""
+    """Ranks that hold one copy of the weights together."""
     offload: bool = False
-    """Those shards wait in the memory of the machine."""
+    """The shards are kept in host memory."""
     loss_rows: int | None = None
-    """Rows of logits that the fused loss holds at once; None: by the vocabulary alone."""
+    """Rows of logits per chunk of the fused loss; None: by the vocabulary alone."""
     captured: bool = False
-    """Passes are CUDA graphs, which keep their memory: an evaluation takes its own beside it."""
+    """Passes are CUDA graphs, which keep their memory: an evaluation needs its own in addition."""
     evaluated_rows: int | None = None
-    """Of such an evaluation at once; None: as many as are trained."""
+    """Evaluation batch size; None: as in training."""
     evaluated_row_tokens: int | None = None
 
     @property
@@ -59,7 +59,7 @@ class Workload:
 
     @property
     def evaluated_tokens(self) -> int:
-        """Of an evaluation at once."""
+        """Tokens of an evaluation batch."""
         return (self.evaluated_rows or self.rows) * (self.evaluated_row_tokens or self.row_tokens)
 
     @cached_property
@@ -84,13 +84,13 @@ class Workload:
 
     @property
     def computes_in_float32(self) -> bool:
-        """Whether the residual stream is float32: where masters are what computes. Shards are
+        """Whether the residual stream is float32: if the masters compute directly. Shards are
         gathered in the precision of the run."""
         return self.trains_everything and not self.splits_weights
 
     @cached_property
     def trainable_parameters(self) -> int:
-        """Trainable weights: all of them, or those of the adapter and the soft prompts."""
+        """Trainable weights: all, or those of the adapter and the soft prompts."""
         shape = self.shape
         soft = self.soft_tokens * shape.hidden
         if self.trains_everything:
@@ -102,11 +102,11 @@ class Workload:
 
 
 def flops_per_token(work: Workload, mean_document: float) -> float:
-    """Arithmetic of one trained token: what no implementation can do without.
+    """FLOPs per trained token that no implementation can avoid.
 
     A matrix costs 2 per weight forward and 2 backward for the gradient of its input; trained
     weights cost 2 more. Causal attention inside a document reads half of it on average, forward
-    twice (scores, values) and backward 2.5 times as much. Recomputation repeats the blocks'
+    twice (scores, values) and backward 2.5 times as much. Checkpointing repeats the blocks'
     forward.
     """
     s = work.shape

@@ -1,4 +1,4 @@
-"""Shapes of usual models by name, so that planning works without a network or a download."""
+"""Shapes of common models by name, so that planning needs no network or download."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class KnownModel:
 
 
 def find_known_model(name: str) -> KnownModel | None:
-    """The model `name` means: a hub id, a bare name, or a path by its last part; else None.
+    """The model meant by a hub id, a bare name, or a path by its last part; else None.
 
-    Sizes never match by likeness. What tells variants of one shape apart is ignored step by step:
-    file formats first, then -Instruct and the like, then dates and versions. Where variants that
-    are left differ in context only, the shortest counts; where they differ in more, None.
+    Sizes never match by similarity. Parts that distinguish variants of one shape are ignored step
+    by step: file formats first, then -Instruct and the like, then dates and versions. If the
+    remaining variants differ in context only, the shortest counts; if they differ in more, None.
     """
     key = re.split(r"[\\/]", name.strip().rstrip("\\/"))[-1].lower().removesuffix(".gguf")
     key = _NICKNAMES.get(key, key)
     for step, index in enumerate(_BY_KEY):
-        found = index.get(_reduced(key, step))
-        if found and len({replace(model.shape, context=0) for model in found}) == 1:
-            return min(found, key=lambda model: model.shape.context)
-        if found:
+        models = index.get(_reduced(key, step))
+        if models and len({replace(model.shape, context=0) for model in models}) == 1:
+            return min(models, key=lambda model: model.shape.context)
+        if models:
             return None
     return None
 
@@ -68,7 +68,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "phi2": {**_LAYER_NORM, "norms_per_layer": 1, "head_bias": True},
     "gpt2": {**_LAYER_NORM, "learned_positions": 1024},
 }
-"""What the blocks of a family have beside their sizes, which are in known_models.csv."""
+"""Features of a family's blocks besides their sizes, which are in known_models.csv."""
 
 
 def _known(row: dict[str, str]) -> KnownModel:

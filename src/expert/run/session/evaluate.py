@@ -1,4 +1,4 @@
-"""Evaluations of a run, and the trials at its start that show at once what does not fit."""
+"""Evaluations of a run, and the trials at its start that show early what does not fit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def evaluate_validation(session: Session) -> EvalResult | None:
-    """The validation rows; None where a signal asked for an end in between."""
+    """Evaluate the validation rows; None if a signal interrupted it."""
     assert session.data.validation is not None
     recompiling = session.instruments.pressure.recompiling
     before = recompiling.count()
@@ -39,7 +39,7 @@ def evaluate_validation(session: Session) -> EvalResult | None:
 
 
 def evaluate_split(session: Session, split: PreparedSplit) -> EvalResult | None:
-    """All rows of a split; None where a signal asked for an end in between."""
+    """Evaluate all rows of a split; None if a signal interrupted it."""
     from expert.training.evaluation import means_of
 
     began = time.monotonic()
@@ -53,14 +53,14 @@ def evaluate_split(session: Session, split: PreparedSplit) -> EvalResult | None:
         targets=sums.targets,
         examples=sums.examples,
     )
-    _remember(session, split, time.monotonic() - began)
+    _record_time(session, split, time.monotonic() - began)
     return result
 
 
-def _remember(
+def _record_time(
     session: Session, split: PreparedSplit, seconds: float, *, share: float = 1.0
 ) -> None:
-    """How long a split, or a share of it, took tells how long the next evaluations will take."""
+    """Record how long a split, or a share of it, took, to predict the next evaluations."""
     ahead = session.instruments.meter.ahead
     if ahead is None:
         return
@@ -71,8 +71,8 @@ def _remember(
 
 
 def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> EvalSums | None:
-    """Sums over the first `most` batches, or all; a batch that does not fit is halved, and the
-    evaluation starts over."""
+    """Sums over the first `most` batches, or all; if a batch does not fit, halve the batch size and
+    start over."""
     from expert.data.feed.run_data import evaluation_shape, split_batches
     from expert.parallel.group import PeerFailed
     from expert.training.evaluation import evaluate
@@ -98,12 +98,12 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
             if not isinstance(failed, OutOfMemory):
                 raise
             if waits_in_passes(session):
-                session.now.doing = "evaluation"  # it is the batch of evaluations that is halved
+                session.now.doing = "evaluation"  # so that the evaluation batch is halved
                 raise
             agreed(session, failed, error)
             message = failed.message
         finally:
-            # What was raised in the middle of an evaluation has left the model without dropout.
+            # An exception during an evaluation leaves the model without dropout.
             built.loaded.module.train()
         failure = OutOfMemory(where="evaluation", message=message)
         after = plan_after(plan, failure)
@@ -113,34 +113,34 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
 
 
 def _asked_to_stop(session: Session) -> bool:
-    session.group.agree()  # what one rank was asked, all of them do
+    session.group.agree()  # a signal to one rank stops all
     return session.group.signal is not None
 
 
 def _shown(session: Session, split: PreparedSplit, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches on their way to the model: how many of the rows were launched. Nothing waits for
-    the device; it is never more than some batches behind."""
+    """Pass batches on and report how many rows were launched. Never waits for the device, which is
+    at most a few batches behind."""
     rows, report = split.index.examples, session.callbacks.evaluating
     launched = 0
     report(split.name, 0, rows)
     for batch in batches:
         yield batch
-        launched += batch.counts.examples * session.group.world.size  # the others are as far
+        launched += batch.counts.examples * session.group.world.size  # all ranks are equally far
         report(split.name, min(launched, rows), rows)
 
 
 def probe(session: Session) -> None:
-    """Try the largest batch there will be, of training and of evaluation, and forget the result.
+    """Try the largest batches of training and of evaluation, and discard the result.
 
-    Packed batches of one width need no trial but the first step. What the optimizer will keep from
-    the first step on is held in the meantime.
+    For packed batches of one width the first step is trial enough. Memory for the optimizer state
+    of the first step is reserved meanwhile.
     """
     import torch
 
     plan, data, device = session.plan, session.data, session.device
     built = model_of(session)
     later = state_to_come(built, plan)
-    held: Any = torch.empty(later, dtype=torch.uint8, device=device) if later else None
+    reserved: Any = torch.empty(later, dtype=torch.uint8, device=device) if later else None
     if data.order is not None and is_padded(plan):
         batch = widest_batch(plan, data, device)
         built.engine.accumulate(batch, divisor=max(1, batch.targets))
@@ -154,24 +154,24 @@ def probe(session: Session) -> None:
     for split in _evaluated(session):
         began = time.monotonic()
         sums = _fitting(session, split, most=1)
-        # A card compiles meanwhile, and of padded rows the longest come first.
+        # On a card the time includes compiling, and of padded rows the longest come first.
         if sums is not None and device.type == "cpu" and not is_padded(session.plan):
             share = sums.examples / max(1, split.index.examples)
-            _remember(session, split, time.monotonic() - began, share=share)
-    del held
+            _record_time(session, split, time.monotonic() - began, share=share)
+    del reserved
 
 
 def _evaluated(session: Session) -> list[PreparedSplit]:
-    """The splits that the run evaluates, in the order it meets them."""
+    """The splits that the run evaluates, in order."""
     data = session.data
     tested = data.test if session.checkpoints is not None else None
-    found = (data.validation if session.evaluates else None, tested)
-    return [split for split in found if split is not None]
+    splits = (data.validation if session.evaluates else None, tested)
+    return [split for split in splits if split is not None]
 
 
 def varies_in_width(plan: RunPlan, device: torch.device) -> bool:
-    """Whether a later batch may need more of a card than the first; a CPU has its memory or dies
-    of it."""
+    """Whether a later batch may need more GPU memory than the first; a CPU run that runs out of
+    memory is killed, so trying helps nothing there."""
     return (plan.data.trim or plan.data.flat) and device.type != "cpu"
 
 
@@ -182,7 +182,7 @@ def full_width_feed(
     device: torch.device,
     world: World = ALONE,
 ) -> AbstractContextManager[Any]:
-    """The steps to come with batches as wide as any can be."""
+    """The next steps with batches of the maximum width."""
     from expert.data.feed.run_data import training_feed
 
     widest = {"data.trim": False, "data.flat": False}
@@ -191,7 +191,7 @@ def full_width_feed(
 
 
 def widest_batch(plan: RunPlan, data: RunData, device: torch.device) -> Batch:
-    """A micro-batch of the longest rows: no batch of the run is larger."""
+    """A micro-batch of the longest rows: the largest of the run."""
     import numpy as np
 
     from expert.data.feed.loader import padded_rows

@@ -1,4 +1,4 @@
-"""A run from its start to its end: attempts, each with the plan that the failure before it left."""
+"""A run from start to end: attempts, each with the plan adapted to the failure before it."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 RESTARTS_OF_A_RANK = 10
 WORKER_STACKS = "workers.stacks.txt"
 Through = Callable[[Iterable[Any]], Iterable[Any]]
-"""Put around the steps on their way to the loop, by whoever watches a run from outside."""
+"""Wraps the steps on their way to the loop, for observers outside the run."""
 
 
 def run_session(session: Session, *, through: Through = iter) -> RunResult:
-    """Attempt, and where that fails take the next plan, until the run has ended."""
+    """Train; after a failure adapt the plan and try again, until the run ends."""
     from expert.training.step import StepInterrupted
 
     session.group.watch_over(
@@ -77,7 +77,7 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
                 session.emit("failed", step=session.state.done, error=text)
                 raise
         if failure is not None:
-            # Out here: while an exception is handled, its traceback keeps tensors alive.
+            # Outside the except block: a handled exception's traceback keeps tensors alive.
             recover_from_failure(session, failure, interrupted=interrupted)
             continue
         assert ending is not None
@@ -105,12 +105,12 @@ def _finished(session: Session, *, early: bool) -> RunResult:
 def _end_together(
     session: Session, failure: Failure | None, error: Exception, *, interrupted: bool = False
 ) -> None:
-    """Raise where no rank can continue: another one has gone, or waits in the middle of a pass."""
+    """Raise if the ranks cannot continue: one is gone, or others wait in the middle of a pass."""
     lost = session.group.lost(error)
     if lost is not None:
         session.emit("failed", step=session.state.done, error=str(lost))
         raise lost from error
-    # What a card cannot run is found before the first pass, by all ranks alike.
+    # All ranks notice before the first pass what a card cannot run.
     passing = waits_in_passes(session) and not isinstance(error, DoesNotRun)
     if passing or (interrupted and session.group.talks):
         end_all(session, failure, error)
@@ -120,13 +120,13 @@ def _end_together(
 
 
 def attempt(session: Session, *, through: Through = iter) -> Ending:
-    """Train from where the run stands until something ends it."""
+    """Train from the current state until something ends it."""
     from expert.data.feed.run_data import feed_facts, training_feed
     from expert.training.loop import Tools, train
 
     now, emit, device = session.now, session.emit, session.device
     began = time.monotonic()
-    if now.built is None:  # a look by the plan's figure spares loading a model in vain
+    if now.built is None:  # check with the planned size before loading a model in vain
         _check_room(session, now.plan.disk.checkpoint_bytes)
     built = model_of(session)
     _try_out(session)
@@ -175,10 +175,10 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
 
 
 def _named(session: Session, steps: Iterable[Any]) -> Iterator[Any]:
-    """Steps on their way to the loop; who watches learns which of them this process is in. What
-    was learned is saved where no more rows come."""
+    """Pass on the steps and record for the watchdog which one this process is in. If the data
+    fails, save the progress so far."""
     coming = iter(steps)
-    # Workers are watched by who takes their batches; a stream that is resumed reads what was read.
+    # Workers have their own watchdog; a resumed stream first reads what was already read.
     slow = NO_LIMIT if session.plan.loader.workers or session.data.stream is not None else 0.0
     while True:
         session.group.at("waiting for data", slow)
@@ -197,21 +197,21 @@ def _named(session: Session, steps: Iterable[Any]) -> Iterator[Any]:
 
 
 def _restart_workers(session: Session, error: WorkersFailed) -> bool:
-    """Once in a run, before it is saved and ended; more often where other ranks are in the middle
-    of a step, so that nothing could be saved. What they were in is kept in its folder."""
+    """Restart the workers once per run, before saving and ending it; more often while other ranks
+    are in the middle of a step and nothing could be saved. Their stacks go to the run folder."""
     if error.stacks:
         with contextlib.suppress(OSError):
             write_text_atomically(session.folder.path / WORKER_STACKS, error.stacks)
     if session.now.restarted_workers == (RESTARTS_OF_A_RANK if session.group.talks else 1):
         return False
     session.now.restarted_workers += 1
-    text = f"{error}; all were started once more, from the same place"
+    text = f"{error}; all workers were restarted from the same position"
     session.emit("warning", step=session.state.done, text=text)
     return True
 
 
 def _try_out(session: Session) -> None:
-    """Once for every plan, before the next step: does it fit on the device and the disk?"""
+    """Once per plan, before the next step: check that it fits the device and the disk."""
     now, plan = session.now, session.plan
     trial = (plan.batch.micro_batch, plan.kernels, plan.model, plan.optim.optimizer)
     if now.tried == trial or now.state.done == plan.length.total_steps:
@@ -223,14 +223,14 @@ def _try_out(session: Session) -> None:
 
 
 def _check_room(session: Session, needed: int | None) -> None:
-    """`needed`: bytes of a checkpoint, where they are known."""
+    """`needed`: bytes of a checkpoint, if known."""
     done = session.state.done == session.plan.length.total_steps
     if session.checkpoints is not None and needed is not None and not done:
         session.checkpoints.check_room(needed, session.plan, _saves_to_come(session))
 
 
 def _saves_to_come(session: Session) -> int | None:
-    """How many checkpoints are still to be written, the last one included."""
+    """How many checkpoints are still to come, including the last."""
     loop, done = session.loop_plan, session.state.done
     if loop.total_steps is None:
         return None

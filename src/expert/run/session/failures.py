@@ -1,4 +1,4 @@
-"""What an exception means for the plan of a run, and the end where nothing is left to try."""
+"""What an exception means for the plan of a run, and the message when nothing is left to try."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from expert.training.recovery import Failure, OutOfMemory
 if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
-# Other ways in which CUDA and the CPU's allocator report that there is no memory left.
+# Messages of CUDA and the CPU allocator for exhausted memory.
 NO_MEMORY = (
     "can't allocate memory",
     "CUDA out of memory",
@@ -26,7 +26,7 @@ NOT_DETERMINISTIC = "does not have a deterministic implementation"
 
 
 class RunFailed(ExpertError):
-    """A run that could not continue: what failed, and that nothing is left to try."""
+    """A run that could not continue."""
 
     exit_code = EXIT_RUN_FAILED
 
@@ -36,7 +36,7 @@ def failure_of(
     where: Literal["training", "evaluation", "probe"] = "training",
     plan: RunPlan | None = None,
 ) -> Failure | None:
-    """What an exception means for the plan; None where another plan would not help."""
+    """The failure behind an exception; None if another plan would not help."""
     from expert.data.feed.workers import WorkersUnavailable
     from expert.model.attention import CUDNN_FAILED
     from expert.model.attention import KernelUnavailable as AttentionUnavailable
@@ -45,32 +45,32 @@ def failure_of(
     from expert.training import recovery
     from expert.training.optim import OptimizerUnavailable
 
-    # First of all, and however deep: compilers wrap what they raise when there is no memory left.
-    full = next((one for one in _all_behind(error) if is_out_of_memory(one)), None)
+    # First, and at any depth: compilers wrap the error when memory runs out.
+    full = next((cause for cause in _all_behind(error) if is_out_of_memory(cause)), None)
     if full is not None:
         return recovery.OutOfMemory(where=where, message=str(full))
-    for one in _chain(error):
-        if isinstance(one, PeerFailed):
-            return one.failure  # type: ignore[no-any-return]
-        if isinstance(one, DoesNotRun):
-            return one.failure
-        if isinstance(one, AttentionUnavailable) or CUDNN_FAILED in str(one):
-            return recovery.KernelUnavailable(kernel="attention", reason=str(one))
-        if isinstance(one, WorkersUnavailable):
-            return recovery.WorkersUnavailable(reason=str(one))
-        if isinstance(one, GraphsUnavailable):
-            return recovery.KernelUnavailable(kernel="cuda_graphs", reason=str(one))
-        if isinstance(one, OptimizerUnavailable):
-            return recovery.KernelUnavailable(kernel=one.optimizer, reason=one.reason)
-        if _is_of_a_compiler(one):
-            return _without_compiler(_said(one), plan)
-        if NOT_DETERMINISTIC in str(one) and plan is not None and plan.kernels.deterministic:
-            return recovery.KernelUnavailable(kernel="attention", reason=_said(one))
+    for cause in _chain(error):
+        if isinstance(cause, PeerFailed):
+            return cause.failure  # type: ignore[no-any-return]
+        if isinstance(cause, DoesNotRun):
+            return cause.failure
+        if isinstance(cause, AttentionUnavailable) or CUDNN_FAILED in str(cause):
+            return recovery.KernelUnavailable(kernel="attention", reason=str(cause))
+        if isinstance(cause, WorkersUnavailable):
+            return recovery.WorkersUnavailable(reason=str(cause))
+        if isinstance(cause, GraphsUnavailable):
+            return recovery.KernelUnavailable(kernel="cuda_graphs", reason=str(cause))
+        if isinstance(cause, OptimizerUnavailable):
+            return recovery.KernelUnavailable(kernel=cause.optimizer, reason=cause.reason)
+        if _is_of_a_compiler(cause):
+            return _without_compiler(_sentence(cause), plan)
+        if NOT_DETERMINISTIC in str(cause) and plan is not None and plan.kernels.deterministic:
+            return recovery.KernelUnavailable(kernel="attention", reason=_sentence(cause))
     return None
 
 
 def _is_of_a_compiler(error: BaseException) -> bool:
-    """Whether a graph or a kernel could not be compiled; Triton calls a C compiler for its own."""
+    """Whether compiling a graph or kernel failed; Triton also calls a C compiler."""
     if type(error).__module__.startswith(COMPILERS):
         return True
     if isinstance(error, subprocess.CalledProcessError):
@@ -79,8 +79,8 @@ def _is_of_a_compiler(error: BaseException) -> bool:
 
 
 def _without_compiler(reason: str, plan: RunPlan | None) -> Failure:
-    """What still compiles is given up in turn: graphs, fused blocks, flex attention, the kernel of
-    the loss."""
+    """Give up what still compiles, one after the other: graphs, fused blocks, flex attention, the
+    loss kernel."""
     from expert.training import recovery
 
     if plan is None or plan.kernels.compile:
@@ -91,7 +91,7 @@ def _without_compiler(reason: str, plan: RunPlan | None) -> Failure:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the host had no memory left."""
+    """Whether the device or the host ran out of memory."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError):
@@ -100,32 +100,32 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it was raised from, the outermost first."""
+    """The error and its causes, outermost first."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
 def _all_behind(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from, and what was being handled then."""
+    """The error with its causes and the exceptions being handled when each was raised."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:
-        one = waiting.pop(0)
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            waiting += [one.__cause__, one.__context__]
+        current = waiting.pop(0)
+        if current is not None and id(current) not in seen:
+            seen.add(id(current))
+            yield current
+            waiting += [current.__cause__, current.__context__]
 
 
-def _said(error: BaseException) -> str:
-    """The sentence of an error; where its first line only announces the next, both."""
+def _sentence(error: BaseException) -> str:
+    """The first line of an error, and the second if the first ends with a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
 
 
 def nothing_left(failure: Failure) -> str:
-    """The last sentence of a run that has tried everything."""
+    """The final message of a run that has tried everything."""
     first = str(getattr(failure, "message", None) or getattr(failure, "reason", failure))
     line = first.strip().splitlines()[0] if first.strip() else type(failure).__name__
     if isinstance(failure, OutOfMemory):

@@ -1,4 +1,4 @@
-"""The end of a run: the best weights, the test rows, what a user takes away, and the result."""
+"""The end of a run: the best weights, the test rows, the published result."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class RunResult:
     loss: float | None
     """The mean over all steps."""
     eval_loss: float | None
-    """The best on the validation rows; None where another metric was followed."""
+    """The best on the validation rows; None if another metric was tracked."""
     test_loss: float | None
     final: Path | None
     last_eval_loss: float | None = None
-    """On the validation rows, the last time that they were evaluated."""
+    """On the validation rows, at the last evaluation."""
     held_out: bool = True
-    """Whether there are rows to judge it by that it was not trained on."""
+    """Whether there are held-out rows to judge it by."""
     nothing_left: bool = False
-    """The run was over before, as it is asked to be now: nothing was done."""
+    """The run had already ended as requested: nothing was done."""
     warnings: tuple[str, ...] = ()
-    """Of the plan and about the rows, as the run started."""
+    """Warnings of the plan and about the rows at the start of the run."""
 
 
 def finished(session: Session, *, early: bool) -> RunResult:
-    """Evaluate and publish what the run ends with, and report it."""
+    """Evaluate, publish and report the result of the run."""
     keeps = session.checkpoints is not None
     if keeps:
         seconds = seconds_to_read(session.folder.checkpoints)
@@ -79,14 +79,14 @@ def finished(session: Session, *, early: bool) -> RunResult:
 
 
 def stopped(session: Session, exit_code: int) -> RunResult:
-    """Report that somebody asked for an end."""
+    """Report that the run was asked to stop."""
     reason = asked_by(exit_code)
     session.emit("stopped", step=session.state.done, reason=reason, exit_code=exit_code)
     return _result(session, exit_code=exit_code, final=None, test_loss=None)
 
 
 def already_finished(folder: RunFolder, end: dict[str, Any], data: RunData) -> RunResult:
-    """How a run ended, by its last event, that has nothing left to do."""
+    """The result of a run with nothing left to do, from its last event."""
     return RunResult(
         folder=folder.path,
         exit_code=EXIT_OK,
@@ -114,7 +114,7 @@ def _result(session: Session, **ending: Any) -> RunResult:
 
 
 def _best_loss(session: Session) -> float | None:
-    """The lowest loss on the validation rows; None where another metric was followed."""
+    """The lowest loss on the validation rows; None if another metric was tracked."""
     best = session.now.best
     return best.best if best.metric == "eval_loss" else None
 
@@ -124,7 +124,7 @@ def _holds_out(data: RunData) -> bool:
 
 
 def take_best(session: Session) -> None:
-    """Return to the best checkpoint where the plan says so and it is not the last one."""
+    """Load the best checkpoint if the plan asks for it and it is not the last one."""
     from expert.training.checkpoint import CheckpointError
 
     best = session.now.best.best_step
@@ -143,7 +143,7 @@ def take_best(session: Session) -> None:
 
 
 def last_eval_loss(session: Session) -> float | None:
-    """The loss on the validation rows when they were last evaluated, perhaps before a resume."""
+    """The last validation loss, perhaps from before a resume."""
     last = session.now.last_eval
     if last is not None or not session.evaluates:
         return last.loss if last is not None else None
@@ -151,16 +151,16 @@ def last_eval_loss(session: Session) -> float | None:
 
 
 def recorded_eval_loss(folder: RunFolder) -> float | None:
-    """The last loss on the validation rows among the events of a run."""
+    """The last validation loss in the events of a run."""
     events = read_events(folder.events)
-    found = [e for e in events if e["event"] == "eval" and e.get("split") == "validation"]
-    loss = found[-1].get("loss") if found else None
+    evals = [e for e in events if e["event"] == "eval" and e.get("split") == "validation"]
+    loss = evals[-1].get("loss") if evals else None
     return float(loss) if isinstance(loss, int | float) else None
 
 
 def evaluate_test(session: Session) -> EvalResult | None:
-    """The test rows by the weights that the run ends with; None where there are no such rows, or a
-    signal asked for an end in between."""
+    """Evaluate the test rows with the final weights; None if there are none, or a signal
+    interrupted it."""
     if session.data.test is None:
         return None
     began = time.monotonic()
@@ -182,7 +182,7 @@ def evaluate_test(session: Session) -> EvalResult | None:
 
 
 def publish_final(session: Session) -> Path:
-    """What a user takes away, whole or not at all."""
+    """Publish the final weights atomically."""
     from expert.model.saving import save_trained
     from expert.training.checkpoint import bytes_needed, check_space
 
@@ -195,7 +195,7 @@ def publish_final(session: Session) -> Path:
         final = session.folder.final
         with (
             session.group.work("writing the result", seconds),
-            within_room(final, "the result", needed, fix="make room and resume the run"),
+            within_room(final, "the result", needed, fix="free some space and resume the run"),
             publishing(final) as folder,
         ):
             save_trained(loaded, folder)

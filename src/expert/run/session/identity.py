@@ -1,7 +1,7 @@
-"""What makes a run this run: every setting that moves a weight, and the weights of its base.
+"""The identity of a run: every setting that affects weights, and the weights of its base.
 
-`MOVES` and `MOVES_NO_WEIGHT` hold every key of the manifest that a run is trained by; a test holds
-them to the schema, so that a new key cannot be forgotten here.
+`MOVES` and `MOVES_NO_WEIGHT` list every training key of the manifest; a test compares them with the
+schema, so that no new key is forgotten.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from expert.run.stored.changes import Option
 
 GROUPED = "in each step"
-"""How rows are grouped by length; earlier versions, which grouped whole steps, say true."""
+"""How rows are grouped by length; earlier versions, which grouped whole steps, stored true."""
 AS_THEY_ARE = ("none", "bf16", "fp16")
-"""Kinds of `quantization` that leave the base as it is."""
+"""Kinds of `quantization` that leave the base unchanged."""
 
 MOVES = {
     "adapter_type": "adapter.type",
@@ -51,7 +51,7 @@ MOVES = {
     "adam_epsilon": "optimizer.epsilon",
     "max_grad_norm": "optimizer.max_grad_norm",
     "seed": "seed",
-    # Of prepared rows these are in the keys and in the name of the index.
+    # For prepared rows these are also in the keys and in the name of the index.
     "max_seq_length": "data.max_seq_length",
     "packing": "data.packing",
     "group_by_length": "data.group_by_length",
@@ -75,23 +75,23 @@ MOVES = {
     "adapters.alpha": "adapter.alpha",
     "adapters.dropout": "adapter.dropout",
 }
-"""Keys of training.config, base_models and their adapters, and where a checkpoint keeps them."""
+"""Keys of training.config, base_models and their adapters, with their paths in a checkpoint."""
 
 MOVES_NO_WEIGHT = frozenset(
     {
-        "method",  # there is one
-        # The same function: only the order of its sums differs, not the rows of a step.
+        "method",  # there is only one
+        # The same function: only the order of summation differs, not the rows of a step.
         *("micro_batch_size", "fused_loss", "torch_compile", "torch_compile_backend"),
         *("torch_compile_mode", "use_cuda_graphs", "gradient_checkpointing"),
         *("gradient_checkpointing_kwargs", "cudnn_benchmark", "deterministic"),
         *("vram_limit", "device", "distributed"),
-        # Looks at weights, or keeps them, between the steps.
+        # Reads or stores weights between steps.
         *("eval_batch_size", "logging_steps", "save_strategy", "save_steps"),
         *("save_every_epochs", "save_total_limit", "evaluation_strategy", "eval_steps"),
         *("eval_every_epochs", "load_best_model_at_end", "metric_for_best_model"),
         *("greater_is_better", "early_stopping_patience", "early_stopping_threshold"),
         *("output_dir", "trackers", "tracker_project", "tracker_run_name"),
-        # About trouble to come; a run that has met it is resumed with another answer.
+        # Handling of future trouble; a run that met it is resumed with another choice.
         *("on_not_finite", "max_skipped_updates", "on_loss_spike", "max_rollbacks"),
         *("hang_timeout", "on_sigusr1"),
         # How the same rows reach the device.
@@ -100,19 +100,19 @@ MOVES_NO_WEIGHT = frozenset(
         # Superseded: without effect.
         *("memory_efficient_attention", "cuda_graph_warmup_steps", "activation_checkpointing"),
         *("use_unsloth", "memory_clear_every"),
-        # Says something about the model; nothing is computed by it.
+        # Describes the model without computing anything.
         *("base_models.sha256", "base_models.rope_scaling", "adapters.type"),
         *("adapters.scaling", "adapters.use_dora", "adapters.path"),
         *("adapters.checkpoint_step", "adapters.size_bytes", "adapters.sha256"),
         "base_models.adapters",  # its keys are listed one by one
     }
 )
-"""All other keys, and why weights do not depend on them."""
+"""All other keys, with the reason why weights do not depend on them."""
 
 
 def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, Any]:
-    """What makes a run this run: the checkpoint of another one cannot resume it. `base`: what
-    BaseWeights has found."""
+    """What identifies a run: another run's checkpoint cannot resume it. `base`: from
+    BaseWeights."""
     tokens = [prepared.key for prepared in data.train.folders] if data.train else None
     optim, kernels, quantization = plan.optim, plan.kernels, plan.model.quantization
     return {
@@ -159,14 +159,14 @@ def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, An
 
 
 def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
-    """What decides the rows of a step and is not in the names of prepared files."""
+    """What decides the rows of a step and is not part of the names of prepared files."""
     from expert.data.pack.pack_index import FITTED
 
-    found: dict[str, Any] = {}
+    order: dict[str, Any] = {}
     if is_padded(plan):
-        found["group_by_length"] = GROUPED if plan.data.group_by_length else False
+        order["group_by_length"] = GROUPED if plan.data.group_by_length else False
     if data.stream is not None:
-        found |= {
+        order |= {
             "max_seq_length": plan.data.max_seq_length,
             "packing": plan.data.packing,
             "overlong": plan.data.overlong,
@@ -174,16 +174,16 @@ def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
             "prompt_template": plan.model.prompt_template,
         }
         if plan.data.packing == "best-fit":
-            found["fitted"] = FITTED
-    return found
+            order["fitted"] = FITTED
+    return order
 
 
 def that_count(
     changed: Sequence[str], options: Sequence[Option], saved: dict[str, Any], plan: RunPlan
 ) -> list[str]:
-    """The differences that forbid resuming. Another kernel that nobody asked for, because a machine
-    or a failure chose it, only rounds otherwise; runs of earlier versions did not record the
-    weights of a built-in base. Those are told and no more."""
+    """The differences that forbid resuming. Reported only: another kernel chosen by a machine or a
+    failure, which merely rounds differently, and the unrecorded weights of a built-in base in runs
+    of earlier versions."""
     unrecorded = plan.model.place == "built-in" and saved.get("model", {}).get("revision") is None
     asked = {MOVES.get(path.rpartition(".")[2]) for path, _, _ in options}
     excused = {"model.revision"} if unrecorded else set()
@@ -196,17 +196,17 @@ def that_count(
 
 
 def that_move(options: Sequence[Option]) -> list[Option]:
-    """Those of the changed keys that weights may depend on."""
+    """The changed keys that weights may depend on."""
     free = {f"training.config.{key}" for key in MOVES_NO_WEIGHT}
     return [option for option in options if option[0] not in free]
 
 
 class BaseWeights:
-    """Which weights the base of a session has, found once: they may be replaced while it trains.
+    """Identifies the base weights of a session, once: the files may be replaced during training.
 
-    Of a folder it is a hash of their bytes, at 1.2 GB/s for each file of up to four at once, beside
-    the loading of the model. Nothing is remembered for other processes: sizes and times can be
-    those of other bytes. In the hub's cache the commit tells which bytes they are.
+    For a folder this is a hash of the bytes, at 1.2 GB/s per file with up to four in parallel,
+    computed while the model loads. It is not cached across processes: sizes and times do not prove
+    equal bytes. In the hub's cache the commit identifies the bytes.
     """
 
     def __init__(self, plan: RunPlan) -> None:
@@ -215,33 +215,33 @@ class BaseWeights:
         self._found: dict[str, Any] | None = None
 
     def begin(self, *, first: bool) -> None:
-        """Hash a folder without being waited for; of a group, the `first` rank does."""
+        """Start hashing a folder in the background, on the first rank only."""
         if first and self._found is None and self._model.place in ("folder", "models folder"):
             Thread(target=self, name="hash of the base", daemon=True).start()
 
     def __call__(self) -> dict[str, Any]:
         with self._lock:
             if self._found is None:
-                # All weights that are trained are in the checkpoint: nothing is left of the base's.
+                # A fully trained model has all its weights in the checkpoint.
                 weights = None if self._whole else _weights_of(self._model)
                 self._found = {"weights": weights, "config": config_of(self._model)}
             return self._found
 
 
 def _weights_of(model: ModelPlan) -> str | None:
-    """Which weights a base has; None where its revision tells already, or nothing is there."""
+    """Identifies the base weights; None if the revision already does, or nothing is there."""
     if model.place == "built-in":
         return None
     if model.place in ("hf cache", "hub"):
         return f"commit {_snapshot_of(model).name}"
     try:
         return f"sha256 {content_hash(Path(model.location), weight_files(Path(model.location)))}"
-    except (OSError, ValueError):  # loading it says what is wrong
+    except (OSError, ValueError):  # loading the model reports the problem
         return None
 
 
 def config_of(model: ModelPlan) -> str | None:
-    """The hash of what else decides what a folder's weights compute."""
+    """The hash of a folder's config.json, which also decides what its weights compute."""
     try:
         file = Path(model.location) / "config.json"
         return sha256_of(file) if model.place in ("folder", "models folder") else None
@@ -250,7 +250,7 @@ def config_of(model: ModelPlan) -> str | None:
 
 
 def _snapshot_of(model: ModelPlan) -> Path:
-    """The snapshot in the hub's cache; it is fetched where it is not there yet."""
+    """The snapshot in the hub's cache, downloaded if missing."""
     if model.place == "hf cache":
         return Path(model.location)
     return snapshot_in_cache(model.location, model.revision) or fetched(model)

@@ -1,4 +1,4 @@
-"""What follows a run: when things are due, how fast it is, and what its device does."""
+"""What observes a run: when things are due, how fast it is, and what its device does."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from expert.training.recorder import Emit, MoreFields, Recorder
 
 ENDLESS = 2**62
-"""Steps of a run whose end nobody knows."""
+"""Step count for a run without a known end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instruments:
-    """What looks at a run from its start to its end."""
+    """What observes a run from start to end."""
 
     device: torch.device
     emit: Emit
@@ -45,7 +45,7 @@ class Instruments:
     def recorder(
         self, plan: RunPlan, state: TrainState, timeline: Timeline | None = None
     ) -> Recorder:
-        """A recorder for the steps to come, from where the run stands."""
+        """A recorder for the next steps, starting from `state`."""
         from expert.training.recorder import Recorder
 
         return Recorder(
@@ -67,7 +67,7 @@ class Instruments:
 def instruments_for(
     plan: RunPlan, data: RunData, *, device: torch.device, emit: Emit, group: Group
 ) -> Instruments:
-    """The instruments of a run on its device."""
+    """Create the instruments of a run on its device."""
     from expert.model.blocks import CompileWatch
 
     peak = plan.length.peak_flops
@@ -82,7 +82,7 @@ def instruments_for(
             recompiling=Recompiling(CompileWatch().recompiles),
         ),
         meter=Meter(
-            # Of all ranks together, as the tokens are.
+            # Of all ranks together, like the token counts.
             peak_flops=peak * plan.parallel.ranks if peak is not None else None,
             total_steps=plan.length.total_steps,
             ahead=ahead_of(plan, data),
@@ -91,10 +91,9 @@ def instruments_for(
 
 
 def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
-    """What a step event says of the card or the cores: numbers, no text, which would be searched
-    for secrets. Steps that compile are left out, as they are of its rates: the card is idle
-    meanwhile."""
-    gpu, meter, looked_at = instruments.gpu, instruments.meter, time.monotonic()
+    """GPU or CPU fields of a step event: numbers only, as text would be searched for secrets.
+    Compiling steps are excluded, as they are from the rates: the card is idle then."""
+    gpu, meter, sampled_at = instruments.gpu, instruments.meter, time.monotonic()
     cores, ranks = _core_fields(instruments.emit, workers), instruments.group.rank_fields
     if gpu is None:
         return lambda step: {
@@ -104,8 +103,8 @@ def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
         }
 
     def fields(step: int) -> dict[str, Any]:
-        nonlocal looked_at
-        since, looked_at = looked_at, time.monotonic()
+        nonlocal sampled_at
+        since, sampled_at = sampled_at, time.monotonic()
         return {
             **gpu.step_fields(max(since, meter.settled_at or since)),
             **allocator_facts(instruments.device),
@@ -117,10 +116,10 @@ def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
 
 
 def _core_fields(emit: Emit, workers: int) -> MoreFields:
-    """What other processes take of the cores; who they are is text, and an event of its own."""
+    """CPU use by other processes; their names are text and go into a separate event."""
     from expert.telemetry.cpu import CpuSampler, Neighbours
 
-    if workers:  # they are processes of their own, and would be taken for somebody else's
+    if workers:  # separate processes, which would be mistaken for other programs
         return lambda step: {}
     sampler, neighbours = CpuSampler(), Neighbours()
 
@@ -135,16 +134,16 @@ def _core_fields(emit: Emit, workers: int) -> MoreFields:
 
 
 def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
-    """When what happens in the run, from where it stands."""
+    """When to evaluate, save and stop, starting from `state`."""
     from expert.training.loop import LoopPlan
 
     watch, stability, total = plan.watch, plan.stability, plan.length.total_steps
-    # The epochs of a stream end when its rows do.
+    # The epochs of a stream end with its rows.
     per_epoch = None if data.stream is not None else plan.length.steps_per_epoch
     schedule = schedule_of(plan.optim, ENDLESS if total is None else total)
 
     def between(strategy: str, steps: int | None, epochs: int) -> tuple[int, int]:
-        """Steps, or epochs where steps are not known, from one of a kind to the next."""
+        """The interval in steps, or in epochs if the steps of an epoch are unknown."""
         if strategy == "steps":
             return steps or 0, 0
         if strategy == "no":
@@ -177,7 +176,7 @@ def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
 
 
 def best_so_far(plan: RunPlan, state: TrainState) -> BestSoFar:
-    """What follows the metric of the plan, from where the run stands."""
+    """Tracks the plan's metric, starting from `state`."""
     watch = plan.watch
     return BestSoFar(
         watch.metric,
@@ -189,7 +188,7 @@ def best_so_far(plan: RunPlan, state: TrainState) -> BestSoFar:
 
 
 def ahead_of(plan: RunPlan, data: RunData) -> Ahead | None:
-    """The evaluations that the run has before it; None where nobody knows its end."""
+    """The remaining evaluations of a run; None if its end is unknown."""
     total = plan.length.total_steps
     if total is None:
         return None
@@ -197,8 +196,8 @@ def ahead_of(plan: RunPlan, data: RunData) -> Ahead | None:
     evaluates = bool(loop.eval_every or loop.eval_epochs)
 
     def positions(split: PreparedSplit) -> int:
-        """What goes through the model with a split; rows that are padded go beside others of their
-        length, so that hardly any padding does."""
+        """Positions the model processes for a split; padded rows are batched with rows of similar
+        length, so padding is negligible."""
         index = split.index
         return int(index.bin_lengths().sum()) if is_padded(plan) else index.bins * index.length
 

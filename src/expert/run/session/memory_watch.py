@@ -1,4 +1,4 @@
-"""What a run on a card finds out about its memory, told and remembered for later plans."""
+"""Measures the GPU memory of a run, reports it, and stores it for later plans."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from expert.telemetry.gpu import GpuSampler
     from expert.training.recorder import Emit
 
-UPDATES = 3
-"""The first makes the optimizer's state and compiles; by the third nothing new is allocated."""
+STEPS = 3
+"""The first creates the optimizer state and compiles; by the third nothing new is allocated."""
 
 
 def known_calibrations(card: str) -> Calibrations:
-    """What earlier runs on this card with this torch found out."""
+    """What earlier runs on this card with this torch measured."""
     return calibrations_of(card, package_version("torch").value, calibrations_file())
 
 
 class MemoryWatch:
-    """Looks at the first steps of a plan on a card: at rest, and at their peak."""
+    """Measures the first steps of a plan on a card: at rest and at the peak."""
 
     def __init__(
         self, plan: RunPlan, device: torch.device, gpu: GpuSampler | None, emit: Emit
@@ -44,19 +44,19 @@ class MemoryWatch:
         import torch
 
         self._plan, self._device, self._gpu, self._emit = plan, device, gpu, emit
-        # What is recorded keeps gradients and activations, which would be taken for weights; and
-        # where widths vary, the widest batches, which are estimated, may be others.
+        # CUDA graphs keep gradients and activations, which would be counted as weights; and where
+        # widths vary, these steps may not have the widest batches, which are estimated.
         varies = plan.data.trim or plan.data.flat
-        tells = device.type == "cuda" and not (plan.kernels.cuda_graphs or varies)
-        self._left = UPDATES if tells and plan.memory.workload else 0
+        measures = device.type == "cuda" and not (plan.kernels.cuda_graphs or varies)
+        self._left = STEPS if measures and plan.memory.workload else 0
         self._work: Workload | None = workload_of(plan) if self._left else None
         if self._left:
-            # Trials of other batches have left their blocks with the allocator.
+            # Trial batches have left their blocks with the allocator.
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
 
     def after_step(self, *, disturbed: bool) -> None:
-        """A step was launched; `disturbed` says that something else allocated in between."""
+        """Count a launched step; `disturbed`: something else allocated memory meanwhile."""
         if not self._left:
             return
         self._left = 0 if disturbed else self._left - 1
@@ -87,10 +87,10 @@ class MemoryWatch:
         )
 
     def _context(self, reserved: int) -> int:
-        """What this process has of the card beside the allocator's share.
+        """GPU memory of this process outside the allocator.
 
-        A container may hide which memory is whose: then it is all that is in use on a card that
-        nobody else had at the start, and the built-in constant on one that is shared.
+        A container may hide the use per process: then take all memory in use on a card that was
+        free at the start, and the built-in constant on a shared one.
         """
         import torch
 
@@ -102,7 +102,7 @@ class MemoryWatch:
         return max(0, used - reserved) if used is not None else H200.context_bytes
 
     def _plan_shares_card(self) -> bool:
-        """Whether somebody else holds memory of the card, as far as the plan knew."""
+        """Whether other processes used the card, as far as the plan knew."""
         return any(remark.path == "memory.budget_bytes" for remark in self._plan.remarks)
 
     def _report(self, probe: MemoryProbe) -> None:
@@ -119,4 +119,5 @@ class MemoryWatch:
         try:
             remember(probe, calibrations_file())
         except OSError as error:
-            self._emit("warning", text=f"memory probe was not remembered: {error.strerror}")
+            text = f"the memory measurement could not be stored: {error.strerror}"
+            self._emit("warning", text=text)

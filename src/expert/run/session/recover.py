@@ -1,4 +1,4 @@
-"""What a run does about a failure: another plan, an earlier checkpoint, or a clear end."""
+"""Recovery from a failure: another plan, an earlier checkpoint, or a clear end."""
 
 from __future__ import annotations
 
@@ -44,27 +44,22 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS = 10
 KEYS = {"batch.micro_batch": "micro_batch_size", "batch.eval_batch": "eval_batch_size"}
-"""What a manifest calls what the next start would change."""
+"""Manifest keys of plan values that the next start would change."""
 
 
 def recover_from_failure(session: Session, failure: Failure, *, interrupted: bool) -> None:
-    """Take the next plan for the same step, or end with RunFailed. `interrupted`: the step failed
-    while it changed the weights."""
-    after = plan_for(session, failure)
+    """Adapt the plan and repeat the step, or raise RunFailed. `interrupted`: the step failed while
+    it changed the weights."""
+    after = plan_after(session.plan, failure)
     if after is None:
         session.emit("failed", step=session.state.done, error=nothing_left(failure))
         raise RunFailed(nothing_left(failure))
     change_over(session, after, failure, interrupted=interrupted)
 
 
-def plan_for(session: Session, failure: Failure) -> RunPlan | None:
-    """The plan to try next; None where no other plan helps."""
-    return plan_after(session.plan, failure)
-
-
 def agreed(session: Session, failure: Failure | None, error: BaseException) -> Failure | None:
-    """The failure that all ranks answer, each with the same plan: this one's, told to the others,
-    or that of the rank which told us."""
+    """The failure that all ranks respond to with the same plan: this rank's, broadcast to the
+    others, or the one received from another rank."""
     from expert.parallel.group import PeerFailed
 
     built = session.now.built
@@ -72,18 +67,18 @@ def agreed(session: Session, failure: Failure | None, error: BaseException) -> F
         return failure
     if isinstance(failure, OutOfMemory) and built is not None:
         failure = replace(failure, blocks=len(built.loaded.blocks))
-    found: Failure | None = session.group.failed(failure, f"{type(error).__name__}: {error}")
-    return found
+    shared: Failure | None = session.group.failed(failure, f"{type(error).__name__}: {error}")
+    return shared
 
 
 def waits_in_passes(session: Session) -> bool:
-    """Whether ranks wait for each other in the middle of a pass, where nobody can tell them."""
+    """Whether ranks wait for each other in the middle of a pass, where they cannot be notified."""
     return session.group.talks and session.plan.parallel.engine in SPLITS_WEIGHTS
 
 
 def end_all(session: Session, failure: Failure | None, error: BaseException) -> None:
-    """End all ranks, which cannot be asked; the failure is kept for whoever resumes the run, which
-    then begins with the plan that answers it."""
+    """End all ranks, which cannot be notified; the failure is stored so that a resumed run starts
+    with the adapted plan."""
     text = f"{type(error).__name__}: {error}"
     if failure is not None:
         from expert.core.events import plain
@@ -96,7 +91,7 @@ def end_all(session: Session, failure: Failure | None, error: BaseException) -> 
         kept = {
             "kind": type(failure).__name__,
             "fields": asdict(failure),
-            # What earlier starts have answered may be in no checkpoint yet.
+            # Changes from earlier starts may not be in any checkpoint yet.
             "fallbacks": fallbacks_of(session.plan),
         }
         write_text_atomically(path, json.dumps(plain(kept, known_secrets())))
@@ -105,16 +100,16 @@ def end_all(session: Session, failure: Failure | None, error: BaseException) -> 
 
 
 def take_failure(session: Session) -> None:
-    """Begin with the plan that answers the failure which ended all ranks before this start."""
+    """Adapt the plan to the failure that ended all ranks before this start."""
     from pydantic import TypeAdapter
 
     from expert.training import recovery
 
     def read() -> dict[str, Any] | None:
         for path in (session.folder.path / FAILURE_FILE, last_failure()):
-            if path is not None and (found := object_in(path)):
+            if path is not None and (content := object_in(path)):
                 path.unlink(missing_ok=True)
-                return found
+                return content
         return None
 
     kept = session.group.made_by_first(read)
@@ -133,23 +128,23 @@ def take_failure(session: Session) -> None:
 
 
 def next_start(session: Session, failure: Failure) -> str:
-    """Why all ranks have ended, and what the next start does about it."""
-    after = plan_for(session, failure)
+    """Why all ranks ended, and what the next start changes."""
+    after = plan_after(session.plan, failure)
     if after is None:
         return nothing_left(failure)
-    made = changes(session.plan, after)
-    values = ", ".join(f"{decision.path}: {decision.value}" for decision in made)
+    decisions = changes(session.plan, after)
+    values = ", ".join(f"{decision.path}: {decision.value}" for decision in decisions)
     fix = f"the next start takes {values}"
-    keys = [f"--set {KEYS[d.path]}={d.value}" for d in made if d.path in KEYS]
+    keys = [f"--set {KEYS[d.path]}={d.value}" for d in decisions if d.path in KEYS]
     if keys and not has_saved(session.folder):
         fix = f"nothing was saved yet: start again with {' '.join(keys)}"
-    return f"{made[0].because}  ({fix})"
+    return f"{decisions[0].because}  ({fix})"
 
 
 def change_over(
     session: Session, after: RunPlan, failure: Any, *, interrupted: bool = False
 ) -> None:
-    """Take another plan, after the numbers of the steps before it were read and judged."""
+    """Switch to another plan, after reading and judging the pending numbers of earlier steps."""
     grave = _report_late(session)
     if grave is not None and grave[1] == "stop":
         recover_from_trouble(session, *grave, sound=not interrupted)
@@ -165,8 +160,8 @@ def change_over(
 
 
 def _report_late(session: Session) -> tuple[Trouble, str] | None:
-    """Read what is still on its way and report every trouble; the first that cannot be skipped,
-    and its verdict."""
+    """Read the pending numbers and report every trouble; returns the first that cannot be skipped,
+    with its verdict."""
     from expert.training.loop import judge
 
     policy = session.loop_plan.stability
@@ -180,12 +175,11 @@ def _report_late(session: Session) -> tuple[Trouble, str] | None:
 
 
 def follow_sign(session: Session, sign: Any) -> None:
-    """Follow a sign that another plan would be better; the run continues in any case."""
-
-    # Only processes that make batches can be tuned, not the thread that fills packed ones.
+    """Switch plans if a sign suggests a better one; the run continues in any case."""
+    # Only worker processes can be tuned, not the thread that fills packed batches.
     has_workers = session.data.stream is not None or is_padded(session.plan)
     useless = isinstance(sign, DataBound) and not has_workers
-    after = None if useless else plan_for(session, sign)
+    after = None if useless else plan_after(session.plan, sign)
     if after is not None:
         change_over(session, after, sign)
         return
@@ -199,16 +193,16 @@ def follow_sign(session: Session, sign: Any) -> None:
 
 
 def fall_back(session: Session, after: RunPlan, failure: Any) -> None:
-    """Take another plan for the same run; what was learned so far stays."""
-    made = changes(session.plan, after)
+    """Switch to another plan within the run; the training state is kept."""
+    decisions = changes(session.plan, after)
     session.emit(
         "fell_back",
         step=session.state.done,
         failure=type(failure).__name__,
-        reason=made[0].because if made else "",
-        changes=[decision.model_dump(mode="json") for decision in made],
+        reason=decisions[0].because if decisions else "",
+        changes=[decision.model_dump(mode="json") for decision in decisions],
     )
-    change_plan(session, after, {decision.path for decision in made})
+    change_plan(session, after, {decision.path for decision in decisions})
 
 
 def recover_from_trouble(
@@ -228,7 +222,7 @@ def recover_from_trouble(
         words = f"a loss or gradient of step {what.step + 1} is not finite"
         rows = rows_behind(session.data, what.bins)
         words += f"; rows {', '.join(map(str, rows))} were in it" if rows else ""
-        if sound:  # what is not finite has changed no weight
+        if sound:  # a non-finite gradient changes no weights
             _report_late(session)
             state, step = session.state, what.step
             kept = _kept(session, replace(state, skipped=state.skipped.with_window(step, step)))
@@ -237,22 +231,22 @@ def recover_from_trouble(
     session.emit("stopped", step=session.state.done, reason=words, exit_code=EXIT_RUN_FAILED)
     raise RunFailed(
         f"{words}{kept}  (look at these rows, lower learning_rate or lengthen warmup_steps; "
-        "on_not_finite, on_loss_spike and max_rollbacks say what is tried first)"
+        "on_not_finite, on_loss_spike and max_rollbacks set what is tried first)"
     )
 
 
 def kept_between_steps(session: Session) -> str:
-    """Save what was learned so far where no further rows come, and say so; "" where nothing is
-    saved: by one of several ranks, before the first step, or after a trouble."""
+    """Save the progress when the data fails, and return a sentence about it; "" if nothing is
+    saved: on one of several ranks, before the first step, or after a trouble."""
     if session.group.talks or not session.state.done or _report_late(session) is not None:
         return ""
     return _kept(session, session.state)
 
 
 def kept_where_it_went(session: Session, now: Path | None) -> str:
-    """Save into the run folder where it lies now, and say how it is resumed from there."""
+    """Save into the run folder at its new place, and tell the user how to resume from there."""
     if now is None:
-        return "  (start it again; what it had learned is lost)"
+        return "  (start it again; its progress is lost)"
     if session.checkpoints is not None:
         there = RunFolder(now)
         session = replace(
@@ -278,14 +272,14 @@ def _kept(session: Session, state: TrainState) -> str:
 
 
 def _roll_back(session: Session, trouble: Trouble) -> None:
-    """The last good checkpoint, without the steps of the trouble, and with a lower rate."""
+    """Return to the last good checkpoint, skip the steps of the trouble, and lower the rate."""
     from expert.training.checkpoint import put_aside_after
 
     from_step, loop = session.state.done, session.loop_plan
     first, last = trouble.what.step, max(trouble.what.step, from_step - 1)
     if isinstance(trouble.what, LossSpike):
-        # A loss is that of the weights before its step: those at the first high loss were broken
-        # already, most likely by the step before.
+        # A loss belongs to the weights before its step: those were already broken, most likely by
+        # the step before.
         first = max(0, first - 1)
         if session.checkpoints is not None and session.group.world.is_first:
             put_aside_after(session.checkpoints.folder, first)
@@ -314,39 +308,39 @@ def _report_rollback(session: Session, from_step: int) -> None:
 
 
 def _return_to_checkpoint(session: Session) -> None:
-    """Continue from the newest good checkpoint; without one the run starts over."""
+    """Continue from the newest good checkpoint, or start over without one."""
     with session.group.work("loading a checkpoint", seconds_to_read(session.folder.checkpoints)):
-        found = session.checkpoints.newest() if session.checkpoints is not None else None
+        loaded = session.checkpoints.newest() if session.checkpoints is not None else None
     kept = session.state
-    state = found.state if found is not None else TrainState()
+    state = loaded.state if loaded is not None else TrainState()
     continue_from(
         session,
         replace(state, skipped=kept.skipped, rollbacks=kept.rollbacks, schedule=kept.schedule),
-        found.groups if found is not None else None,
+        loaded.groups if loaded is not None else None,
     )
 
 
 def rows_behind(data: RunData, bins: tuple[int, ...], most: int = SHOWN_ROWS) -> list[int | str]:
-    """Rows of the source, from 0, that the sequences were made of; none are known of a stream.
+    """Source rows, from 0, in the given sequences; unknown for a stream.
 
-    Where several sources were mixed, the name of the prepared folder tells them apart.
+    With several sources each row is prefixed with its prepared folder.
     """
     split = data.train
     if split is None or not bins:
         return []
     index, store = split.index, split.open()
     sizes = [prepared.statistics.documents for prepared in split.folders]
-    found: dict[int | str, None] = {}
+    rows: dict[int | str, None] = {}
     for number in bins:
         for piece in range(index.bin_offsets[number], index.bin_offsets[number + 1]):
             document = int(index.piece_document[piece])
             row: int | str = store.row(document)
             if len(sizes) > 1:
                 row = f"{_folder_of(split.folders, sizes, document)}:{row}"
-            found[row] = None
-            if len(found) == most:
-                return list(found)
-    return list(found)
+            rows[row] = None
+            if len(rows) == most:
+                return list(rows)
+    return list(rows)
 
 
 def _folder_of(folders: Any, sizes: list[int], document: int) -> str:

@@ -1,4 +1,4 @@
-"""The rate of a finished run and what compiling it took, remembered for plans of runs like it."""
+"""Stores the rate of a finished run and its compile time, for plans of similar runs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 LEAST_UPDATES = 20
 LEAST_SECONDS = 10.0
-"""Of settled steps: what is shorter says little, and nobody waits for it."""
+"""Of settled steps: shorter runs say little, and nobody waits for them."""
 
 
 def remember_run(session: Session) -> None:
-    """Let later plans count on what this run reached, and on what torch has compiled. Only the
-    rate: its settings were compared with nothing."""
+    """Store the measured rate and compile time for later plans. Only the rate: its settings were
+    not compared with others."""
     run = read_run(session.folder.path)
     _remember_compiling(session, run)
     reached = settled_rate(Evidence(run=run, anatomy=dissect(run)))
@@ -40,11 +40,11 @@ def remember_run(session: Session) -> None:
     try:
         remember_rate(measurements_file(), rate)
     except OSError as error:
-        session.emit("warning", text=f"the rate was not remembered: {error.strerror}")
+        session.emit("warning", text=f"the rate could not be stored: {error.strerror}")
 
 
 def _remember_compiling(session: Session, run: RunRecord) -> None:
-    """What the first step took that compiled all blocks, where nothing was changed on the way."""
+    """Store the time of the first step, which compiled all blocks, if nothing changed meanwhile."""
     seconds, work = compile_seconds(run), workload_of(session.plan)
     warm = found_compiled()
     if seconds is None or work is None or warm is None or session.plan.kernels.device != "cuda":
@@ -53,19 +53,19 @@ def _remember_compiling(session: Session, run: RunRecord) -> None:
         file, card = compilations_file(), _target(session)[0]
         remember_compilation(file, work, card, seconds=seconds, warm=warm)
     except OSError as error:
-        session.emit("warning", text=f"what compiling took was not remembered: {error.strerror}")
+        session.emit("warning", text=f"the compile time could not be stored: {error.strerror}")
 
 
 def compile_seconds(run: RunRecord) -> float | None:
-    """Seconds of the one step that compiled; None where none did, several did or plans changed."""
-    found = [event.get("seconds") for event in run.of("compiled")]
+    """Seconds of the one compiling step; None if there were none or several, or plans changed."""
+    seconds = [event.get("seconds") for event in run.of("compiled")]
     changed = run.of("fell_back") or run.of("resumed")
-    return float(found[0]) if len(found) == 1 and found[0] and not changed else None
+    return float(seconds[0]) if len(seconds) == 1 and seconds[0] and not changed else None
 
 
 def found_compiled() -> bool | None:
-    """Whether torch found everything that this process compiled among what it has kept; None where
-    it compiled nothing, or does not tell."""
+    """Whether torch's caches held everything this process compiled; None if nothing was compiled or
+    torch does not report it."""
     utils = sys.modules.get("torch._dynamo.utils")
     counters: Any = {} if utils is None else utils.counters
     kinds = (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache"))
@@ -77,7 +77,7 @@ def found_compiled() -> bool | None:
 
 
 def _target(session: Session) -> tuple[str, int | None]:
-    """What measurements call the device of a run, and its cores where it is a CPU."""
+    """The device of a run as named in measurements, and its cores if it is a CPU."""
     from expert.planning.machine.machine import describe_machine
 
     machine = session.start.machine or describe_machine(session.folder.path)
@@ -88,11 +88,11 @@ def _target(session: Session) -> tuple[str, int | None]:
 
 
 def settled_rate(found: Evidence) -> float | None:
-    """Tokens a second of a run that went its way undisturbed and long enough; else None."""
+    """Tokens per second of an undisturbed, long enough run; else None."""
     step = found.step
     if step is None or not step.settled or step.updates < LEAST_UPDATES:
         return None
-    # What fell back was made with two settings, what was resumed perhaps on two machines.
+    # A fallback means two settings, a resume perhaps two machines.
     disturbed = found.run.of("fell_back") or found.run.of("resumed") or found.had_neighbours
     if disturbed or step.updates * step.wall < LEAST_SECONDS:
         return None
@@ -100,14 +100,14 @@ def settled_rate(found: Evidence) -> float | None:
 
 
 def _measured(session: Session, reached: float) -> MeasuredRate | None:
-    """The record; None where the rows are not counted, or somebody else was on the card."""
+    """The measurement; None if rows were not counted, or the card was shared."""
     plan = session.plan
     rows, tokens = plan.length.rows, plan.length.tokens_per_epoch
     shared = any(remark.path == "memory.budget_bytes" for remark in plan.remarks)
     if not rows or not tokens or shared or plan.data.tokenize == "late":
         return None
     card, cores = _target(session)
-    settled = {each.path: each for each in plan.decisions}
+    settled = {decision.path: decision for decision in plan.decisions}
     return MeasuredRate(
         card=card,
         model=basename(plan.model.name).lower(),

@@ -1,4 +1,4 @@
-"""A run while it lasts: what it was made with, and where it stands."""
+"""A running session: its fixed parts and its current position."""
 
 from __future__ import annotations
 
@@ -41,39 +41,39 @@ if TYPE_CHECKING:
     from expert.training.recorder import Emit, Recorder
 
 Evaluating = Callable[[str, int, int], None]
-"""Called during an evaluation: the split, its rows that were launched, and all of its rows."""
+"""Called during an evaluation with the split, its rows launched so far, and all of its rows."""
 REBUILD = ("model.", "kernels.", "optim.", "adapter.")
-"""Changes of the plan after which the model is built again; others concern only the data."""
+"""Plan changes that require building the model again; others concern only the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """Who is told how a run is getting on; none of them may take long."""
+    """Progress callbacks; none may take long."""
 
     acknowledge: Callable[[], None] = lambda: None
-    """Called from the handler of the first signal that asks for an end."""
+    """Called from the handler of the first signal that asks to stop."""
     progress: Callable[[int], None] = lambda done: None
-    """Called after every step that was launched."""
+    """Called after every launched step."""
     evaluating: Evaluating = lambda split, rows, total: None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """How a run was started: what its manifest does not keep."""
+    """How a run was started, beyond its manifest."""
 
     source: str = ""
-    """The manifest's file, where there is one."""
+    """The manifest file, if there is one."""
     vram: str | None = None
     machine: Machine | None = None
-    """As it was when the run was planned; None: it is described when the run starts."""
+    """The machine as planned for; None: examined when the run starts."""
     allow_remote_code: bool = False
     began: float = field(default_factory=time.monotonic)
-    """When somebody began to wait for the run, by the clock that only goes forward."""
+    """When the user started waiting for the run, on the monotonic clock."""
 
 
 @dataclass(kw_only=True)
 class Position:
-    """Where a run stands: all that changes while it lasts."""
+    """The current position of a run: everything that changes."""
 
     plan: RunPlan
     data: RunData
@@ -81,21 +81,21 @@ class Position:
     best: BestSoFar
     recorder: Recorder
     built: Built | None = None
-    """The model of the plan, once it was needed."""
+    """The model, once it is needed."""
     weights: Groups | None = None
-    """For the model when it is built next: those of a checkpoint, or of the model before it."""
+    """Weights for the next built model: from a checkpoint, or from the model before it."""
     doing: Literal["training", "probe", "evaluation"] = "training"
     tried: object = None
-    """What of the plan was found to fit."""
+    """The part of the plan that was found to fit."""
     final_step: int | None = None
-    """The step whose weights the run ends with, where they are not the last ones."""
+    """The step of the final weights, if not the last one."""
     last_eval: EvalResult | None = None
     restarted_workers: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What a run was made with; only `now` changes while it lasts."""
+    """The fixed parts of a run; only `now` changes."""
 
     folder: RunFolder
     manifest: Manifest
@@ -103,16 +103,16 @@ class Session:
     callbacks: Callbacks
     instruments: Instruments
     checkpoints: Checkpoints | None
-    """None: a short run, of which nothing is kept."""
+    """None: a short run that saves nothing."""
     group: Group
-    """The processes that train together; most runs are one alone."""
+    """The processes that train together; usually one."""
     signals: Signals
     warnings: Warnings
     restream: Callable[[RunPlan], Stream] | None
     check_folder: Callable[[], None]
-    """Raises where the run folder was renamed or removed meanwhile."""
+    """Raises if the run folder was renamed or removed."""
     closing: contextlib.ExitStack
-    """Undone when the run has ended, however it ends."""
+    """Clean-up at the end of the run, however it ends."""
     now: Position
 
     @property
@@ -141,12 +141,12 @@ class Session:
 
     @property
     def loop_plan(self) -> LoopPlan:
-        """When what happens in this run, from where it stands."""
+        """When to evaluate, save and stop, from the current state."""
         return loop_plan(self.plan, self.data, self.state)
 
 
 class Warnings:
-    """Warnings of a run: those from before its start was announced wait for that."""
+    """Warnings of a run; early ones are held back until its start is announced."""
 
     def __init__(self) -> None:
         self._emit: Emit | None = None
@@ -160,14 +160,14 @@ class Warnings:
             self._emit("warning", text=text)
 
     def once(self, about: str, text: str, *, step: int) -> None:
-        """Give a warning once in a run."""
+        """Emit a warning once per run."""
         if about not in self._given:
             self._given.add(about)
             assert self._emit is not None
             self._emit("warning", step=step, text=text)
 
     def begin(self, emit: Emit) -> None:
-        """The start was announced."""
+        """Emit the held-back warnings: the start was announced."""
         self._emit = emit
         for text in self._waiting:
             self(text)
@@ -187,9 +187,9 @@ def open_session(
     keep: bool = True,
     group: Group | None = None,
 ) -> Iterator[Session]:
-    """A session at the start of its run. `keep`: checkpoints and the result are written.
+    """A session at the start of its run. `keep`: write checkpoints and the result.
 
-    Of a group, the first rank alone writes events and whatever lies in the folder.
+    In a group only the first rank writes events and files.
     """
     from expert.parallel.group import Group
 
@@ -246,21 +246,21 @@ def open_session(
 
 
 def _emit_nothing(event: str, *, step: int | None = None, **fields: Any) -> None:
-    """Facts of ranks that do not write."""
+    """Events of ranks that do not write."""
 
 
 def model_of(session: Session) -> Built:
-    """The model of the plan, built when it is first needed and after each change of it."""
+    """The model of the plan, built on first use and after each change to it."""
     from expert.data.feed.run_data import largest_ids
     from expert.model.load import check_vocabulary
 
     now = session.now
     if now.built is None:
         remote = session.start.allow_remote_code
-        if session.checkpoints is not None:  # not before: busy cores would be taken for others'
+        if session.checkpoints is not None:  # not earlier: busy cores would count as others'
             session.checkpoints.base.begin(first=session.group.world.is_first)
         model = now.plan.model
-        # Nobody knows how long it takes to fetch one.
+        # Download time is unknown.
         seconds = NO_LIMIT if model.place == "hub" else seconds_to_read(Path(model.location))
         with session.group.work("loading the model", seconds):
             now.built = build(
@@ -281,21 +281,20 @@ def model_of(session: Session) -> Built:
 
 
 def seconds_to_read(folder: Path) -> float:
-    """How long loading all weights in a folder may take beyond the limit of a hang, on a slow
-    network folder; more than nothing, since libraries that copy let no other thread run."""
+    """How long loading the weights of a folder may take beyond the hang limit, on slow network
+    storage; at least a second, since libraries that copy block other threads."""
     size = 0
     for path in folder.rglob("*.safetensors"):
-        with contextlib.suppress(OSError):  # loading it says what is wrong
+        with contextlib.suppress(OSError):  # loading it reports the problem
             size += path.stat().st_size
     return 1.0 + size / SAVED_BYTES_PER_SECOND
 
 
 def save(session: Session, state: TrainState, due: bool = False) -> None:
-    """Write a checkpoint; `due`: one of those that the manifest asks for."""
+    """Write a checkpoint; `due`: requested by the manifest."""
     now = session.now
     now.state = state
     if session.checkpoints is not None:
-        from expert.parallel.watch import SAVED_BYTES_PER_SECOND
         from expert.training.checkpoint import bytes_needed
 
         group = session.group
@@ -312,27 +311,27 @@ def save(session: Session, state: TrainState, due: bool = False) -> None:
 
 
 def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
-    """Continue from a checkpoint, or from the newest good one of a folder of them."""
+    """Continue from a checkpoint, or from the newest good one in a folder."""
     now = session.now
     assert session.checkpoints is not None
     options = changed_options(session.folder, session.manifest)
-    found = session.checkpoints.chosen(
+    saved = session.checkpoints.chosen(
         checkpoint, now.plan, now.data, options=options, allow=allow_changed
     )
-    if found is None:
+    if saved is None:
         return
-    now.plan = with_fallbacks(now.plan, found.fallbacks)
+    now.plan = with_fallbacks(now.plan, saved.fallbacks)
     _settle_loader(session)
-    continue_from(session, found.state, found.groups)
-    now.recorder.meter.restore(found.state.sums)
-    if found.state.done != now.plan.length.total_steps and session.group.world.is_first:
+    continue_from(session, saved.state, saved.groups)
+    now.recorder.meter.restore(saved.state.sums)
+    if saved.state.done != now.plan.length.total_steps and session.group.world.is_first:
         aside = put_final_aside(session.folder)
         if aside is not None:
             session.emit("warning", text=f"final was renamed to {aside.name}: training continues")
 
 
 def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
-    """Continue with another plan; weights and optimizer state stay, and what the run remembers."""
+    """Continue with another plan, keeping weights, optimizer state and loss history."""
     now = session.now
     now.plan = estimated_again(after, known_calibrations(after.target))
     if session.group.world.is_first:
@@ -357,7 +356,7 @@ def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
 
 
 def continue_from(session: Session, state: TrainState, groups: Groups | None) -> None:
-    """Continue from this state with these tensors; without them the model starts over."""
+    """Continue from this state with these tensors; without tensors the model starts over."""
     now = session.now
     now.state = state
     if groups is None:
@@ -375,7 +374,7 @@ def continue_from(session: Session, state: TrainState, groups: Groups | None) ->
 
 
 def copied(groups: Groups) -> Groups:
-    """Weights and optimizer states away from the device, as they are now."""
+    """Weights and optimizer states copied to the host."""
     return {
         group: {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
         for group, named in groups.items()
@@ -383,7 +382,7 @@ def copied(groups: Groups) -> Groups:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back the memory of what was dropped; compiled blocks refer to themselves."""
+    """Free the memory of dropped models; compiled blocks contain reference cycles."""
     import torch
 
     gc.collect()

@@ -1,4 +1,4 @@
-"""A short run of a manifest in a folder that is thrown away: the real loop, nothing is kept."""
+"""A short run in a temporary folder: the real training loop, nothing is saved."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 SETTLING = 3
-"""Steps before anything is measured: the first compiles, the next fill buffers and caches."""
+"""Steps before measuring: the first compiles, the next fill buffers and caches."""
 
 WITHOUT_PAUSES: dict[str, Any] = {
     "watch.evaluation_strategy": "no",
@@ -30,15 +30,15 @@ WITHOUT_PAUSES: dict[str, Any] = {
     "watch.trackers": [],
     "watch.logging_steps": 1,
 }
-"""Values of a plan that does nothing between its steps."""
+"""Plan values that leave nothing to do between steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShortRun:
-    """What a short run was and did."""
+    """A finished short run."""
 
     plan: RunPlan
-    """As it was at the end, with what a fallback has changed."""
+    """At the end, including changes from fallbacks."""
     events: tuple[dict[str, Any], ...]
     updates: int
 
@@ -46,7 +46,7 @@ class ShortRun:
 def prepared_plan(
     read: ReadManifest, *, model: str | None = None, vram: str | None = None
 ) -> tuple[RunPlan, RunData]:
-    """The plan a run of this manifest would begin with, and its data, prepared."""
+    """The plan that a run of this manifest would start with, and its prepared data."""
     opened = open_run(read, model=model, vram=vram)
     return opened.plan, opened.data
 
@@ -61,10 +61,10 @@ def short_run(
     through: Through = iter,
     sinks: Sequence[Sink] = (),
 ) -> ShortRun:
-    """Train for so many steps and keep only the events; a stream may have fewer.
+    """Train for `updates` steps, fewer if a stream ends, and keep only the events.
 
-    The plan is that of the whole run, so what it would compile is compiled here too; only its end
-    differs, and may lie beyond that of a run that is shorter.
+    The plan is that of the full run, so it compiles the same; only its end differs, and may exceed
+    that of a shorter run.
     """
     plan, data = prepared_plan(read, model=model, vram=vram)
     cut = {"length.total_steps": updates, "length.max_steps": updates, **WITHOUT_PAUSES}
@@ -83,6 +83,6 @@ def short_run(
         )
         with folder.locked(), opened as session:
             done = run_session(session, through=through)
-        if done.exit_code:  # Ctrl-C ends what the run is a part of, too
+        if done.exit_code:  # Ctrl-C also ends the command around this run
             raise Interrupted(done.exit_code - 128)
         return ShortRun(plan=session.plan, events=tuple(events), updates=done.steps)

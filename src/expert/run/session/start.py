@@ -1,4 +1,4 @@
-"""The start of a run: what it leaves in its folder, what it reports first, and its CPU threads."""
+"""The start of a run: files in its folder, first events, and CPU threads."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import LengthPlan, RunPlan
 
 LOOK_SECONDS = 0.2
-"""The kernel counts the time of a core in hundredths of a second: enough for a twentieth of one."""
+"""The kernel counts core time in 1/100 s: enough to resolve a twentieth of a core."""
 
 
 def announce(
     session: Session, *, threads: int | None = None, look_seconds: float = LOOK_SECONDS
 ) -> None:
-    """Write down what was asked, what was decided and on what, and report that it starts.
+    """Write manifest, plan and environment, and report the start.
 
-    `threads`: of a run on a CPU; None: as many as cores are found free within `look_seconds`.
+    `threads`: for a CPU run; None: as many as cores are found free within `look_seconds`.
     """
     from expert.model.loss import loss_kernel_trouble
     from expert.model.switches import list_switches
@@ -63,7 +63,7 @@ def write_down(
     data: RunData,
     machine: Machine | None = None,
 ) -> None:
-    """What was asked, what was decided and on what; leftovers of writers that died are removed."""
+    """Write manifest, plan and environment; remove leftovers of dead writers."""
     for place in (folder.path, folder.checkpoints):
         if place.is_dir():
             sweep(place, alone=True)
@@ -72,7 +72,7 @@ def write_down(
         folder.write_json("plan.json", as_recorded(plan))
         folder.write_json("environment.json", environment(machine))
         characters = getattr(data.encoder, "characters", None)
-        if characters is not None:  # checkpoints of a character model are read with it
+        if characters is not None:  # needed to read checkpoints of a character model
             known = {"type": "characters", "characters": characters}
             folder.write_json("vocabulary.json", known)
     except OSError as error:
@@ -86,8 +86,8 @@ def write_down(
 
 
 def started_facts(folder: RunFolder, plan: RunPlan, start: Start) -> dict[str, Any]:
-    """The fields of the event "started". Options are kept where they mean anything, so that the
-    command that resumes the run can give them again."""
+    """The fields of the "started" event. Options that matter are recorded, so that the resume
+    command can repeat them."""
     source, cuda = Path(start.source), plan.kernels.device == "cuda"
     named = {"manifest": str(source.resolve())} if start.source and source.is_file() else {}
     limited = {"vram": start.vram} if start.vram and cuda else {}
@@ -113,21 +113,21 @@ def started_facts(folder: RunFolder, plan: RunPlan, start: Start) -> dict[str, A
 
 
 def _cut_short(length: LengthPlan) -> dict[str, Any]:
-    """Where max_steps ends a run before its epochs do: how many epochs that makes; in a stream
-    nobody knows."""
-    total, each = length.total_steps, length.steps_per_epoch
+    """If max_steps ends a run before its epochs do: how many epochs that is; unknown for a
+    stream."""
+    total, per_epoch = length.total_steps, length.steps_per_epoch
     if not length.max_steps or total is None or total < length.max_steps:
         return {}
-    if each is None:
+    if per_epoch is None:
         return {"ends_by": "max_steps"}
-    if total >= length.epochs * each:
+    if total >= length.epochs * per_epoch:
         return {}
-    return {"ends_by": "max_steps", "epochs_to_come": total / each}
+    return {"ends_by": "max_steps", "epochs_to_come": total / per_epoch}
 
 
 def report_data(session: Session) -> None:
-    """Report of every prepared folder whether it was there, and why or why not; then every
-    warning of the plan that runs, and about its rows."""
+    """Report for every prepared folder whether it was reused and why; then all warnings about the
+    plan and the rows."""
     data, emit = session.data, session.emit
     for split in data.splits():
         for prepared in split.folders:
@@ -149,18 +149,18 @@ def report_data(session: Session) -> None:
 
 
 def _rows_hash(folder: Path) -> str | None:
-    """Of the rows that a prepared folder was made from, whatever tokenizer made it."""
+    """The hash of the rows that a prepared folder was made from, independent of the tokenizer."""
     from expert.data.tokens.prepare import RECIPE
 
-    found = object_in(folder / RECIPE).get("data")
-    return str(found) if found else None
+    rows = object_in(folder / RECIPE).get("data")
+    return str(rows) if rows else None
 
 
-# --- threads of a run on a CPU: chosen when it starts, kept when the same machine resumes it ------
+# --- threads of a CPU run: chosen at the start, kept when the same machine resumes it -------------
 
 
 def _settle_threads(session: Session, given: int | None, seconds: float) -> None:
-    """Take as many threads as there are free cores, report it, and restore torch's number later."""
+    """Use as many threads as there are free cores, report it, and restore torch's number later."""
     import torch
 
     before = torch.get_num_threads()
@@ -184,7 +184,7 @@ def _settle_threads(session: Session, given: int | None, seconds: float) -> None
 
 
 def look_for_threads(own: int, seconds: float = LOOK_SECONDS) -> Threads:
-    """The number for this moment; where the user has set one, nothing is looked at."""
+    """The number of threads for now; a number set by the user is taken without looking."""
     busy = 0.0
     if own > 1 and not any(os.environ.get(name) for name in NAMES):
         began, worked = time.monotonic(), busy_seconds()
@@ -204,10 +204,10 @@ def _granted(own: int) -> int:
 
 
 def _threads_before(session: Session, own: int) -> Threads | None:
-    """The threads of the run that is resumed, where it ran on as many cores."""
+    """The threads of the resumed run, if it had as many cores."""
     if not session.state.done or any(os.environ.get(name) for name in NAMES):
         return None
-    found = [e for e in read_events(session.folder.events) if e.get("event") == "threads"]
-    if not found:
+    events = [e for e in read_events(session.folder.events) if e.get("event") == "threads"]
+    if not events:
         return None
-    return threads_as_before(found[-1], granted=_granted(own), cores=len(cores_seen()))
+    return threads_as_before(events[-1], granted=_granted(own), cores=len(cores_seen()))

@@ -1,4 +1,4 @@
-"""Whether a run can be resumed as asked: what changed since its start, or nothing is left."""
+"""Whether a run can be resumed as requested: what changed since its start, or nothing is left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Option = tuple[str, Any, Any]
 """A key of the manifest, its value at the start of the run, and its value now."""
 
-# Keys that change nothing of what is learned, by their last step.
+# Keys, by their last part, that do not affect training.
 _OF_NO_ACCOUNT = frozenset(
     {"output_dir", "logging_steps", "pretokenized_cache"}
     | {"trackers", "tracker_project", "tracker_run_name"}
@@ -35,7 +35,7 @@ _TELLING = ("started", "data", "finished")
 
 
 def changed_options(folder: RunFolder, manifest: Manifest) -> list[Option]:
-    """What was asked for at the start of a run and is not asked for now."""
+    """The manifest keys that changed since the start of a run."""
     return _changed(object_in(folder.manifest), manifest)
 
 
@@ -54,13 +54,13 @@ def _changed(recorded: dict[str, Any], manifest: Manifest) -> list[Option]:
 
 
 def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
-    """What a run has settled by its machine and keeps when it is resumed on another, or beside
-    other programs; what its files do not tell is chosen again."""
+    """Choices made for the machine of a run that it keeps when resumed on another or beside other
+    programs; what its files do not record is chosen again."""
     try:
         plan, then = read_object(folder.plan), read_object(folder.manifest)
         config, models = then["training"]["config"], then["base_models"]
         rows, model = plan["batch"]["examples_per_update"], plan["model"]
-        asked = {each["name"]: each["quantization"] for each in models}[model["name"]]
+        asked = {entry["name"]: entry["quantization"] for entry in models}[model["name"]]
         times, own_rows = config["gradient_accumulation_steps"], config["batch_size"] == "auto"
         base, kernels = model["quantization"], plan["kernels"]
         precision = kernels["precision"] if config["bf16"] == config["fp16"] == "auto" else None
@@ -83,18 +83,18 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
 
 
 def changed_since(folder: RunFolder, manifest: Manifest) -> list[Option]:
-    """The same without keys that only a later version than that of the run has."""
+    """The same, without keys that the version of the run did not have."""
     recorded = object_in(folder.manifest)
     known = [path for path, _ in leaves(recorded)]
     return [
         option
         for option in _changed(recorded, manifest)
-        if any(f"{option[0]}.".startswith(f"{one}.") for one in known)
+        if any(f"{option[0]}.".startswith(f"{path}.") for path in known)
     ]
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value with its path, as --set takes it."""
+    """Every value with its path, in the syntax of --set."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from leaves(inner, f"{path}.{key}" if path else str(key))
@@ -106,15 +106,15 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def option_name(path: str) -> str:
-    """A key by the shortest name that --set takes."""
+    """The shortest name of a key that --set accepts."""
     return path.removeprefix(_CONFIG)
 
 
 def what_changed(
     options: Sequence[Option], tokens: Sequence[str] | None, plan: RunPlan, data: RunData
 ) -> list[str]:
-    """The causes of a difference, in words: rows that changed, then options. `tokens`: the keys of
-    the rows that the run has learned from."""
+    """The causes of a difference, in words: changed rows, then options. `tokens`: keys of the rows
+    the run was trained on."""
     lines = [rows] if (rows := _changed_rows(tokens, plan, data)) else []
     for path, then, now in options:
         lines.append(f"{option_name(path)}: was {_shown(then)}, is {_shown(now)}")
@@ -122,7 +122,7 @@ def what_changed(
 
 
 def _changed_rows(tokens: Sequence[str] | None, plan: RunPlan, data: RunData) -> str:
-    """`the rows changed (324 → 325)`; "" where they are the same, or are streamed."""
+    """`the rows changed (324 → 325)`; "" if they are the same or streamed."""
     from expert.data.tokens.prepare import read_statistics, tokens_folder
 
     if data.train is None or not isinstance(tokens, list):
@@ -133,7 +133,7 @@ def _changed_rows(tokens: Sequence[str] | None, plan: RunPlan, data: RunData) ->
     folders = [Path(plan.data.cache or "") / tokens_folder(key) for key in tokens]
     then, now = recipe_in(folders[0]), recipe_in(here[0].folder)
     if then is not None and now is not None and then[1]["data"] == now[1]["data"]:
-        return "how the rows are written changed (the template, the columns or their checks)"
+        return "the formatting of the rows changed (the template, the columns or their checks)"
     count = sum(prepared.statistics.documents for prepared in here)
     try:
         before = sum(read_statistics(folder).documents for folder in folders)
@@ -143,27 +143,27 @@ def _changed_rows(tokens: Sequence[str] | None, plan: RunPlan, data: RunData) ->
 
 
 EARLIER = "an earlier version of Expert"
-"""Of an order that this version would not make again."""
+"""For an order of rows that this version no longer produces."""
 
 
 def changed_orders(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Why rows that nobody changed would come in another order than that of the run: by the keys of
-    its identity, in words. `saved`, `now`: what it says of the data."""
-    found: dict[str, str] = {}
+    """Why unchanged rows would come in another order than in the run, in words, by identity key.
+    `saved`, `now`: the data parts of the two identities."""
+    reasons: dict[str, str] = {}
     same_rows = saved.get("tokens") == now.get("tokens")
     if same_rows and now.get("index") and saved.get("index") != now["index"]:
-        found["data.index"] = (
-            f"its rows were packed differently, as by {EARLIER}, and the index it was begun with, "
-            f"{saved.get('index')}, is not there any more"
+        reasons["data.index"] = (
+            f"its rows were packed differently, perhaps by {EARLIER}, and the index it started "
+            f"with, {saved.get('index')}, no longer exists"
         )
     if "fitted" in now and "fitted" not in saved:
-        found["data.fitted"] = f"{EARLIER} packed the rows of the stream, longest first"
+        reasons["data.fitted"] = f"{EARLIER} packed the rows of the stream, longest first"
     if saved.get("group_by_length") is True and now.get("group_by_length"):
-        found["data.group_by_length"] = (
-            f"{EARLIER} made its steps, each of rows of one length; now the rows of a step are "
-            "random, and only its micro-batches are sorted"
+        reasons["data.group_by_length"] = (
+            f"{EARLIER} made each step of rows of one length; now the rows of a step are random, "
+            "and only its micro-batches are sorted"
         )
-    return found
+    return reasons
 
 
 def _shown(value: Any) -> str:
@@ -173,8 +173,8 @@ def _shown(value: Any) -> str:
 
 
 def finished_before(folder: RunFolder, manifest: Manifest, data: RunData) -> dict[str, Any] | None:
-    """The event with which a run ended as it is asked to now; None where something is left to do,
-    or where something else is asked for, or other rows are there."""
+    """The event with which a run already ended as requested now; None if something is left to do,
+    was changed, or the rows are different."""
     if changed_options(folder, manifest) or damage(folder.final, contents=False):
         return None
     try:

@@ -20,12 +20,12 @@ _STEP = re.compile(r"(?:checkpoint-|step-)?(\d{1,9})")
 
 
 class NothingTrained(ExpertError):
-    """A run that has not got what was asked of it."""
+    """A run that does not have the requested state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which state of a run: its folder, and the step it was taken at where that is known."""
+    """A state of a run: its folder, and its step if known."""
 
     name: str
     path: Path
@@ -37,7 +37,7 @@ class Choice:
 
 
 def choose(folder: RunFolder, asked: str) -> Choice:
-    """The finished expert (`final`), the best checkpoint (`best`), or that of a step."""
+    """Find the finished expert (`final`), the best checkpoint (`best`), or that of a step."""
     number = _STEP.fullmatch(asked)
     if asked == FINAL:
         return _final(folder)
@@ -67,8 +67,8 @@ def _final(folder: RunFolder) -> Choice:
 
 
 def _whole_final(folder: RunFolder, name: str) -> Choice:
-    """The finished expert, every file of it as it was written: one flipped bit of an adapter gives
-    other answers without a word."""
+    """The finished expert, with every file verified: one flipped bit in an adapter silently changes
+    its answers."""
     fault = damage(folder.final, contents=False) or damage_once(folder.final)
     if fault:
         raise Damaged(
@@ -79,7 +79,7 @@ def _whole_final(folder: RunFolder, name: str) -> Choice:
 
 
 def _best(folder: RunFolder) -> Choice:
-    """The checkpoint of the best evaluation; the finished expert where it was made from that."""
+    """The checkpoint of the best evaluation, or the finished expert if made from it."""
     best: list[int] = []
     taken = last = None
     for event in read_events(folder.events):
@@ -94,7 +94,7 @@ def _best(folder: RunFolder) -> Choice:
             last = step
     if not best:
         raise NothingTrained(
-            f"{folder.path}: no evaluation says which checkpoint is the best  ({_offer(folder)})"
+            f"{folder.path}: no evaluation recorded a best checkpoint  ({_offer(folder)})"
         )
     path = folder.checkpoints / checkpoint_name(best[-1])
     if (path / DONE).is_file():
@@ -107,14 +107,14 @@ def _best(folder: RunFolder) -> Choice:
 
 
 def states(folder: RunFolder) -> list[str]:
-    """All that a run has saved, by name: its checkpoints in their order, then the final state."""
+    """All saved states by name: checkpoints in order, then the final state."""
     steps = checkpoints_in(folder.checkpoints)
     there = [str(step) for step, path in steps if (path / DONE).is_file()]
     return [*there, *([FINAL] if (folder.final / DONE).is_file() else [])]
 
 
 def _offer(folder: RunFolder, *, but: str = "") -> str:
-    """What the run has, as advice, but for one state."""
+    """The saved states as advice, without the state `but`."""
     there = [name for name in states(folder) if name != but]
     names = there[-1:] + there[:-1] if there[-1:] == [FINAL] else there
     nothing = f"it has saved nothing {'else' if but else 'yet'}"

@@ -1,4 +1,4 @@
-"""What a run has learned, loaded to be used: the finished expert, or one of its checkpoints."""
+"""Loads the trained weights of a run: the finished expert, or one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ Record = TypeVar("Record", bound="BaseModel")
 
 
 class AnotherBase(ExpertError):
-    """What was learned upon another base than the one that is there."""
+    """The run was trained on another base than the one present."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A model that has learned, on its device, with what turns text into its tokens."""
+    """A trained model on its device, with its tokenizer."""
 
     plan: RunPlan
     choice: Choice
     loaded: LoadedModel
     encoder: TextEncoder | CharacterEncoder
     template: Template | None
-    """None for the character model: its text has no turns."""
+    """None for the character model, whose text has no turns."""
     tokenizer_folder: Path | None
     device: torch.device
 
 
 def read_plan(folder: RunFolder) -> RunPlan:
-    """The plan a run was made by, its paths as they are now; every part of it is checked here."""
+    """The validated plan of a run, with its paths updated to the present."""
     folder.refuse_damaged()
     plan = _checked(RunPlan, read_object(folder.plan), folder.plan)
     parts: list[tuple[type[BaseModel], dict[str, Any]]]
@@ -64,14 +64,14 @@ def read_plan(folder: RunFolder) -> RunPlan:
 
 
 def manifest_of_run(folder: RunFolder) -> Manifest:
-    """What was asked of a run, as its folder keeps it."""
+    """The manifest stored in the run folder."""
     return _checked(Manifest, read_object(folder.manifest), folder.manifest)
 
 
 def _checked(kind: type[Record], data: dict[str, Any], file: Path) -> Record:
     from pydantic import ValidationError
 
-    try:  # as JSON: a tuple of the plan is a list there
+    try:  # as JSON: tuples of the plan are lists there
         return kind.model_validate_json(json.dumps(data))
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
@@ -82,12 +82,12 @@ def _checked(kind: type[Record], data: dict[str, Any], file: Path) -> Record:
 
 
 def base_remark(folder: RunFolder, plan: RunPlan) -> str:
-    """What is to be said of the base under what was learned; AnotherBase where a built-in one is
-    known not to be the one that was trained upon: the answers would be garbage. The weights of a
-    folder are compared by `load_trained`."""
+    """A warning about the base of a run, or ""; AnotherBase if a built-in base is known to differ
+    from the one trained on: the answers would be garbage. `load_trained` compares the weights of a
+    folder."""
     from expert.planning.models.resolve import weights_digits
 
-    # A model that was trained whole has none of its base's weights left.
+    # A fully trained model keeps none of its base's weights.
     if plan.adapter.type == "full":
         return ""
     if plan.model.place != "built-in":
@@ -95,8 +95,8 @@ def base_remark(folder: RunFolder, plan: RunPlan) -> str:
         if config in (None, config_of(plan.model)):
             return ""
         return (
-            f"{plan.model.location}: config.json is not the one of the training  (train it again, "
-            "or put the old one back, where its answers make no sense)"
+            f"{plan.model.location}: config.json changed since training  (if the answers make no "
+            "sense, restore the old file or train again)"
         )
     base = built_in_folder(plan.model.name)
     here = weights_digits(base) if base is not None else None
@@ -107,7 +107,7 @@ def base_remark(folder: RunFolder, plan: RunPlan) -> str:
     if trained_on is None:
         return (
             f"the run does not record which `{name}` it was trained on: an earlier version may "
-            "have brought another one  (train it again where its answers make no sense)"
+            "have shipped another one  (train it again if its answers make no sense)"
         )
     raise AnotherBase(
         f"{folder.path}: was trained on another `{name}` ({trained_on}; this version of Expert "
@@ -116,25 +116,25 @@ def base_remark(folder: RunFolder, plan: RunPlan) -> str:
 
 
 def _base_trained_on(folder: RunFolder) -> dict[str, Any]:
-    """What the newest checkpoint records of the base; nothing where there is none, or an earlier
-    version has written it."""
+    """What the newest checkpoint records about the base; empty if there is none, or an earlier
+    version wrote it."""
     for _, path in reversed(checkpoints_in(folder.checkpoints)):
-        found: Any = object_in(path / "state.json")
+        record: Any = object_in(path / "state.json")
         for key in ("state", "identity", "base"):
-            found = found.get(key) if isinstance(found, dict) else None
-        if isinstance(found, dict):
-            return found
+            record = record.get(key) if isinstance(record, dict) else None
+        if isinstance(record, dict):
+            return record
     return {}
 
 
 def weights_trained_on(folder: RunFolder) -> str | None:
-    """Which weights the base had; None where the run does not tell."""
-    found = _base_trained_on(folder).get("weights")
-    return found if isinstance(found, str) else None
+    """The identity of the base weights trained on; None if the run does not record it."""
+    weights = _base_trained_on(folder).get("weights")
+    return weights if isinstance(weights, str) else None
 
 
 def pick_device(asked: str) -> torch.device:
-    """The device by name; `auto` is the card where torch can use one."""
+    """The named device; `auto` is a GPU if torch can use one."""
     import torch
 
     there = torch.cuda.is_available()
@@ -155,14 +155,14 @@ def load_trained(
     precision: str | None = None,
     adapter_dtype: torch.dtype | None = None,
 ) -> Trained:
-    """The base with what was learned, ready to answer: no dropout, no gradients, plain attention.
+    """The base with the trained weights, ready to answer: no dropout or gradients, plain attention.
 
-    Without `quantised` the base is read in full; `precision` and `adapter_dtype` are those of the
-    run where they are not given.
+    Without `quantised` the base is loaded unquantised; `precision` and `adapter_dtype` default to
+    those of the run.
     """
     base_remark(folder, plan)
     weights = BaseWeights(plan)
-    weights.begin(first=True)  # beside the loading
+    weights.begin(first=True)  # in parallel with loading
     model = plan.model if quantised else plan.model.model_copy(update={"quantization": "none"})
     settled = plan.model_copy(update={"model": model})
     loaded = _loaded(settled, choice, device, precision, adapter_dtype, run=folder)
@@ -177,8 +177,8 @@ def load_trained(
 
 @contextmanager
 def loading(path: Path) -> Iterator[None]:
-    """What libraries raise over the files of a folder is said of the folder: it may come from
-    somebody else, with hashes that fit."""
+    """Attribute errors of libraries to the folder being loaded: it may come from someone else, with
+    matching hashes."""
     import torch
 
     try:
@@ -194,7 +194,7 @@ def loading(path: Path) -> Iterator[None]:
 
 
 def load_base(plan: RunPlan, *, device: torch.device) -> Trained:
-    """The base of a run without what was learned, to be asked as its expert is."""
+    """The base of a run without its trained weights, used the same way."""
     if plan.model.name == CHAR_GPT:
         raise NothingTrained(
             "--baseline base: the character model is trained from scratch, it has no base  "
@@ -216,14 +216,14 @@ def _loaded(
     *,
     run: RunFolder | None = None,
 ) -> LoadedModel:
-    """The model of a plan with the weights of a choice; plain attention."""
+    """The model of a plan with the weights of a choice, with plain attention."""
     from expert.model.load import load_model
 
     precision, adapter_dtype = _dtypes(plan, device, precision, adapter_dtype)
     changes = {"attention": "sdpa", "precision": precision, "device": device.type}
     model, adapter, characters = plan.model, plan.adapter, None
     of_characters = model.name == CHAR_GPT
-    # A model that was trained whole lies in its final folder, without a base under it.
+    # A fully trained model is loaded from its final folder, without a base.
     whole = choice.is_final and (of_characters or adapter.type == "full")
     if whole:
         model = model.model_copy(update={"place": "folder", "location": str(choice.path)})
@@ -256,12 +256,12 @@ def _dtypes(
     precision: str | None,
     adapter_dtype: torch.dtype | None,
 ) -> tuple[str, torch.dtype]:
-    """Precision of the base and type of the adapter: those of the run where they are not given."""
+    """Precision of the base and dtype of the adapter; default: those of the run."""
     import torch
 
     precision = precision or plan.kernels.precision
     if precision == "fp16" and device.type == "cpu":
-        precision = "fp32"  # float16 is slow on CPUs, and its numbers are all in float32
+        precision = "fp32"  # float16 is slow on CPUs, and float32 holds all its values
     if adapter_dtype is None:
         adapter_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     return precision, adapter_dtype
@@ -282,8 +282,8 @@ def _usable(plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.de
         register_answering()
         loaded.causal_lm.set_attn_implementation(ANSWERING)
         loaded.causal_lm.config.use_cache = True
-        own = (choice.path / "tokenizer_config.json").is_file()
-        tokens = choice.path if own else loaded.folder
+        has_tokenizer = (choice.path / "tokenizer_config.json").is_file()
+        tokens = choice.path if has_tokenizer else loaded.folder
         assert tokens is not None
         with loading(tokens):
             encoder, template = text_tools(tokens, plan.model.prompt_template)
@@ -299,7 +299,7 @@ def _usable(plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.de
 
 
 def _characters_of(folder: RunFolder) -> str:
-    """The characters a run knows; older runs kept them with the finished expert only."""
+    """The vocabulary of a character model; older runs stored it with the finished expert only."""
     for place in (folder.path, folder.final):
         file = place / "vocabulary.json"
         if file.is_file():
@@ -320,7 +320,7 @@ def _take_checkpoint(loaded: LoadedModel, path: Path) -> None:
 
 
 def _take_final(loaded: LoadedModel, path: Path) -> None:
-    """Put the adapter and the soft prompts of a finished expert into a model without them."""
+    """Load the adapter and soft prompts of a finished expert into a model."""
     import torch
     from safetensors.torch import load_file
 
@@ -328,12 +328,12 @@ def _take_final(loaded: LoadedModel, path: Path) -> None:
         from peft import set_peft_model_state_dict
 
         tensors: Mapping[str, Any] = load_file(path / "adapter_model.safetensors")
-        found: Any = set_peft_model_state_dict(loaded.module, dict(tensors))
+        result: Any = set_peft_model_state_dict(loaded.module, dict(tensors))
         # AdaLoRA's ranknum is a setting, which PEFT does not save.
         own = {name for name in loaded.weights if ".ranknum." not in name}
-        learnt = own & set(found.missing_keys)
-        if found.unexpected_keys or learnt:
-            wrong = sorted([*found.unexpected_keys, *learnt])
+        missing = own & set(result.missing_keys)
+        if result.unexpected_keys or missing:
+            wrong = sorted([*result.unexpected_keys, *missing])
             raise NothingTrained(
                 f"{path}: the adapter does not fit the plan of its run: {', '.join(wrong[:3])}  "
                 "(the run folder was changed; take another checkpoint)"
@@ -346,12 +346,12 @@ def _take_final(loaded: LoadedModel, path: Path) -> None:
 
 
 def soft_prompt_rows(path: Path, names: tuple[str, ...]) -> list[torch.Tensor]:
-    """The embeddings of the soft prompts in a folder, in the order of their names."""
+    """The soft-prompt embeddings in a folder, in the order of `names`."""
     from safetensors.torch import load_file
 
     rows = []
     for name in names:
-        own = path / "soft_prompts" / name
-        place = own if own.is_dir() else path
+        subfolder = path / "soft_prompts" / name
+        place = subfolder if subfolder.is_dir() else path
         rows.append(load_file(place / "adapter_model.safetensors")["prompt_embeddings"])
     return rows

@@ -1,4 +1,4 @@
-"""Which run is meant: a run folder, a folder of runs, or the folder of an expert."""
+"""Which run is meant by a run folder, a folder of runs, or the folder of an expert."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 RUNS = Path("runs")
-NAME_IT = "or name the run folder that is meant"
+NAME_IT = "or name the run folder you mean"
 
 
 def find_run(place: Path | None) -> RunFolder:
-    """The run folder named, or the newest one in the folder named; without a name, in runs/."""
+    """The named run folder, or the newest run in the named folder (default: runs/)."""
     if place is not None and RunFolder(place).was_started:
         return RunFolder.open(place)
     parent = RUNS if place is None else place
@@ -52,12 +52,12 @@ def find_run(place: Path | None) -> RunFolder:
 
 
 def find_trained(place: Path | None) -> RunFolder:
-    """The run folder named, the newest in a folder of runs, or the newest of an expert."""
+    """The named run folder, the newest in a folder of runs, or the newest of an expert."""
     return find_expert(place)[0]
 
 
 def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
-    """The run that is meant, and the folder of its manifest where that was named."""
+    """The run, and the folder of its manifest if that was named."""
     if place is None or _is_run(RunFolder(place)):
         return find_run(place), None
     file = place if place.is_file() else manifest_in(place)
@@ -68,7 +68,7 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
     run = latest_run(parent, read.manifest.name) or latest_run(read.folder, read.manifest.name)
     if run is None and place.is_dir():  # `--output .` puts runs beside the manifest
         other = latest_run(place)
-        if other is not None:  # of another expert: this manifest does not describe it
+        if other is not None:  # of another expert, which this manifest does not describe
             return other, None
     if run is None:
         raise RunFolderError(
@@ -79,8 +79,8 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
 
 
 def runs_folder(read: ReadManifest) -> Path:
-    """Where the runs of a manifest go. The expert's folder may come from somebody else: a link in
-    it on the way there is refused."""
+    """The folder for the runs of a manifest. The expert's folder may come from someone else, so
+    links on the way are refused."""
     runs = read.manifest.training.config.runs_beside(read.folder)
     refuse_links(
         runs,
@@ -91,8 +91,8 @@ def runs_folder(read: ReadManifest) -> Path:
 
 
 def run_to_resume(resume: str, *, runs: Path, expert: str) -> tuple[RunFolder, Path]:
-    """The run to resume, and the checkpoint or all of its checkpoints. `resume`: "auto" for the
-    newest run of an expert under `runs`, a checkpoint, or any folder that means a run."""
+    """The run to resume, and its checkpoint or folder of checkpoints. `resume`: "auto" for the
+    newest run of an expert under `runs`, a checkpoint, or any folder that identifies a run."""
     if resume == "auto":
         newest = latest_run(runs, expert)
         if newest is None:
@@ -105,16 +105,16 @@ def run_to_resume(resume: str, *, runs: Path, expert: str) -> tuple[RunFolder, P
     if checkpoint_step(path.name) is not None:
         return RunFolder.open(path.parent.parent), path
     if not path.is_dir():
-        return RunFolder.open(path), path  # says what is wrong
-    # In a folder of several experts' runs only those of this one can be resumed.
+        return RunFolder.open(path), path  # raises with the reason
+    # In a folder with runs of several experts only those of this one can be resumed.
     own = None if _is_run(RunFolder(path)) else latest_run(path, expert)
     folder = own or find_trained(path)
     return folder, folder.checkpoints
 
 
 def newest_that_saved(read: ReadManifest) -> str | None:
-    """The newest run of a manifest that has a whole checkpoint or is finished; None without one.
-    What a job that is started again gives to `--resume`, whether it had begun or not."""
+    """The newest run of a manifest with a complete checkpoint or result, or None: for a restarted
+    job, which can then use `--resume` whether it had started or not."""
     for run in runs_in(runs_folder(read), read.manifest.name):
         if has_saved(run):
             return str(run.path)
@@ -122,14 +122,14 @@ def newest_that_saved(read: ReadManifest) -> str | None:
 
 
 def has_saved(run: RunFolder) -> bool:
-    """Whether a run has a whole checkpoint, or is finished."""
+    """Whether a run has a complete checkpoint or is finished."""
     paths = [path for _, path in checkpoints_in(run.checkpoints)]
     return any((path / DONE).is_file() for path in [*paths, run.final])
 
 
 def run_or_result(place: Path) -> Path:
-    """The run that a folder means, or the place itself where none does: whoever reads results of
-    benchmarks says what is wrong with it."""
+    """The run that a folder identifies, or the place itself if there is none: reading it as a
+    benchmark result reports the problem."""
     if not place.is_dir() or (place / FILE).is_file() or _is_run(RunFolder(place)):
         return place
     with suppress(RunFolderError):
@@ -138,42 +138,42 @@ def run_or_result(place: Path) -> Path:
 
 
 def manifest_of(folder: RunFolder, started: Event | None = None) -> str:
-    """The manifest a run was trained from, as a command takes it; FILE where it is gone.
+    """The manifest a run was trained from, as a command argument; FILE if it is gone.
 
-    `started`: the event of its start, where it is known already."""
-    told = start_of(folder) if started is None else started
+    `started`: its start event, if already read."""
+    event = start_of(folder) if started is None else started
     try:
         then = str(read_object(folder.plan)["watch"]["output_dir"])
         now = folder.path.absolute().parent
-        told = {"manifest": str(found_again(told["manifest"], runs_then=then, runs_now=now))}
-    except (OSError, ValueError, KeyError, TypeError):  # the plan does not tell where it was
+        event = {"manifest": str(found_again(event["manifest"], runs_then=then, runs_now=now))}
+    except (OSError, ValueError, KeyError, TypeError):  # the plan does not record where it was
         pass
-    return named_manifest(told)
+    return named_manifest(event)
 
 
 def start_of(folder: RunFolder) -> Event:
-    """The event with which a run began, or was last resumed; empty where there is none."""
+    """The event of the last start or resume of a run; empty if there is none."""
     try:
-        found = [e for e in read_events(folder.events) if e.get("event") == "started"]
+        events = [e for e in read_events(folder.events) if e.get("event") == "started"]
     except OSError:
-        found = []
-    return found[-1] if found else {}
+        events = []
+    return events[-1] if events else {}
 
 
 def as_recorded(plan: RunPlan) -> dict[str, Any]:
-    """A plan as its run folder keeps it: its paths mean the same from every folder."""
+    """A plan as stored in its run folder, with absolute paths."""
     return _with_places(plan, lambda path: Path(path).absolute()).model_dump(mode="json")
 
 
 def with_places_now(plan: RunPlan, folder: RunFolder) -> RunPlan:
-    """The plan of a run, its paths where they lie today, wherever it was started and moved to."""
+    """The plan of a run with its current paths, wherever it was started and moved to."""
     then, now = plan.watch.output_dir, folder.path.absolute().parent
     return _with_places(plan, lambda path: found_again(path, runs_then=then, runs_now=now))
 
 
 def _with_places(plan: RunPlan, place: Callable[[str], Path]) -> RunPlan:
     model, data, watch = plan.model, plan.data, plan.watch
-    if model.place == "built-in":  # it lies where this version of the package does
+    if model.place == "built-in":  # inside the package of this version
         model = model.model_copy(update={"location": _built_in(model.name) or model.location})
     elif model.place != "hub":
         model = model.model_copy(update={"location": str(place(model.location))})
@@ -191,5 +191,5 @@ def _built_in(name: str) -> str:
 
 
 def _is_run(folder: RunFolder) -> bool:
-    """Whether a run was begun there, however damaged it is: it has a manifest.json of its own."""
+    """Whether a run was started there, however damaged; such a folder also has a manifest.json."""
     return folder.was_started or folder.events.is_file()

@@ -1,5 +1,5 @@
-"""The command that resumes a run as it was started: the one that was given, or one made from
-what the run folder keeps."""
+"""The command that resumes a run as it was started: the one that was given, or one rebuilt from the
+run folder."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 RESUME, EPOCHS, SET = "--resume", "--epochs", "--set"
 NO_FILE = "FILE"
-"""Stands for a manifest that is not where it was."""
+"""Placeholder for a manifest that was moved or removed."""
 
 Setting = tuple[str, Any]
-"""A key of the manifest, and what it is to be."""
+"""A key of the manifest and its value."""
 
 
 def command_of_run(folder: RunFolder, started: Event | None = None) -> str:
-    """The command that resumes a run, with all that it was started with besides what its
-    manifest says today. `started`: the event of its start, where it is known already."""
-    told = start_of(folder) if started is None else started
-    words, settings = _how_started(folder, told)
-    return command_to_go_on(["expert", "train", *words, *_asked(told)], folder.path, settings)
+    """The command that resumes a run with all options of its start that its manifest does not have
+    today. `started`: its start event, if already read."""
+    event = start_of(folder) if started is None else started
+    words, settings = _how_started(folder, event)
+    return command_to_go_on(["expert", "train", *words, *_asked(event)], folder.path, settings)
 
 
 def _asked(started: Event) -> list[str]:
-    """Options of the start that no manifest keeps."""
+    """Options of the start that are not in the manifest."""
     vram = started.get("vram")
     limit = ["--vram", vram] if isinstance(vram, str) else []
     return [*limit, *(["--allow-remote-code"] if started.get("allow_remote_code") is True else [])]
 
 
 def _how_started(folder: RunFolder, started: Event) -> tuple[list[str], list[Setting]]:
-    """Words that name what was trained, and keys that the manifest of today has otherwise."""
+    """Arguments that name what was trained, and keys that differ in today's manifest."""
     recorded = object_in(folder.manifest)
     file = manifest_of(folder, started)
     text = _text_of_characters(recorded) if file == NO_FILE else None
@@ -57,14 +57,14 @@ def _how_started(folder: RunFolder, started: Event) -> tuple[list[str], list[Set
             read = read_manifest(Path(file))
         else:
             read = character_manifest(text, [f"training.dataset.path={json.dumps(text)}"])
-    except (ExpertError, OSError):  # it can be mended and named again
+    except (ExpertError, OSError):  # the user can fix it and name it again
         return words, []
     settings = [(path, then) for path, then, _ in changed_since(folder, read.manifest)]
     return [*words, *_model(folder, read)], settings
 
 
 def _model(folder: RunFolder, read: ReadManifest) -> list[str]:
-    """`--model NAME` where another than the first of the base models was trained."""
+    """`--model NAME` if another base model than the first was trained."""
     plan = object_in(folder.plan).get("model")
     name = plan.get("name") if isinstance(plan, dict) else None
     names = [spec.name for spec in read.manifest.base_models]
@@ -72,7 +72,7 @@ def _model(folder: RunFolder, read: ReadManifest) -> list[str]:
 
 
 def _text_of_characters(recorded: dict[str, Any]) -> str | None:
-    """The text that the character model was trained on without a manifest; None: it was not."""
+    """The text a character model was trained on without a manifest, else None."""
     try:
         path = str(recorded["training"]["dataset"]["path"])
         is_character_model = recorded["base_models"][0]["name"] == CHAR_GPT
@@ -85,9 +85,9 @@ def _text_of_characters(recorded: dict[str, Any]) -> str | None:
 def command_to_go_on(
     argv: list[str], folder: Path | None, options: Sequence[tuple[str, Any]] = ()
 ) -> str:
-    """The command that was given, whole, with the run to resume; under make nobody saw it.
+    """The complete given command with the run to resume; under make the user never saw it.
 
-    `folder`: None for the newest run. `options`: keys of the manifest to set, and to what.
+    `folder`: None for the newest run. `options`: manifest keys to set, with their values.
     """
     import shlex
     import shutil
@@ -98,7 +98,7 @@ def command_to_go_on(
         program = "python -m expert"
     elif known is not None and Path(known).resolve() == Path(program).resolve():
         program = Path(program).name
-    words = with_resume_value(words)
+    words = [word for word in with_resume_value(words) if not word.startswith(f"{RESUME}=")]
     if RESUME in words:
         place = words.index(RESUME)
         del words[place : place + 2]
@@ -108,7 +108,7 @@ def command_to_go_on(
 
 
 def _with_option(words: list[str], path: str, value: Any) -> list[str]:
-    """A command with a key of the manifest set, and no longer set before; --epochs is a key too."""
+    """The command with a manifest key set, replacing earlier settings; --epochs is a key too."""
     name = option_name(path)
     text = value if isinstance(value, str) else json.dumps(value)
     words = _without(words, lambda option, set_to: option == SET and _names(set_to, path))
@@ -120,14 +120,12 @@ def _with_option(words: list[str], path: str, value: Any) -> list[str]:
 
 
 def _names(set_to: str, path: str) -> bool:
-    """Whether `KEY=VALUE` is about this key: by its path, or by the end of it, as far as --set
-    takes that."""
+    """Whether `KEY=VALUE` sets this key, by its path or the end of its path, as --set allows."""
     return f".{path}".endswith(f".{set_to.partition('=')[0].strip()}")
 
 
 def _without(words: list[str], unwanted: Callable[[str, str], bool]) -> list[str]:
-    """A command without the options that are not wanted any more, as `--option value` or
-    `--option=value`."""
+    """The command without unwanted options, written as `--option value` or `--option=value`."""
     kept, waiting = [], list(words)
     while waiting:
         word = waiting.pop(0)
@@ -142,7 +140,7 @@ def _without(words: list[str], unwanted: Callable[[str, str], bool]) -> list[str
 
 
 def with_resume_value(args: list[str]) -> list[str]:
-    """The arguments with `auto` behind every --resume that no value follows."""
+    """The arguments with `auto` after every --resume without a value."""
     filled: list[str] = []
     for place, word in enumerate(args):
         filled.append(word)

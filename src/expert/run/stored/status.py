@@ -1,8 +1,7 @@
-"""How a run stands by its events, and its events as they are written."""
+"""The status of a run from its events, and its events as they are written."""
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -10,23 +9,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from expert.core.events import Event, follow, read_events
-from expert.core.publish import is_alive
 from expert.core.rundir import RunFolder, holder_of
 
 State = Literal["running", "finished", "stopped", "failed", "gone"]
 ENDINGS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 ENDED_BEFORE: tuple[State, ...] = ("gone", "stopped", "failed")
-"""A run that can be resumed."""
+"""States of a run that can be resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """How a run stands, by its events; None is what they do not tell."""
+    """The status of a run from its events; None for what they do not record."""
 
     folder: Path
     state: State
     because: str
-    """How it ended, in words; empty while it continues."""
+    """How it ended, in words; empty while it runs."""
     expert: str | None
     model: str | None
     device: str | None
@@ -35,45 +33,44 @@ class RunStatus:
     epoch: float | None
     epochs: float | None
     loss: float | None
-    """Of the last line: the mean of the steps since the line before; of a finished run only where
-    that line was of its last step."""
+    """The mean of the steps since the previous step event; for a finished run only if the last
+    event was at its last step."""
     mean_loss: float | None
-    """Of the whole run, once it has finished."""
+    """Over the whole run, once finished."""
     rate: float | None
     tokens_per_second: float | None
     steps_per_second: float | None
     gpu_utilization: float | None
-    """Percent of the time in which the card was at work, over the last line; None on a CPU."""
+    """Percent of the time the card was busy, over the last step event; None on a CPU."""
     gpu_peak_memory_bytes: int | None
-    """The most that the run had of the card; None on a CPU."""
+    """Peak GPU memory of the run; None on a CPU."""
     cpu_peak_memory_bytes: int | None
-    """The most that the process had of the host, where it trains on that; None on a card."""
+    """Peak host memory of a CPU run; None on a card."""
     eta_seconds: float | None
     eval_loss: float | None
-    """On the validation rows, the last time that they were looked at."""
+    """On the validation rows, at the last evaluation."""
     best_eval_loss: float | None
-    """The lowest that was seen there."""
+    """The lowest on the validation rows."""
     best_eval_step: int | None
     test_loss: float | None
-    """On the test rows, once the run has finished."""
+    """On the test rows, once finished."""
     last_checkpoint: str | None
     fallbacks: tuple[str, ...]
     last_event: float | None
-    """When the last event was written, in seconds since 1970."""
+    """Time of the last event, in seconds since 1970."""
     final: str | None
     damaged_lines: int
 
 
 def run_status(folder: RunFolder) -> RunStatus:
-    """What the events of a run say by now; a torn last line is left out."""
+    """The status of a run from its event file; an incomplete last line is ignored."""
     events = read_events(folder.events)
     status = status_by(events, folder)
     return replace(status, damaged_lines=events.damaged)
 
 
 def status_by(events: Iterable[Event], folder: RunFolder, *, damaged_lines: int = 0) -> RunStatus:
-    """What events that were read say of a run; those of a long run are read in seconds, so whoever
-    has them need not have them read again."""
+    """The status of a run from events already read: reading those of a long run takes seconds."""
     seen: dict[str, Any] = {}
     ending: Event | None = None
     fallbacks: list[str] = []
@@ -117,35 +114,35 @@ _PEAKS = {
     "gpu_peak_memory_bytes": "peak_reserved_bytes",
     "cpu_peak_memory_bytes": "cpu_peak_memory_bytes",
 }
-"""What is kept of a run, and the field of its step events."""
+"""Peaks of the run and the fields of its step events."""
 _REACHED = ("saved", "finished", "stopped", "rolled_back", "resumed")
-"""Events that say which step was the last one; those of steps come only now and then."""
+"""Events that give the last step reached; step events are only written at intervals."""
 _EVALS = ("eval_loss", "best_eval_loss", "best_eval_step")
 _KEPT = (*_STARTED, *_STEP, *_PEAKS, "mean_loss", *_EVALS, "test_loss", "last_checkpoint")
 
 
 def _facts(event: Event) -> dict[str, Any]:
-    """What an event tells about where the run stands."""
+    """What an event says about the status of the run."""
     kind = event["event"]
     if kind == "started":
         return {name: event.get(name) for name in _STARTED}
     if kind == "step":
-        told = {name: event.get(name) for name in _STEP}
-        return {**told, "told_at": event.get("step"), "epoch_at": event.get("step")}
+        facts = {name: event.get(name) for name in _STEP}
+        return {**facts, "told_at": event.get("step"), "epoch_at": event.get("step")}
     if kind == "epoch":
         return {"epoch": event.get("epoch"), "epoch_at": event.get("step")}
     if kind == "eval" and event.get("split") == "test":
         return {"test_loss": event.get("loss")}
     reached = {"step": event["step"]} if kind in _REACHED and "step" in event else {}
     if kind == "resumed":
-        return {**reached, "test_loss": None}  # that was of the weights before
+        return {**reached, "test_loss": None}  # it belonged to the earlier weights
     if kind == "saved":
         return {**reached, "last_checkpoint": event.get("path")}
     return reached
 
 
 def _peaks(seen: dict[str, Any], event: Event) -> dict[str, Any]:
-    """The highest peaks after this event: torch's own is set back where a plan is changed."""
+    """The highest peaks so far: torch resets its own when the plan changes."""
     known = {
         name: [value for value in (seen.get(name), event.get(field)) if isinstance(value, int)]
         for name, field in _PEAKS.items()
@@ -154,10 +151,10 @@ def _peaks(seen: dict[str, Any], event: Event) -> dict[str, Any]:
 
 
 def _evals(known: dict[Any, Any], event: Event) -> dict[Any, Any]:
-    """The losses on the validation rows by step, after this event; what was undone is gone."""
+    """The validation losses by step, after this event; undone steps are removed."""
     kind, step = event["event"], event.get("step")
     if kind == "eval" and event.get("split", "validation") == "validation":
-        known.pop(step, None)  # the newest last; in place: a run has thousands
+        known.pop(step, None)  # newest last; in place, as a run has thousands
         known[step] = event.get("loss")
         return known
     if kind in ("resumed", "rolled_back"):
@@ -170,26 +167,26 @@ def _evals(known: dict[Any, Any], event: Event) -> dict[Any, Any]:
 def _of_evals(evals: dict[Any, Any]) -> dict[str, Any]:
     if not evals:
         return {}
-    found: dict[str, Any] = {"eval_loss": list(evals.values())[-1]}
+    facts: dict[str, Any] = {"eval_loss": list(evals.values())[-1]}
     known = {at: loss for at, loss in evals.items() if isinstance(loss, int | float)}
-    if known:  # the file holds "nan" as text
+    if known:  # "nan" is stored as text
         best = min(known, key=lambda at: known[at])
-        found |= {"best_eval_loss": known[best], "best_eval_step": best}
-    return found
+        facts |= {"best_eval_loss": known[best], "best_eval_step": best}
+    return facts
 
 
 def _at_the_end(seen: dict[str, Any], finished: Event) -> dict[str, Any]:
-    """What holds of a finished run as a whole. Steps are told of now and then: what was said of an
-    earlier one is not how the run ended, and is left out."""
+    """Values of a finished run as a whole. Step events are written at intervals: values of an
+    earlier step do not describe the end and are dropped."""
     last = finished.get("step")
     facts = {"mean_loss": finished.get("loss"), "eta_seconds": None}
     best = finished.get("eval_loss")
     if best is not None and best != seen.get("best_eval_loss"):
         facts |= {"best_eval_loss": best, "best_eval_step": None}
     rates = (("tokens_per_second",) * 2, ("steps_per_second",) * 2)
-    for name, told in (("eval_loss", "last_eval_loss"), *rates):
-        if finished.get(told) is not None:
-            facts[name] = finished[told]
+    for name, field in (("eval_loss", "last_eval_loss"), *rates):
+        if finished.get(field) is not None:
+            facts[name] = finished[field]
     if seen.get("told_at") != last:
         facts |= {"loss": None, "rate": None}
     if seen.get("epoch_at") != last:
@@ -198,7 +195,7 @@ def _at_the_end(seen: dict[str, Any], finished: Event) -> dict[str, Any]:
 
 
 def state_of(folder: RunFolder, ending: Event | None) -> tuple[State, str]:
-    """How a run stands by the event that ended it, if one did, and why, in words."""
+    """The state of a run, given the event that ended it if any, and why, in words."""
     if ending is not None:
         because = str(ending.get("reason") or ending.get("error") or "")
         return ENDINGS[ending["event"]], because
@@ -208,17 +205,15 @@ def state_of(folder: RunFolder, ending: Event | None) -> tuple[State, str]:
 
 
 def trainer_lives(folder: RunFolder) -> bool:
-    """Whether somebody holds the run; of a process on another machine nothing else is known."""
+    """Whether a process holds the run's lock; one on another machine is assumed to be alive."""
     holder = holder_of(folder.lock_file)
-    if holder is None:
-        return False
-    return holder.host != socket.gethostname() or is_alive(holder.pid)
+    return holder is not None and holder.may_live
 
 
 def follow_run(
     folder: RunFolder, *, poll: float = 0.5, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Event]:
-    """The events of a run from the first on, until it has ended or its trainer is gone."""
+    """The events of a run from the first, until it ends or its trainer is gone."""
     ended = False
 
     def over() -> bool:
@@ -229,13 +224,13 @@ def follow_run(
         if kind in ENDINGS:
             ended = True
         elif kind in ("started", "resumed"):
-            ended = False  # it was resumed after that end
+            ended = False  # it was resumed
         yield placed(event, folder)
 
 
 def placed(event: Event, folder: RunFolder) -> Event:
-    """An event whose paths lead to its run from here: they were written where it was started, and
-    the run may have been moved since."""
+    """An event with its paths updated to the current place of the run, which may have been
+    moved."""
     kind = event["event"]
     if kind == "started" and event.get("run"):
         return {**event, "run": str(folder.path)}

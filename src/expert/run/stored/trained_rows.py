@@ -1,4 +1,4 @@
-"""Which rows a run has learned from, by what it left in its folder."""
+"""Which rows a run was trained on, from its folder."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from expert.data.tokens.prepare import Recipe
 
 SAYS_OTHER_ROWS = ("data.tokens", "data.index")
-"""Beginnings of the differences that --allow-changed let pass and that concern the rows."""
+"""Prefixes of differences about the rows, which --allow-changed accepted."""
 
 
 @dataclass(frozen=True)
 class LearntRows:
-    """Everything the run has trained on, from its first start to its last."""
+    """All rows a run was trained on, over all its starts."""
 
     tokens: frozenset[str]
-    """First digits of the keys of the prepared rows, as the names of their folders have them; each
-    key follows from the content of the rows and from how they are written."""
+    """Short keys of the prepared rows, as in the names of their folders; a key depends on the
+    content of the rows and on their formatting."""
     indexes: frozenset[str]
-    """Names of the indexes: each follows from the keys and from the rows that were drawn. Runs of
-    earlier versions whose checkpoints are gone name none."""
+    """Names of the pack indexes, which depend on the keys and the rows drawn. Empty for runs of
+    earlier versions whose checkpoints are gone."""
     mixed: bool
-    """It continued with other rows than it began with."""
+    """It continued with other rows than it started with."""
     folders: frozenset[Path] = frozenset()
-    """Where the prepared rows were."""
+    """The folders of the prepared rows."""
 
     def unlike(self, recipes: Sequence[Recipe], cache: Path) -> str:
-        """Why rows of these recipes are not those of the run, in words; "" where they are. The
-        cache may still tell how those of the run were made."""
+        """Why rows of these recipes differ from those of the run, in words; "" if they do not. The
+        cache may still hold the recipes of the run."""
         from expert.data.tokens.prepare import short_key
 
         if not self.tokens:
@@ -54,25 +54,25 @@ class LearntRows:
         return known and (self.tokens, self.indexes) == (other.tokens, other.indexes)
 
     def has_index(self, name: str) -> bool:
-        """Whether the rows were drawn as in this index; where none is known the recipes tell."""
+        """Whether the rows were drawn as in this index; if none is known the recipes decide."""
         return not self.indexes or self.indexes == {name}
 
     def _recipes_gone(self, today: Iterable[str], cache: Path) -> list[dict[str, Any]]:
-        """How rows were made that the run learned and that would be made otherwise today."""
+        """Recipes of rows the run was trained on that today's manifest no longer produces."""
         from expert.data.tokens.prepare import tokens_folder
 
         gone = self.tokens.difference(today)
-        found = {}
+        recipes = {}
         for folder in (*self.folders, *(cache / tokens_folder(key) for key in gone)):
-            made_by = recipe_in(folder)
-            if made_by is not None:
-                key, recipe = made_by
-                found[key] = recipe
-        return [recipe for key, recipe in sorted(found.items()) if key in gone]
+            entry = recipe_in(folder)
+            if entry is not None:
+                key, recipe = entry
+                recipes[key] = recipe
+        return [recipe for key, recipe in sorted(recipes.items()) if key in gone]
 
 
 def recipe_in(folder: Path) -> tuple[str, dict[str, Any]] | None:
-    """First digits of the key and the recipe of a prepared folder; None where it tells none."""
+    """The short key and the recipe of a prepared folder; None if it has none."""
     from expert.data.tokens.prepare import RECIPE, Recipe, short_key
 
     try:
@@ -83,18 +83,18 @@ def recipe_in(folder: Path) -> tuple[str, dict[str, Any]] | None:
 
 
 def _what_changed(new: Sequence[Recipe], gone: Sequence[Mapping[str, Any]]) -> str:
-    """The difference between how rows are made today and how they were made for the run."""
+    """How today's recipes differ from those of the run."""
     if not new or not gone:
         return "the data, or how its rows are read, changed since the run"
-    # Of several sources, the one with the same bytes is the same source.
+    # With several sources, those with the same bytes are the same source.
     pairs = [(recipe, old) for recipe in new for old in gone]
     recipe, old = next((pair for pair in pairs if pair[0].data == pair[1]["data"]), pairs[0])
     return f"{recipe.difference(dict(old))} since the run"
 
 
 def learnt_rows(folder: RunFolder) -> LearntRows:
-    """What the events and the checkpoints of a run say; checkpoints may have been removed, and
-    events of earlier versions name no keys."""
+    """Collected from events and checkpoints: checkpoints may have been removed, and events of
+    earlier versions have no keys."""
     from expert.data.tokens.prepare import short_key, short_key_of
     from expert.training.checkpoint import CheckpointError, read_state
 

@@ -241,7 +241,12 @@ async function plan() {
   place.classList.add("stale");
   const told = await post(`/manifest/${byId("settings").dataset.manifest}/plan`, changedFields());
   if (turn !== asked) return; // something was typed since
-  if (told) place.innerHTML = told.html;
+  if (told) {
+    place.innerHTML = told.html;
+    byId("settings").querySelectorAll("[data-was]").forEach((field) => {
+      field.setAttribute("aria-invalid", told.wrong.includes(field.name));
+    });
+  }
   place.classList.remove("stale");
 }
 

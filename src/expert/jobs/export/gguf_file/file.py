@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,14 +54,7 @@ def refuse_type(kind: str) -> None:
 
 
 def write_model(
-    path: Path,
-    model: Any,
-    family: Family,
-    words: Vocabulary,
-    kind: str,
-    about: About,
-    *,
-    tell: Callable[[str], None] = lambda what: None,
+    path: Path, model: Any, family: Family, words: Vocabulary, kind: str, about: About
 ) -> dict[str, int]:
     """Write a model as `kind`; returns how many tensors have which type."""
     import gguf
@@ -79,11 +74,7 @@ def write_model(
         return one.to_file(tensor.detach().float())
 
     write_tensors(writer, {one.name: one.shape for one in stored}, types, iter(map(values, stored)))
-    counted: dict[str, int] = {}
-    for each in types.values():
-        counted[each] = counted.get(each, 0) + 1
-    tell(", ".join(f"{count} {each}" for each, count in sorted(counted.items())))
-    return counted
+    return dict(Counter(types.values()))
 
 
 def begin(path: Path, family: Family, about: About, words: Vocabulary | None) -> Any:
@@ -108,12 +99,7 @@ def begin(path: Path, family: Family, about: About, words: Vocabulary | None) ->
 def _name(name: str, words: Vocabulary | None) -> str:
     """llama.cpp looks for "phi-3" in the name of a model to drop spaces after its markers, and ends
     where such a model lacks some of them."""
-    plain = name
-    for word in ("phi-3", "phi3"):
-        place = plain.lower().find(word)
-        while place >= 0:
-            plain = f"{plain[:place]}phi 3{plain[place + len(word) :]}"
-            place = plain.lower().find(word)
+    plain = re.sub("phi-?3", "phi 3", name, flags=re.IGNORECASE)
     strips = words is not None and words.strips_after and set(_PHI3_MARKS) <= set(words.tokens)
     return f"{plain} (Phi-3)" if strips else plain
 

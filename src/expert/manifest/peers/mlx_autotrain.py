@@ -1,0 +1,51 @@
+"""Files of mlx-lm, and those of AutoTrain, whose settings are not read."""
+
+from __future__ import annotations
+
+from expert.manifest.migrate.migration import Migration, beside, take
+from expert.manifest.text.item import Item, shown
+
+_NAMES = {
+    "iters": "max_steps",
+    "steps_per_eval": "eval_steps",
+    "steps_per_report": "logging_steps",
+    "save_every": "save_steps",
+    "fine_tune_type": "adapter_type",
+    "grad_checkpoint": "gradient_checkpointing",
+}
+
+
+def read_mlx(work: Migration) -> None:
+    """mlx-lm counts in iterations, and gives an adapter a scale."""
+    if "iters" not in work.root:
+        return
+    for key, home in _NAMES.items():
+        if key in work.root:
+            work.place(work.root, home, work.root.pop(key), f"training.config.{home}")
+    # false there where nothing is said
+    work.root.setdefault("mask_prompt", Item(False, "mask_prompt", work.root["max_steps"].line))
+    layers = take(work.root, "num_layers")
+    if layers.value not in (None, -1):
+        what = f"the last {shown(layers.plain())} blocks; an adapter goes on every block here"
+        work.problem(layers, what, "write -1, which is all of them")
+    adapter = take(work.root, "lora_parameters").fields()
+    rank, scale = (adapter.get(name, Item(None)) for name in ("rank", "scale"))
+    if isinstance(rank.value, int) and isinstance(scale.value, int | float):
+        alpha = round(rank.value * scale.value)
+        work.root["lora_alpha"] = beside(scale, alpha)
+        work.read_as(scale, f"training.config.alpha: {alpha}: rank times the scale")
+    names = adapter.get("keys", Item(None))
+    if isinstance(names.value, list):
+        for name in names.value:
+            name.value = str(name.value).rpartition(".")[2]
+        work.place(work.root, "target_modules", names, "training.config.target_modules")
+    for key in ("rank", "dropout"):
+        if key in adapter:
+            work.place(work.root, key, adapter[key], f"training.config.{key}")
+
+
+def refuse_autotrain(work: Migration) -> None:
+    params = work.root.get("params", Item(None))
+    if params.fields() and str(work.root.get("task", Item(None)).value).startswith("llm"):
+        what = "settings of AutoTrain are not read"
+        work.problem(params, what, "write them at the top level; docs/COMING_FROM.md has the names")

@@ -1,0 +1,21 @@
+"""Names in the messages of a row: who speaks, what is reasoning, what is trained on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+ROLES: dict[str, Role] = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "bot", "model", "function_call"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "ipython"), "tool"),
+}
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Fields with the reasoning before an answer."""
+YES_OR_NO = ("train", "trainable", "train_on_turn", "loss")
+TRAINED = ("weight", "loss_weight", *YES_OR_NO)
+"""Fields that say whether an answer is trained on, as OpenAI, Axolotl and others have them."""
+TRAINED_IN_PARTS = "train_detail"
+"""Which characters of a message are trained on: such rows are refused."""
