@@ -80,7 +80,7 @@ def read_methods(work: Migration) -> None:
         if word in OTHER_METHODS:
             del work.root[key]
             work.seen.add("another method")
-            what = f"{word} is not built: only sft (supervised fine-tuning) is"
+            what = f"{word} is not supported: only sft (supervised fine-tuning) is"
             work.problem(item, what, "use rows with answers, and leave the key out")
         elif key == "rl" and item.value in (None, False):
             del work.root[key]
@@ -135,7 +135,7 @@ def _quant_type(work: Migration, _: Entries, item: Item) -> None:
     if item.value == "nf4":
         work.report("note", item, "quantization: int4 is NF4")
     elif item.value == "fp4":
-        what = "fp4 is not built: quantization: int4 is NF4, which is closer to the weights"
+        what = "fp4 is not supported: quantization: int4 is NF4, which is closer to the weights"
         work.problem(item, what, "write nf4, or leave it out")
     else:
         work.refuse(item, "nf4")
@@ -192,7 +192,7 @@ def _use_rslora(work: Migration, zone: Entries, item: Item) -> None:
         next((each[name].value for each in zones for name in aliases if name in each), None)
         for aliases in (("lora_r", "lora_rank", "r", "rank"), ("lora_alpha", "alpha"))
     )
-    what = "rank-stabilised scaling (alpha / √rank) is not built: the scale here is alpha / rank"
+    what = "rank-stabilised scaling (alpha / √rank) is not supported: the scale here is alpha / rank"
     fix = "remove it"
     if type(rank) is int and type(alpha) is int and rank > 0:
         fix = f"remove it and write alpha: {round(alpha * math.sqrt(rank))} for the same scale"
@@ -411,7 +411,7 @@ def _dtype(work: Migration, item: Item) -> None:
     for key, flag in flags.items():
         present = config.get(key)
         if present is not None and present.value not in (None, "auto", flag):
-            work.conflict(item, f"{present.path} contradicts it")
+            work.conflict(item, present)
             return
     config.update({key: beside(item, flag) for key, flag in flags.items()})
     text = ", ".join(f"{key}: {shown(flag)}" for key, flag in flags.items())
@@ -439,7 +439,7 @@ def _load_in(work: Migration, item: Item) -> None:
         silent = given is None or given.value in (None, "auto")
         asked = bits if item.value else "none"
         if given is not None and not silent and item.value is not (given.value == bits):
-            work.conflict(item, f"{given.path} says {shown(given.plain())}")
+            work.conflict(item, given)
         elif item.value or silent or (given is not None and given.value == "none"):
             entry.fields()["quantization"] = beside(item, asked)
             work.read_as(item, f"base_models[{number}].quantization: {asked}")
@@ -454,7 +454,7 @@ def _adam_beta(work: Migration, item: Item) -> None:
     if betas is not None and betas.path.endswith("betas"):
         given = betas.below(position)
         if given is None or given.plain() != item.plain():
-            work.conflict(item, f"{betas.path} says {shown(betas.plain())}")
+            work.conflict(item, betas)
         return
     if betas is None:
         betas = config["betas"] = Item([Item(0.9), Item(0.999)], item.path, item.line)
@@ -475,7 +475,7 @@ def _use_dora(work: Migration, item: Item) -> None:
         config["adapter_type"] = beside(item, "dora")
         work.read_as(item, "training.config.adapter_type: dora")
     elif item.value is not (word == "dora"):
-        work.conflict(item, f"{kind.path} says {shown(kind.plain())}")
+        work.conflict(item, kind)
 
 
 SPECIAL: dict[str, Callable[[Migration, Item], None]] = {

@@ -171,7 +171,7 @@ def _offloads(work: Migration, fields: Entries) -> None:
         device = given or fields.get(f"{key}_device", Item(None))
         word = str(device.value).lower()
         if word not in ("none", "null"):
-            more = "; nvme is not built" if word == "nvme" else ""
+            more = "; nvme is not supported" if word == "nvme" else ""
             work.supersede(device, f"{_OFFLOADED}{more}")
 
 
@@ -202,7 +202,7 @@ def _agree(
         zones[0][home] = item
         work.read_as(item, f"training.config.{home}: {shown(item.plain())}")
     elif given.plain() != item.plain():
-        work.conflict(item, f"{given.path} says {shown(given.plain())}")
+        work.conflict(item, given)
 
 
 def _unused(work: Migration, item: Item, details: Entries, fields: Entries) -> None:

@@ -147,7 +147,7 @@ refused: a base that is already quantised cannot be trained on
     > name the model it was made from, and quantization: int4
     gptq gptq_groupsize gptq_model_v1 gptq_disable_exllama quantization_device_map gptq_* awq_*
     hqq_* eetq_*
-refused: quantisation-aware training is not built
+refused: quantisation-aware training is not supported
     > remove it; export can quantise later
     qat
 warning: only text is trained
@@ -173,29 +173,29 @@ refused: the rows are named by training.dataset
 refused: an adapter goes on every block
     > remove it; target_modules chooses layers of a block
     layers_to_transform lora_layers_to_transform peft_layers_to_transform
-refused: block expansion is not built
+refused: block expansion is not supported
     > use adapter_type: lora or full
     use_llama_pro
-refused: LoRA+ is not built: all weights of an adapter have the same learning rate
+refused: LoRA+ is not supported: all weights of an adapter have the same learning rate
     loraplus_lr_ratio loraplus_lr_embedding
 refused unless false, true: adapters start from zero change (PEFT's default)
     loftq_config lora_init_lora_weights
 refused unless true: adapters start from zero change (PEFT's default)
     init_lora_weights
-refused: PiSSA is not built
+refused: PiSSA is not supported
     pissa_init pissa_*
 refused unless "none", false: biases are not trained with an adapter
     > write none
     bias lora_bias
 superseded unless false, "CAUSAL_LM", "LORA": decoders are trained
     task_type lora_task_type peft_type
-refused unless false, 0: NEFTune's noise is not built
+refused unless false, 0: NEFTune's noise is not supported
     neftune_noise_alpha neftune
-refused: label smoothing is not built
+refused: label smoothing is not supported
     label_smoothing_factor
 refused: the loss is the cross-entropy of the answer's tokens
     use_dft_loss use_eaft_loss use_asft_loss
-refused: that optimizer is not built
+refused: that optimizer is not supported
     > use optim: adamw_bnb_8bit for little memory, or adamw_torch_fused
     use_galore use_apollo use_badam use_adam_mini use_muon optim_target_modules galore_* apollo_*
     badam_* adam_mini_* muon_* lion_*
@@ -207,11 +207,11 @@ refused: the learning rate decays until the end of the run
     cosine_constant_lr_ratio
 refused: all weights have the same learning rate
     lr_groups embedding_lr embedding_lr_scale
-refused: ReLoRA is not built
+refused: ReLoRA is not supported
     relora_steps relora_warmup_steps relora relora_*
-refused: reward models are not built: only sft (supervised fine-tuning) is
+refused: reward models are not supported: only sft (supervised fine-tuning) is
     reward_model process_reward_model num_labels
-refused: it is not built
+refused: it is not supported
     mixture_of_depths use_mod moe_aux_loss_coef
 warning: rows are shuffled with the seed
     sample_packing_sequentially curriculum_sampling disable_shuffling
@@ -295,7 +295,7 @@ superseded: a token for the hub is read from HF_TOKEN or from where hf auth logi
     token
 superseded unless false, true, false: it has no effect here
     strict debug test_value
-warning: it belongs to preference training, which is not built
+warning: it belongs to preference training, which is not supported
     rl_* kto_* dpo_* orpo_* ppo_* grpo_* pref_* simpo_* reward_* center_rewards_* ref_model* trl_*
 """
 
