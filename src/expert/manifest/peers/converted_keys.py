@@ -192,7 +192,9 @@ def _use_rslora(work: Migration, zone: Entries, item: Item) -> None:
         next((each[name].value for each in zones for name in aliases if name in each), None)
         for aliases in (("lora_r", "lora_rank", "r", "rank"), ("lora_alpha", "alpha"))
     )
-    what = "rank-stabilised scaling (alpha / √rank) is not supported: the scale here is alpha / rank"
+    what = (
+        "rank-stabilised scaling (alpha / √rank) is not supported: the scale here is alpha / rank"
+    )
     fix = "remove it"
     if type(rank) is int and type(alpha) is int and rank > 0:
         fix = f"remove it and write alpha: {round(alpha * math.sqrt(rank))} for the same scale"
