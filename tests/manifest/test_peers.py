@@ -12,7 +12,7 @@ import pytest
 from expert.core.errors import ManifestError
 from expert.manifest.reader import ReadManifest, read_manifest
 from tests.each import each
-from tests.manifest.reading import MANIFESTS, error_of, notices_of, read
+from tests.manifest.reading import MANIFESTS, MINIMAL, error_of, notices_of, read
 from tests.wording import wording
 
 AXOLOTL = "base_model: tiny\nsequence_len: 512\nval_set_size: 0.1\nadapter: lora\n"
@@ -365,6 +365,12 @@ def test_a_data_set_class_of_torchtune_names_its_rows_or_is_refused():
     known = text.replace("instruct_dataset", "alpaca_dataset")
     assert read(known).manifest.training.dataset.path == "tatsu-lab/alpaca"
     assert wording("python-class-not") in error_of(text)
+
+
+def test_the_cycles_of_a_schedule_class_are_kept():
+    schedule = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, num_cycles: 2}"
+    config = read(f"{MINIMAL}lr_scheduler: {schedule}\n").manifest.training.config
+    assert (config.lr_scheduler, config.lr_scheduler_kwargs.num_cycles) == ("cosine", 2)
 
 
 def test_rows_lengths_and_batches_of_torchtune_are_those_of_its_sections():

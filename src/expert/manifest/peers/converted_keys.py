@@ -167,7 +167,7 @@ def _quant_storage(work: Migration, _: Entries, item: Item) -> None:
 
 def _half(work: Migration, zone: Entries, item: Item) -> None:
     """float16: true, bfloat16: true, pure_bf16: true."""
-    key = "fp16" if item.path.rpartition(".")[2] == "float16" else "bf16"
+    key = "fp16" if item.key == "float16" else "bf16"
     if item.value is True:
         other = zone.get(key)
         if other is not None and other.value is False:
@@ -204,7 +204,7 @@ def _use_rslora(work: Migration, zone: Entries, item: Item) -> None:
 def _min_rate(work: Migration, zone: Entries, item: Item) -> None:
     """`cosine_min_lr_ratio` of Axolotl is a share of the learning rate; `min_lr` the rate."""
     rate: object = item.value
-    if item.path.rpartition(".")[2] != "min_lr":
+    if item.key != "min_lr":
         peak = zone.get("learning_rate", Item(None)).value
         if isinstance(peak, bool) or not isinstance(peak, int | float):
             what = "a share of learning_rate, which is not given"

@@ -107,7 +107,7 @@ def _reshard(work: Migration, zone: Entries, item: Item) -> None:
 def _offload(work: Migration, zone: Entries, item: Item) -> None:
     if item.value is True:
         is_alone = "fsdp_config" not in item.path and "distributed" not in zone
-        if is_alone and item.path.rpartition(".")[2] == "fsdp_cpu_offload":
+        if is_alone and item.key == "fsdp_cpu_offload":
             _say(work, zone, "sharded", item)  # torchtune's only word for it
         work.supersede(item, _OFFLOADED)
     elif item.value is not False:
@@ -293,7 +293,7 @@ def _read_file(work: Migration, item: Item) -> Item:
         return _tree(found, item, named.name)
     stage = _STAGE_IN_A_NAME.search(named.stem)
     missing = f"there is no {item.value}"
-    if stage is None or not item.path.rpartition(".")[2].startswith("deepspeed"):
+    if stage is None or not item.key.startswith("deepspeed"):
         work.without_effect(item, f"{missing}; distributed: auto decides")
         return Item(None)
     work.report("note", item, f"{missing}: it is taken by its name, as ZeRO-{stage[1]}")

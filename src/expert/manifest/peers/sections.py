@@ -69,7 +69,10 @@ def _spread_object(
         if kind:
             zone.setdefault(home, beside(made, kind))
             work.read_as(made, f"training.config.{home}: {kind}")
-    fields.pop("num_cycles", None)
+    cycles = fields.pop("num_cycles", None)
+    if cycles is not None:
+        options = zone.setdefault("lr_scheduler_kwargs", beside(cycles, {}))
+        options.fields()["num_cycles"] = cycles
     _spread(work, zone, fields, names)
 
 
@@ -107,7 +110,7 @@ def read_python_lines(work: Migration) -> None:
         try:
             value = ast.literal_eval(line[2])
         except (ValueError, SyntaxError, RecursionError, MemoryError):
-            work.refuse(item, "a value", f"write {item.path.rpartition('.')[2]}: VALUE")
+            work.refuse(item, "a value", f"write {item.key}: VALUE")
             item.value = None
             continue
         item.value = _tree(value, item)

@@ -28,6 +28,11 @@ class Item:
     from_command_line: bool = False
     """From --set: trusted, unlike a downloaded file."""
 
+    @property
+    def key(self) -> str:
+        """The last key of the path."""
+        return self.path.removeprefix("--set ").rpartition(".")[2]
+
     def fields(self) -> dict[str, Item]:
         """The entries of a mapping; {} for other values."""
         return self.value if isinstance(self.value, dict) else {}
