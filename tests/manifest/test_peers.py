@@ -122,15 +122,24 @@ def test_columns_of_a_set_are_mapped(entry, part, column):
             "{path: a, message_property_mappings: {role: speaker, content: text}}",
             wording("role-message-in-key"),
         ),
-        ("{path: a, message_property_mappings: {tool_calls: calls}}", "tool_calls of a message is"),
-        ("{path: a, message_field_content: said}", "key 'said'  (call it content or value"),
+        (
+            "{path: a, message_property_mappings: {tool_calls: calls}}",
+            "'calls' is not a known message key",
+        ),
+        ("{path: a, message_field_content: said}", "for content  (rename it to content or value"),
         ("{path: a, roles: {user: [human, customer]}}", wording("customer-speaks-in-messages")),
         ("{path: a, roles: {assistant: [gpt, system]}}", wording("speaks-as-another")),
         ("{path: a, roles_to_train: [user, assistant]}", wording("trained-on-there-answers")),
         ("{path: a, roles_to_train: all}", wording("trained-on-there-answers")),
-        ("{path: a, message_field_training: learn}", "its key 'learn'  (call it weight or"),
-        ("{path: a, message_field_training_detail: parts}", "its key 'parts'  (call it train_"),
-        ("{path: a, field_thinking: hmm}", "its key 'hmm'  (call it reasoning_content or"),
+        (
+            "{path: a, message_field_training: learn}",
+            "'learn' is not a known message key for train",
+        ),
+        (
+            "{path: a, message_field_training_detail: parts}",
+            "for train_detail  (rename it to train_",
+        ),
+        ("{path: a, field_thinking: hmm}", "(rename it to reasoning_content or"),
     ],
 )
 def test_what_cannot_be_read_of_a_set_is_refused(entry, words):
