@@ -205,7 +205,7 @@ def _min_rate(work: Migration, zone: Entries, item: Item) -> None:
     if item.key != "min_lr":
         peak = zone.get("learning_rate", Item(None)).value
         if isinstance(peak, bool) or not isinstance(peak, int | float):
-            what = "a share of learning_rate, which is not set"
+            what = "a share of learning_rate, which is missing"
             work.problem(item, what, "add learning_rate")
             return
         rate = item.value * peak if isinstance(item.value, int | float) else None

@@ -130,7 +130,7 @@ def read_hub_parts(work: Migration) -> None:
         return
     if path is None or not isinstance(path.value, str):
         for item in parts.values():
-            work.problem(item, "needs dataset_name, which is not set", "add dataset_name")
+            work.problem(item, "needs dataset_name, which is missing", "add dataset_name")
         return
     config, test_split = parts.get("config"), parts.get("test_split")
     source = NamedDataset("rows", path, path, parts.get("train_split"), config).source

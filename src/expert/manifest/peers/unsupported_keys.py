@@ -97,7 +97,7 @@ superseded: TensorBoard files are in the run folder, and expert report draws the
 superseded: trackers read accounts, keys and addresses from the environment: WANDB_ENTITY,
     | WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_SPACE_ID
     wandb_entity wandb_mode wandb_api_key mlflow_tracking_uri trackio_space_id
-superseded: trackers get the plan, the curves and the path of the result; nothing is uploaded
+superseded: trackers get the plan, the curves and the result's path; nothing is uploaded
     hf_mlflow_log_artifacts wandb_* mlflow_* trackio_*
 superseded unless false, true: tokens per second and memory are always in events.jsonl
     log_peak_memory_stats include_tokens_per_second include_num_input_tokens_seen
