@@ -376,6 +376,12 @@ def test_a_data_set_class_of_torchtune_names_its_rows_or_is_refused():
     assert wording("python-class-not") in error_of(text)
 
 
+@each("rate", ["lr: 1e-3", "training: {config: {learning_rate: 1e-3}}"])
+def test_a_lowest_rate_is_a_share_of_the_learning_rate_under_any_name(rate):
+    config = read(f"{MINIMAL}{rate}\ncosine_min_lr_ratio: 0.5\n").manifest.training.config
+    assert config.lr_scheduler_kwargs.min_lr == 5e-4
+
+
 def test_the_cycles_of_a_schedule_class_are_kept():
     schedule = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, num_cycles: 2}"
     config = read(f"{MINIMAL}lr_scheduler: {schedule}\n").manifest.training.config

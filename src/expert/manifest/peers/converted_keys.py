@@ -199,11 +199,12 @@ def _use_rslora(work: Migration, zone: Entries, item: Item) -> None:
     work.problem(item, what, fix)
 
 
-def _min_rate(work: Migration, zone: Entries, item: Item) -> None:
+def _min_rate(work: Migration, item: Item) -> None:
     """Convert Axolotl's `cosine_min_lr_ratio`, a share of the learning rate, and `min_lr`."""
+    config = work.section("training", "config")
     rate: object = item.value
     if item.key != "min_lr":
-        peak = zone.get("learning_rate", Item(None)).value
+        peak = config.get("learning_rate", Item(None)).value
         if isinstance(peak, bool) or not isinstance(peak, int | float):
             what = "a share of learning_rate, which is missing"
             work.problem(item, what, "add learning_rate")
@@ -212,7 +213,7 @@ def _min_rate(work: Migration, zone: Entries, item: Item) -> None:
     if isinstance(rate, bool) or not isinstance(rate, int | float):
         work.refuse(item, "a number")
         return
-    options = zone.setdefault("lr_scheduler_kwargs", Item({}, item.path, item.line))
+    options = config.setdefault("lr_scheduler_kwargs", Item({}, item.path, item.line))
     options.fields()["min_lr"] = Item(rate, item.path, item.line)
     work.read_as(item, f"training.config.lr_scheduler_kwargs.min_lr: {rate:g}")
 
@@ -359,7 +360,9 @@ CONVERTED: dict[str, Callable[[Migration, Entries, Item], None]] = {
     "use_gradient_checkpointing": Values(
         "gradient_checkpointing", _CHECKPOINTING, 'true, false or "unsloth"'
     ),
-    **_all("cosine_min_lr_ratio min_lr", _min_rate),
+    **_all(
+        "cosine_min_lr_ratio min_lr", lambda work, _, item: work.later.append((_min_rate, item))
+    ),
     "excess_length_strategy": _overlong,
     "validation_split_percentage": _percentage,
     **_all(
