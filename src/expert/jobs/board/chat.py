@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from expert.core.files import open_regular
 from expert.core.rundir import RunFolder
 from expert.core.text import duration
 from expert.jobs.board.actions import TAIL_BYTES, NotDone, environment
@@ -64,7 +65,7 @@ class Child:
     def output(self) -> str:
         """The beginning of what it wrote, where its address is."""
         try:
-            with self._log.open("rb") as log:
+            with open_regular(self._log) as log:
                 return log.read(TAIL_BYTES).decode("utf-8", "replace")
         except OSError:  # it has ended
             return self._last_output
