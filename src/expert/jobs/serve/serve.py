@@ -160,8 +160,8 @@ def _token(given: str, host: str) -> tuple[str, str]:
         return given, ""
     if given and len(given) < SHORTEST_TOKEN:
         raise CannotServe(
-            f"{TOKEN}: a token for other machines needs {SHORTEST_TOKEN} characters or more  (leave "
-            "it out to generate one)"
+            f"{TOKEN}: a token for other machines needs at least {SHORTEST_TOKEN} characters  "
+            "(leave it out to generate one)"
         )
     made = "" if given else secrets.token_urlsafe(24)
     return given or made, made
