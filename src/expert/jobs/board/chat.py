@@ -175,10 +175,10 @@ class Chat:
             yield _problem("The expert was unloaded, or its process ended.")
 
 
-def question_in(given: Mapping[str, Any]) -> dict[str, Any]:
+def question_in(body: Mapping[str, Any]) -> dict[str, Any]:
     """A request for `expert serve`, which checks the remaining fields."""
-    messages = given.get("messages")
-    if given.get("model") not in NAMES:
+    messages = body.get("messages")
+    if body.get("model") not in NAMES:
         raise Refused(400, "model: expected expert or base")
     if not isinstance(messages, list) or not 0 < len(messages) <= MOST_MESSAGES:
         raise Refused(400, f"messages: expected 1 to {MOST_MESSAGES} of them")
@@ -186,9 +186,9 @@ def question_in(given: Mapping[str, Any]) -> dict[str, Any]:
         is_turn = isinstance(message, dict) and set(message) == {"role", "content"}
         if not is_turn or message["role"] not in ("user", "assistant"):
             raise Refused(400, "messages: expected turns of user and assistant")
-    settings = {key: given[key] for key in SETTINGS if given.get(key) is not None}
+    settings = {key: body[key] for key in SETTINGS if body.get(key) is not None}
     return {
-        "model": given["model"],
+        "model": body["model"],
         "messages": messages,
         "stream": True,
         "stream_options": {"include_usage": True},

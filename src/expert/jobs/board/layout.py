@@ -54,8 +54,8 @@ def plain_page(title: str, text: str, field: str) -> str:
     """A page for refused requests, without navigation and scripts; `field`: an input to show."""
     form = None
     if field:
-        given = tag("input", name=field, type="password", aria_label=field, autocomplete="off")
-        form = tag("form", given, tag("button", "Open"), method="get", action="/", class_="row")
+        entry = tag("input", name=field, type="password", aria_label=field, autocomplete="off")
+        form = tag("form", entry, tag("button", "Open"), method="get", action="/", class_="row")
     inside = tag("main", tag("h1", title), tag("p", text), form, class_="alone")
     return _document(title, tag("body", inside))
 

@@ -84,8 +84,8 @@ def make_expert(rows: Path, root: Path, name: str, model: str) -> Path:
     if not _NAME.fullmatch(name) or not _MODEL.fullmatch(model) or ".." in model:
         raise NotDone("name: letters, digits, dots and dashes; model: a name or a hub id")
     words = ["new", name, "--from", str(rows), "--model", model, "--output", str(root)]
-    code, out, said = run_command(words)
+    code, out, errors = run_command(words)
     manifest = root / name / "manifest.json"
     if code != 0 or not manifest.is_file():
-        raise NotDone("\n".join(output_lines(said or out)[:30]))
+        raise NotDone("\n".join(output_lines(errors or out)[:30]))
     return manifest

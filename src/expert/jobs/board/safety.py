@@ -131,8 +131,8 @@ class Guard:
 
     def _is_known(self, cookies: str) -> bool:
         pairs = (pair.strip().partition("=") for pair in cookies.split(";"))
-        given = [value for name, _, value in pairs if name == COOKIE]
-        return any(hmac.compare_digest(value.encode(), self.cookie.encode()) for value in given)
+        values = [value for name, _, value in pairs if name == COOKIE]
+        return any(hmac.compare_digest(value.encode(), self.cookie.encode()) for value in values)
 
     def _set_cookie(self) -> list[tuple[bytes, bytes]]:
         text = f"{COOKIE}={self.cookie}; HttpOnly; SameSite=Strict; Path=/"
@@ -175,10 +175,10 @@ def _limited(scope: Scope, headers: dict[str, str], receive: Receive) -> Receive
 def _with_headers(send: Send) -> Send:
     async def sender(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            given = {key.lower() for key, _ in message["headers"]}
-            more = [(key.encode(), value.encode()) for key, value in HEADERS.items()]
-            kept = [pair for pair in more if pair[0] not in given]
-            message = {**message, "headers": [*message["headers"], *kept]}
+            present = {key.lower() for key, _ in message["headers"]}
+            ours = [(key.encode(), value.encode()) for key, value in HEADERS.items()]
+            missing = [pair for pair in ours if pair[0] not in present]
+            message = {**message, "headers": [*message["headers"], *missing]}
         await send(message)
 
     return sender

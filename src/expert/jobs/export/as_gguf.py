@@ -27,7 +27,13 @@ from expert.jobs.export.gguf_file.file import (
     write_model,
 )
 from expert.jobs.export.gguf_file.vocabulary import Vocabulary, vocabulary
-from expert.jobs.export.modelfile import MODELFILE, context_length, modelfile
+from expert.jobs.export.modelfile import (
+    BASE_FILE,
+    MODELFILE,
+    base_file,
+    context_length,
+    modelfile,
+)
 from expert.jobs.export.quality import Quality, QualityCheck
 from expert.jobs.sample.decoding import end_tokens, settle_decoding
 from expert.manifest.schema.kinds import ADAPTERS
@@ -42,8 +48,6 @@ if TYPE_CHECKING:
     from expert.jobs.validate.held_out import Run
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.load import Trained
-
-_BASE = "base-f16.gguf"
 
 
 def settle_gguf(plan: RunPlan, gguf: str | None, *, adapter: bool, dtype: str | None) -> Kind:
@@ -133,10 +137,10 @@ def write_lora(order: Order, trained: Trained, save: Callable[[Path], None]) -> 
         path = order.target / file
         changed = write_adapter(path, Path(place), config, family, order.about)
     base = model.unload()
-    is_built_in = order.run.plan.model.place == "built-in"
-    if is_built_in:
-        own = replace(order.about, name=order.run.plan.model.name)
-        write_model(order.target / _BASE, base, family, words, "f16", own)
+    base_plan = order.run.plan.model
+    if base_plan.place == "built-in":
+        about = replace(order.about, name=base_plan.name)
+        write_model(order.target / BASE_FILE, base, family, words, "f16", about)
     reader = gguf.GGUFReader(path)
     factors = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
     alpha = float(reader.fields["adapter.lora.alpha"].contents())
@@ -148,7 +152,7 @@ def write_lora(order: Order, trained: Trained, save: Callable[[Path], None]) -> 
                 weight = base.state_dict()[stored.source]
                 weight += (alpha / a.shape[0] * (b @ a)).to(weight)
     difference = compare(order.logits, [logits_of(base, ids) for ids in order.ids])
-    note = _write_modelfile(order, trained, _BASE if is_built_in else "BASE.gguf", adapter=file)
+    note = _write_modelfile(order, trained, base_file(base_plan), adapter=file)
     return Written(
         file=file,
         difference=difference,

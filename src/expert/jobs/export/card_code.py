@@ -95,8 +95,8 @@ def _model(plan: RunPlan, source: str, *, quantised: str, adapter: bool) -> list
     call = f"model = AutoModelForCausalLM.from_pretrained({source}, dtype=dtype"
     lines = ["tokenizer = AutoTokenizer.from_pretrained(folder)"]
     if quantised:
-        lines += [f"eight_or_four_bits = BitsAndBytesConfig({quantised})"]
-        lines += [f"{call}, quantization_config=eight_or_four_bits, device_map=device)"]
+        lines += [f"quantization = BitsAndBytesConfig({quantised})"]
+        lines += [f"{call}, quantization_config=quantization, device_map=device)"]
     else:
         lines += [f"{call}).to(device)"]
     if adapter:
@@ -141,28 +141,28 @@ def _answer(asking: Asking, plan: RunPlan, prompts: list[str]) -> list[str]:
     lines = ["settings = GenerationConfig.from_pretrained(folder)"]
     if prompts:
         lines += [
-            "words = model.get_input_embeddings()(tokens)",
+            "embedded = model.get_input_embeddings()(tokens)",
             f"files = [{', '.join(prompts)}]",
             'rows = torch.cat([load_file(file)["prompt_embeddings"] for file in files])',
-            "given = torch.cat([rows[None].to(words), words], dim=1)",
-            "seen = torch.ones(given.shape[:2], dtype=torch.long, device=device)",
-            "said = model.generate(",
-            "    inputs_embeds=given, attention_mask=seen, generation_config=settings",
+            "inputs = torch.cat([rows[None].to(embedded), embedded], dim=1)",
+            "mask = torch.ones(inputs.shape[:2], dtype=torch.long, device=device)",
+            "output = model.generate(",
+            "    inputs_embeds=inputs, attention_mask=mask, generation_config=settings",
             ")[0]",
         ]
     else:
         lines += [
-            "said = model.generate(",
+            "output = model.generate(",
             "    input_ids=tokens, attention_mask=torch.ones_like(tokens), "
             "generation_config=settings",
             ")[0, tokens.shape[1] :]",
         ]
     if not asking.stops:
-        lines += ["answer = tokenizer.decode(said, skip_special_tokens=True)"]
+        lines += ["answer = tokenizer.decode(output, skip_special_tokens=True)"]
     else:
         lines += [
-            "said = [token for token in said.tolist() if token not in settings.eos_token_id]",
-            "answer = tokenizer.decode(said)",
+            "output = [token for token in output.tolist() if token not in settings.eos_token_id]",
+            "answer = tokenizer.decode(output)",
             f"for stop in [{', '.join(map(_literal, asking.stops))}]:",
             "    answer = answer.partition(stop)[0]",
         ]
@@ -179,10 +179,10 @@ def _characters() -> list[str]:
         f'model, characters = load_char_gpt(Path("{FOLDER}"))',
         "model.eval()",
         "text = characters[0]",
-        "tokens = torch.tensor([[characters.index(letter) for letter in text]])",
+        "tokens = torch.tensor([[characters.index(character) for character in text]])",
         "seed = torch.Generator().manual_seed(0)",
-        "said = model.generate(tokens, 200, 0.8, None, seed)  # temperature, top k",
-        'print("".join(characters[number] for number in said[0].tolist()))',
+        "output = model.generate(tokens, 200, 0.8, None, seed)  # length, temperature, top k",
+        'print("".join(characters[number] for number in output[0].tolist()))',
     ]
 
 

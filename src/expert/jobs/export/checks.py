@@ -36,23 +36,23 @@ def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str
     if found.outdated:
         return f"{file} {found.outdated}  (expert validate --expert {folder.path})"
     if found.passed is False:
-        said = f"{file}: the quality gate failed: {found.reasons}"
+        warning = f"{file}: the quality gate failed: {found.reasons}"
         if not allow_failed:
             raise CannotExport(
-                f"{said}  (train longer, validate another checkpoint with expert validate "
+                f"{warning}  (train longer, validate another checkpoint with expert validate "
                 "--checkpoint, or export it anyway with --allow-failed)"
             )
-        return said
+        return warning
     if found.is_too_small:
-        said = f"{file}: the quality gate passed on only {found.cases} of {found.of} cases"
+        warning = f"{file}: the quality gate passed on only {found.cases} of {found.of} cases"
         if found.rows != found.cases:
-            said += f", from {counted(found.rows or 0, 'row')}"
+            warning += f", from {counted(found.rows or 0, 'row')}"
         if not allow_failed:
             raise CannotExport(
-                f"{said}  (validate them all with expert validate --expert {folder.path}, or "
+                f"{warning}  (validate them all with expert validate --expert {folder.path}, or "
                 "export it anyway with --allow-failed)"
             )
-        return said
+        return warning
     judged = found.checkpoint
     if judged and judged != choice.name:
         done = "passed the quality gate" if found.passed else "was validated"

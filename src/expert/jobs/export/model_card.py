@@ -14,6 +14,7 @@ from expert.core.text import counted, in_markdown, loss, visible
 from expert.core.version import __version__
 from expert.jobs.export.card_code import loading_code
 from expert.jobs.export.engines import Engine, engines, gguf_commands
+from expert.jobs.export.modelfile import base_file
 from expert.jobs.export.portable_base import PortableBase, portable_base
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
@@ -75,16 +76,15 @@ def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
 def _usage(plan: RunPlan, done: Exported, base: PortableBase, known: Known) -> list[str]:
     name = folder_name(plan.expert)
     if done.gguf:
-        built_in = plan.model.place == "built-in"
         commands = gguf_commands(
             done.file,
             name,
             plain=known.asking is not None and known.asking.plain,
             lora=done.gguf == "lora",
-            base="base-f16.gguf" if built_in else "BASE.gguf",
+            base=base_file(plan.model),
         )
         parts = ["In this folder:\n", _commands(commands)]
-        if done.gguf == "lora" and not built_in:
+        if done.gguf == "lora" and plan.model.place != "built-in":
             parts.append(
                 f"`BASE.gguf` is {in_markdown(base.name)} as a GGUF file, whose tokenizer and chat "
                 "template are used; set it in `Modelfile`, too.\n"

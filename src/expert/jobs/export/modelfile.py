@@ -12,9 +12,16 @@ if TYPE_CHECKING:
 
     from expert.data.template.templates import Template
     from expert.jobs.sample.decoding import DecodingSettings
+    from expert.planning.run_plan import ModelPlan
 
 MODELFILE = "Modelfile"
+BASE_FILE = "base-f16.gguf"
 _SMALLEST_CONTEXT = 2048
+
+
+def base_file(model: ModelPlan) -> str:
+    """The GGUF file of an adapter's base: written if the base is built in, else a placeholder."""
+    return BASE_FILE if model.place == "built-in" else "BASE.gguf"
 
 
 def context_length(trained: int, of_model: int, window: int | None) -> int:

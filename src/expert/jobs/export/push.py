@@ -147,10 +147,10 @@ def push(
             _tried(
                 lambda: api.create_repo(repository, private=not public, exist_ok=True), tell=tell
             )
-            there = _tried(lambda: api.model_info(repository), tell=tell)
-        if bool(there.private) is public:
+            info = _tried(lambda: api.model_info(repository), tell=tell)
+        if bool(info.private) is public:
             raise CannotPush(_visibility(repository, is_public=not public))
-        known = {each.rfilename for each in there.siblings or ()}
+        known = {file.rfilename for file in info.siblings or ()}
         url = _upload(api, folder, repository, files, tell)
     except Interrupted as end:
         end.left = f"nothing was pushed; expert export {folder} --push {repository} continues"
@@ -242,12 +242,12 @@ def _worded(error: BaseException, repository: str) -> ExpertError | None:
     from huggingface_hub import constants
 
     again = "  (repeat the command: what was uploaded is not sent again)"
-    found: BaseException | None = error
-    while found is not None:  # the client wraps errors of an upload
-        response: Any = getattr(found, "response", None)
+    cause: BaseException | None = error
+    while cause is not None:  # the client wraps errors of an upload
+        response: Any = getattr(cause, "response", None)
         code = getattr(response, "status_code", None)
-        said = redacted(str(getattr(found, "server_message", "") or ""))[:_LONGEST_WORDS]
-        said = f": {said}" if said else ""
+        reason = redacted(str(getattr(cause, "server_message", "") or ""))[:_LONGEST_WORDS]
+        reason = f": {reason}" if reason else ""
         if code == 401:
             return CannotPush(
                 "the hub does not accept the token (401)  (set HF_TOKEN to a valid one, or run hf "
@@ -255,8 +255,8 @@ def _worded(error: BaseException, repository: str) -> ExpertError | None:
             )
         if code == 403:
             return CannotPush(
-                f"{repository}: the token may not write there (403){said}  (give it write access, "
-                "or name a repository of yours)"
+                f"{repository}: the token may not write there (403){reason}  (give it write "
+                "access, or name a repository of yours)"
             )
         if code == 404:
             return CannotPush(
@@ -264,15 +264,15 @@ def _worded(error: BaseException, repository: str) -> ExpertError | None:
                 "may not see it (404)"
             )
         if code in (409, 412):
-            return HubUnavailable(f"{repository}: has changed meanwhile ({code}){said}{again}")
+            return HubUnavailable(f"{repository}: has changed meanwhile ({code}){reason}{again}")
         if code == 429 or (code is not None and code >= 500):
-            return HubUnavailable(f"the hub is unavailable ({code}){said}{again}")
+            return HubUnavailable(f"the hub is unavailable ({code}){reason}{again}")
         if code is not None:
-            return CannotPush(f"{repository}: the hub refused the push ({code}){said}")
-        if isinstance(found, httpx.TransportError | ConnectionError | TimeoutError):
-            why = redacted(str(found))[:_LONGEST_WORDS] or type(found).__name__
+            return CannotPush(f"{repository}: the hub refused the push ({code}){reason}")
+        if isinstance(cause, httpx.TransportError | ConnectionError | TimeoutError):
+            why = redacted(str(cause))[:_LONGEST_WORDS] or type(cause).__name__
             return HubUnavailable(f"{constants.ENDPOINT} cannot be reached: {why}{again}")
-        found = found.__cause__
+        cause = cause.__cause__
     why = redacted(f"{type(error).__name__}: {error}")[:_LONGEST_WORDS]
     if isinstance(error, ValueError):  # such as a model card with invalid YAML
         return CannotPush(f"{repository}: the hub client refused the push: {why}")

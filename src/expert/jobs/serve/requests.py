@@ -177,18 +177,18 @@ def text_request(body: Mapping[str, Any]) -> TextRequest:
 
 
 def _checked(kind: type[Request], body: Mapping[str, Any]) -> Request:
-    given = {k: v for k, v in body.items() if v is not None and k not in IGNORED}
+    fields = {k: v for k, v in body.items() if v is not None and k not in IGNORED}
     problems: list[tuple[str, str]] = []
     for name, (allowed, why) in ONLY.items():
-        if name in given and given[name] not in allowed:
+        if name in fields and fields[name] not in allowed:
             values = " or ".join(json.dumps(value) for value in allowed)
             only = f"only {values} is supported" if values else "is not supported"
             problems.append((name, f"{only}: {why}"))
-            del given[name]
-        elif name in given and name not in kind.model_fields:
-            del given[name]
+            del fields[name]
+        elif name in fields and name not in kind.model_fields:
+            del fields[name]
     try:
-        found = kind.model_validate(given)
+        request = kind.model_validate(fields)
     except ValidationError as error:
         for fault in error.errors(include_url=False, include_input=False):
             where = ".".join(map(str, fault["loc"]))
@@ -197,7 +197,7 @@ def _checked(kind: type[Request], body: Mapping[str, Any]) -> Request:
     if problems:
         text = "; ".join(f"{visible(name, keep='')[:100]}: {what}" for name, what in problems[:10])
         raise BadRequest(text, visible(problems[0][0], keep="")[:100])
-    return found
+    return request
 
 
 def _turns(messages: list[dict[str, Any]]) -> tuple[Turn, ...]:

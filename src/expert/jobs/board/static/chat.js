@@ -82,11 +82,11 @@ async function ask(name, settings, signal) {
 }
 
 function settingsIn() {
-  const given = {};
+  const settings = {};
   for (const name of ["temperature", "max_tokens", "seed"]) {
-    if (form.elements[name].value !== "") given[name] = Number(form.elements[name].value);
+    if (form.elements[name].value !== "") settings[name] = Number(form.elements[name].value);
   }
-  return given;
+  return settings;
 }
 
 async function say() {
