@@ -122,7 +122,7 @@ class Jobs:
         with self._lock:
             running = [job for job in self._known.values() if job.is_running]
             if len(running) >= MOST_AT_ONCE:
-                raise NotDone(f"{len(running)} commands are running  (wait for one, or stop one)")
+                raise NotDone(f"{len(running)} commands are running already  (stop one, or wait)")
             if any(job.subject == subject and job.what == what for job in running):
                 raise NotDone(f"expert {what} of {about} is running already")
             folder = root / FOLDER
