@@ -186,7 +186,7 @@ def _job_view(request: Request) -> Opening:
     board = board_of(request)
     job = board.jobs.get(request.path_params["id"])
     if job is None:
-        raise Refused(404, "There is no such command.")
+        raise Refused(404, "The board has no record of this command.")
     return f"job {job.id}", partial(JobView, job, board.places, read_only=board.read_only)
 
 
@@ -300,6 +300,6 @@ async def _stop_job(request: Request) -> Response:
     job = board_of(request).jobs.get(request.path_params["id"])
     await body_of(request)
     if job is None:
-        raise Refused(404, "There is no such command.")
+        raise Refused(404, "The board has no record of this command.")
     await run_in_threadpool(interrupt, job.holder)
     return JSONResponse({"done": "Stopping."})

@@ -179,7 +179,7 @@ def _characters() -> list[str]:
         f'model, characters = load_char_gpt(Path("{FOLDER}"))',
         "model.eval()",
         "text = characters[0]",
-        "tokens = torch.tensor([[characters.index(character) for character in text]])",
+        "tokens = torch.tensor([[characters.index(letter) for letter in text]])",
         "seed = torch.Generator().manual_seed(0)",
         "output = model.generate(tokens, 200, 0.8, None, seed)  # length, temperature, top k",
         'print("".join(characters[number] for number in output[0].tolist()))',
