@@ -120,8 +120,8 @@ def load_exported(
     if plan.adapter.type == "none":
         return base.eval()
     peft: Any = importlib.import_module("peft")
-    dtype = {"autocast_adapter_dtype": False} if keeps_adapter_dtype(plan) else {}
-    return peft.PeftModel.from_pretrained(base, folder, **dtype).eval()
+    options = {"autocast_adapter_dtype": False} if keeps_adapter_dtype(plan) else {}
+    return peft.PeftModel.from_pretrained(base, folder, **options).eval()
 
 
 def _load_base(folder: Path, plan: RunPlan, device: torch.device) -> Any:
